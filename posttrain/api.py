@@ -32,10 +32,10 @@ from posttrain import generate as generation
 from posttrain import main, schema, types
 from posttrain.checkpoints import policies
 from posttrain.config import checks, python_options
-from posttrain.config import load as config_lib
+from posttrain import config
 from posttrain.decode import requests
 from posttrain.evaluation import comparison
-from posttrain.util import callables, foreign, hub
+from posttrain.util import foreign, hub, imports
 
 Options = python_options.Options
 Rewards = python_options.Rewards
@@ -93,7 +93,7 @@ def import_path(value: Callable[..., Any]) -> str:
   Raises:
     ValueError: the object cannot be called, or has no name.
   """
-  return callables.path(value)
+  return imports.path(value)
 
 
 def train(
@@ -135,7 +135,7 @@ def train(
   if functions := python_options.named(rewards):
     run = python_options.with_rewards(run, functions, {})
     checks.check(run)
-  hub.check_commits(config_lib.to_dict(run), workdir)
+  hub.check_commits(config.to_dict(run), workdir)
   final = main.train(run, workdir, time_limit)
   assert final is not None, 'this process is the only one'
   return final

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from posttrain.config import hints
-from posttrain.config import load as config
+from posttrain import config
 from posttrain.evaluation import comparison
 from posttrain.metrics import writers
 from posttrain.util import flags as flags_lib

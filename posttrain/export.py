@@ -41,11 +41,7 @@ class Flags:
   """The command line."""
 
   checkpoint: str = flags_lib.checkpoint()
-  folder: str = flags_lib.required(
-    'DIR',
-    'The output; a new or empty folder.',
-    also=('output_dir', 'output', 'out', 'save_dir', 'save_directory'),
-  )
+  folder: str = flags_lib.required('DIR', 'The output; a new or empty folder.')
   format: str = flags_lib.flag(
     'hf', 'A HuggingFace directory, or a PEFT adapter.', choices=FORMATS
   )

@@ -40,7 +40,7 @@ class Flags:
 
   checkpoint: str = flags_lib.checkpoint()
   prompt: str | None = flags_lib.flag(
-    None, "The user's message; it needs a tokenizer.", empty=True
+    None, "The user's message; it needs a tokenizer."
   )
   prompt_ids: tuple[int, ...] | None = flags_lib.flag(
     None, 'Token ids to continue, in place of --prompt; as they are.'
@@ -50,7 +50,6 @@ class Flags:
     'Longest answer, in tokens.',
     if_absent="the stage's eval.max_tokens, or 256",
     least=1,
-    also=('max_new_tokens', 'max_length', 'max_completion_length'),
   )
   temperature: float = flags_lib.flag(
     0.0, 'Sampling temperature; 0 takes the most likely token.', least=0

@@ -29,7 +29,7 @@ from typing import Any, TextIO
 
 from posttrain import processes, schema
 from posttrain.config import checks, hints, trust
-from posttrain.config import load as config
+from posttrain import config
 from posttrain.metrics import display, trackers
 from posttrain.util import (
   cluster,

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain import schema
-from posttrain.config import load as config
+from posttrain import config
 from posttrain.util import flags as flags_lib
 
 
@@ -41,7 +41,6 @@ class Flags:
     None,
     "GSM8K's example_model_solutions.jsonl, in place of --checkpoint.",
     value='FILE',
-    only_with=('output',),
   )
   config: str | None = flags_lib.flag(
     None,

@@ -35,7 +35,7 @@ import numpy as np
 
 from posttrain import compilation, schema, sharding, types
 from posttrain import main as main_lib
-from posttrain.config import load as config
+from posttrain import config
 from posttrain.metrics import writers
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import references as refs

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from experiments.launch import options as options_lib
 from posttrain.config import hints
-from posttrain.config import load as config
+from posttrain import config
 from posttrain.util import flags
 
 Flags = options_lib.Options

@@ -6,6 +6,7 @@ an error of the storage service is raised as it is.
 """
 
 import json
+import logging
 import os
 import stat
 import warnings
@@ -19,9 +20,14 @@ from etils import epath
 
 from posttrain import processes, sharding, tree
 from posttrain.checkpoints import damage, step_folders
-from posttrain.util import foreign, logs
+from posttrain.util import foreign
 
-logs.quiet('orbax')  # it logs what it saves and reads, through absl
+# Orbax logs what it saves and reads, through absl.
+logging.getLogger('absl').addFilter(
+  lambda record: (
+    record.levelno >= logging.ERROR or '/orbax/' not in record.pathname
+  )
+)
 
 State = Any  # a pytree of arrays
 Host = dict[str, Any]

@@ -3,14 +3,15 @@
 1. `literal(text, path)` reads the text of an override.
 2. `to_type(value, kind, path)` returns a value as an annotation declares it: a
    dataclass of the schema for a node (the one that its `type` names, if there
-   are several), a plain value for anything else.
+   are several), a plain value for anything else. A path (`schema.base.File`,
+   `Folder`, `Compiled`) becomes absolute, so that config.json names the same
+   file from any folder.
 
 An error is one line with the dotted key, the requirement and the value.
 """
 
 import ast
 import dataclasses
-import json
 import os
 import types
 import typing
@@ -20,9 +21,9 @@ from typing import Any
 from ml_collections import config_dict
 
 from posttrain import schema
-from posttrain.config.aliases import values
+from posttrain.config import names
 from posttrain.models import hf_config
-from posttrain.util import foreign, hub, json_files
+from posttrain.util import errors, hub, json_files
 
 # Type of an option -> how a value is written.
 _EXAMPLES = {
@@ -33,42 +34,18 @@ _EXAMPLES = {
 }
 
 
-class UnknownKey(Exception):
-  """A node has a key that its class lacks: its path, the key, known keys."""
-
-
 def literal(text: str, key: str) -> Any:
   """Returns an override's value: JSON, a Python literal, or the text itself."""
   try:
     return json_files.parse(text, key)
   except ValueError as error:
     problem = error
-    if _is_json(text):  # beyond the limits
-      raise
   try:
     return ast.literal_eval(text)
   except (ValueError, SyntaxError, RecursionError, MemoryError):
     if text.lstrip().startswith(('{', '[')):
       raise problem from None
     return text
-
-
-def _is_json(text: str) -> bool:
-  try:
-    json.loads(text)
-  except (ValueError, RecursionError):
-    return False
-  return True
-
-
-def as_node(value: dict[str, Any], path: str) -> config_dict.ConfigDict:
-  """Returns a JSON object as a node."""
-  try:
-    return config_dict.ConfigDict(value)
-  except ValueError as error:  # a dot, which separates the keys of nodes
-    raise ValueError(
-      f'{path} must have keys without dots: got {foreign.quote(value)}'
-    ) from error
 
 
 def with_defaults(value: Any, kind: Any, keys: Sequence[str]) -> Any:
@@ -86,7 +63,7 @@ def with_defaults(value: Any, kind: Any, keys: Sequence[str]) -> Any:
   for key in keys:
     kind = _child(kind, key)
   name = value.get('type') if isinstance(value, dict) else value
-  options = typing.get_args(kind)
+  options = _options(kind)
   if isinstance(value, str) and str in options:  # another name, as of a stage
     return value
   for option in options:
@@ -96,10 +73,18 @@ def with_defaults(value: Any, kind: Any, keys: Sequence[str]) -> Any:
   return value
 
 
+def _options(kind: Any) -> tuple[Any, ...]:
+  """Returns the types of a union, without annotations; or the one type."""
+  if typing.get_origin(kind) is typing.Annotated:
+    kind = typing.get_args(kind)[0]
+  if typing.get_origin(kind) in (types.UnionType, typing.Union):
+    return tuple(x for y in typing.get_args(kind) for x in _options(y))
+  return (kind,)
+
+
 def _child(kind: Any, key: str) -> Any:
   """Returns the annotation of a key below one, None if there is none."""
-  union = isinstance(kind, types.UnionType)
-  for option in typing.get_args(kind) if union else (kind,):
+  for option in _options(kind):
     if typing.get_origin(option) is dict:
       return typing.get_args(option)[1]
     if dataclasses.is_dataclass(option):
@@ -133,11 +118,10 @@ def to_type(value: Any, kind: Any, path: str) -> Any:
     path: dotted key of the value, for errors.
 
   Raises:
-    ValueError: the value is of another type.
-    UnknownKey: a node has a key that its class lacks.
+    ValueError: the value is of another type, or a node has an unknown key.
   """
-  union = isinstance(kind, types.UnionType)
-  kinds = typing.get_args(kind) if union else (kind,)
+  (reach,) = getattr(kind, '__metadata__', ('',))[:1]
+  kinds = _options(kind)
   if type(None) in kinds and value is None:
     return None
   kinds = tuple(k for k in kinds if k is not type(None))
@@ -154,23 +138,44 @@ def to_type(value: Any, kind: Any, path: str) -> Any:
     return _node(value, kind, path)
   containers = {dict: _dict, tuple: _tuple}
   read = containers.get(typing.get_origin(kind), _scalar)
-  return read(value, kind, path)
+  value = read(value, kind, path)
+  return _absolute(value, reach) if reach and isinstance(value, str) else value
+
+
+def _absolute(path: str, reach: Any) -> str:
+  """Returns a path made absolute; another text as it is.
+
+  A path that starts with an address (gs://...), or with a variable that holds
+  an absolute path ($POSTTRAIN_DATA/...), stays as it is; so does one that names
+  nothing, which the run refuses later. The id of a model in the hub's cache
+  becomes the folder of its commit.
+  """
+  if reach == 'compiled':  # a folder that may not exist yet
+    is_fixed = '://' in path or path.startswith('~')
+    return path if is_fixed else os.path.abspath(path)
+  if reach == 'folder' and schema.is_path(path):
+    path = hub.folder(path) or path
+  elif reach != 'file':
+    return path
+  text = os.path.expandvars(path)
+  if not path or (text != path and os.path.isabs(text)):
+    return path
+  text = os.path.expanduser(text)
+  return os.path.abspath(text) if os.path.exists(text) else path
 
 
 def _dict(value: Any, kind: Any, path: str) -> dict[str, Any]:
   if not isinstance(value, dict | config_dict.ConfigDict):
-    raise ValueError(f'{path} must be a node: got {foreign.quote(value)}')
+    raise ValueError(f'{path} must be a node: got {errors.quote(value)}')
   _, child = typing.get_args(kind)
-  return {
-    k: to_type(v, child, f'{path}.{foreign.text(k)}') for k, v in value.items()
-  }
+  return {k: to_type(v, child, f'{path}.{k}') for k, v in value.items()}
 
 
 def _tuple(value: Any, kind: Any, path: str) -> tuple[Any, ...]:
   if not isinstance(value, tuple | list):
     raise ValueError(
-      f'{path} must be a tuple: got {foreign.quote(value)}; write '
-      f'"{foreign.text((value,))}", with the comma'
+      f'{path} must be a tuple: got {errors.quote(value)}; write '
+      f'"{errors.text((value,))}", with the comma'
     )
   item = typing.get_args(kind)[0]
   return tuple(to_type(v, item, f'{path}[{i}]') for i, v in enumerate(value))
@@ -182,7 +187,7 @@ def _scalar(value: Any, kind: type, path: str) -> Any:
   # bool is an int to Python, but not here.
   if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
     raise ValueError(
-      f'{path} must be of type {kind.__name__}: got {foreign.quote(value)} '
+      f'{path} must be of type {kind.__name__}: got {errors.quote(value)} '
       f'({type(value).__name__}); write {_EXAMPLES.get(kind, "a value of it")}'
     )
   return value
@@ -194,10 +199,9 @@ def _pick(value: Any, kinds: tuple[type, ...], path: str) -> type:
   is_node = isinstance(value, dict | config_dict.ConfigDict)
   name = value.get('type') if is_node else value
   if not isinstance(name, str) or name not in by_type:
-    hint = values.hint(path, name, by_type) if isinstance(name, str) else ''
     raise ValueError(
-      f'{path}.type must be one of {tuple(by_type)}: got {foreign.quote(name)}'
-      f'{hint}'
+      f'{path}.type must be one of {tuple(by_type)}: got {errors.quote(name)}'
+      f'{errors.nearest(str(name), by_type)}'
     )
   return by_type[name]
 
@@ -211,11 +215,15 @@ def _node(value: Any, kind: type, path: str) -> Any:
   if kind is schema.Model and isinstance(value, str):
     return named_model(value, path)
   if not isinstance(value, dict | config_dict.ConfigDict):
-    raise ValueError(f'{path} must be a node: got {foreign.quote(value)}')
-  kinds = typing.get_type_hints(kind)
+    raise ValueError(f'{path} must be a node: got {errors.quote(value)}')
+  kinds = typing.get_type_hints(kind, include_extras=True)
   for name in value:
     if name not in kinds:
-      raise UnknownKey(path, name, kinds)
+      near = names.hint(path, name, [f'{path}.{x}' for x in kinds])
+      raise ValueError(
+        f'{path} has no option {name!r}'
+        + (near or f'; its options are {", ".join(kinds)}')
+      )
   fields = {k: to_type(v, kinds[k], f'{path}.{k}') for k, v in value.items()}
   try:
     return kind(**fields)
@@ -238,7 +246,7 @@ def named_model(name: str, path: str, now: Any = None) -> schema.Model:
   if not os.path.isdir(folder):
     raise ValueError(
       f'{path} must be one of {tuple(schema.PRESETS)}, or a HuggingFace '
-      f'directory: got {foreign.quote(name)}{hub.hint(name)}'
+      f'directory: got {name!r}{hub.hint(name)}'
     )
   model = hf_config.read(folder)
   if now is None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from posttrain import schema
-from posttrain.util import callables, foreign
+from posttrain.util import foreign, imports
 
 Options = Mapping[str, Any]  # dotted key of the config -> value
 Function = Callable[..., Any]  # a reward function
@@ -27,7 +27,7 @@ def overrides(
 
   Args:
     options: values by key.
-    kept: the functions that `callables` keeps for this call; adds to them.
+    kept: the functions that `imports` keeps for this call; adds to them.
 
   Raises:
     ValueError: they are no dict, or a value has no text.
@@ -78,7 +78,7 @@ def _plain(value: Any, key: str, kept: dict[str, Any]) -> Any:
     return items if isinstance(value, list) else tuple(items)
   if callable(value):
     try:
-      return callables.path(value, kept)
+      return imports.path(value, kept)
     except ValueError as error:
       raise ValueError(f'config.{foreign.text(key)}: {error}') from error
   is_scalar = getattr(value, 'shape', None) == () and hasattr(value, 'item')
@@ -169,7 +169,7 @@ def with_rewards(
   ]
   entries: dict[tuple[str, str], dict[str, schema.RewardFn]] = {}
   for key, function in rewards.items():
-    path = callables.path(function, kept)
+    path = imports.path(function, kept)
     *place, name = key.split('.')
     places = [tuple(place)] if place else sampled
     if not sampled:

@@ -35,10 +35,7 @@ class Flags:
   """The command line."""
 
   runs: list[str] = flags_lib.required(
-    'RUN',
-    'Workdirs of runs; several are overlaid.',
-    by_position=True,
-    also=('workdir', 'run', 'runs', 'checkpoint', 'logdir', 'output_dir'),
+    'RUN', 'Workdirs of runs; several are overlaid.', by_position=True
   )
   output: str | None = flags_lib.flag(
     None,

@@ -13,7 +13,7 @@ from typing import Any
 from posttrain import compilation, processes
 from posttrain.chat import rendering
 from posttrain.checkpoints import store, weights
-from posttrain.config import load as config
+from posttrain import config
 from posttrain.decode import engine as engines
 from posttrain.evaluation import evaluator as evaluation
 from posttrain.metrics import goodput as goodputs

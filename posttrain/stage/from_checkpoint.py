@@ -13,7 +13,7 @@ from posttrain import compilation, schema, sharding
 from posttrain.chat import rendering
 from posttrain.checkpoints import weight_folders, weights
 from posttrain.config import checks, trust
-from posttrain.config import load as config
+from posttrain import config
 from posttrain.evaluation import measures as measures_lib
 from posttrain.models import transformer
 from posttrain.pipeline import base

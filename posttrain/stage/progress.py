@@ -13,7 +13,7 @@ from typing import Any
 
 from posttrain import processes, schema
 from posttrain.checkpoints import reading
-from posttrain.config import load as config
+from posttrain import config
 from posttrain.pipeline import tally
 from posttrain.util import files, foreign, json_files
 

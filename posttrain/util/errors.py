@@ -1,84 +1,25 @@
-"""One-line reports of expected errors; bugs keep their traceback.
+"""Expected errors as one line, and values shortened for messages.
 
-Two kinds are expected: a ValueError or RuntimeError that posttrain's own code
-raises, and a failure of the machine (disk, memory, device, limits of the
-process), whichever library it comes through.
+Expected are failures of the machine (OSError, MemoryError), and a ValueError or
+RuntimeError that posttrain's own code raises; anything else is a bug and keeps
+its traceback. Every message quotes a value of a user through `quote` or `text`:
+one line of 200 characters.
 """
 
-import errno
-import logging
+import difflib
 import os
-import re
 import sys
-import warnings
-from collections.abc import Iterator
+import sysconfig
+import traceback
+from collections.abc import Iterable
 
-from posttrain.util import exits, foreign
+from posttrain.util import exits
 
+LIMIT = 200  # characters of a quoted value
 _LONGEST = 4000  # characters of a message
-# errno -> the remedy.
-_REMEDIES = {
-  errno.ENOSPC: 'free some space, or lower config.checkpoint.keep_last',
-  errno.EDQUOT: 'raise the quota, or lower config.checkpoint.keep_last',
-  errno.EFBIG: 'raise the limit on the size of files (ulimit -f)',
-  errno.EMFILE: 'raise the limit on open files (ulimit -n)',
-  errno.ENFILE: "raise the machine's limit on open files",
-  errno.EROFS: 'name a folder that can be written',
-  errno.EACCES: 'change the permissions, or name another path',
-  errno.EPERM: 'change the permissions, or name another path',
-  errno.ENOENT: 'put it back, or name one that is there',
-  errno.ENOTDIR: 'name a folder',
-  errno.EISDIR: 'name a file',
-  errno.ENAMETOOLONG: 'use a shorter path',
-  errno.EIO: 'check the disk',
-  errno.ESTALE: 'check the network file system',
-  errno.ENOMEM: (
-    'raise the limit on memory (ulimit -v), or use a machine with more memory'
-  ),
-  errno.EAGAIN: 'raise the limit on processes (ulimit -u)',
-}
-# Packages whose errors wrap those of the operating system.
-_WRAPPERS = ('jax', 'jaxlib', 'orbax', 'tensorstore', 'threading')
-# Text -> number, of errors whose text libraries put into other errors.
-_WRAPPED = {
-  os.strerror(number): number
-  for number in (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EMFILE,
-    errno.EROFS,
-    errno.EIO,
-    errno.ESTALE,
-    errno.ENOMEM,
-  )
-}
-_MEMORY = (
-  'lower config.STAGE.batch.micro_batch_tokens or config.STAGE.rollout.slots,'
-  ' or raise ulimit -v'
-)
-# A pattern of messages of jax, XLA and the interpreter -> (problem, remedy).
-_MESSAGES = (
-  (
-    r'Unable to initialize backend|Unknown backend|no devices found',
-    'the device must be usable',
-    'install jax for it (jax[cuda12], jax[tpu]), or change JAX_PLATFORMS',
-  ),
-  (
-    r'completed \d+/\d+ futures but timed out',
-    'a checkpoint must be written in time, and a clock that jumps counts',
-    'start the same command again; it continues from the step before',
-  ),
-  (
-    r"can't start new thread|Resource temporarily unavailable",
-    'the process must be allowed to start threads',
-    'raise its limits (ulimit -u, ulimit -v)',
-  ),
-  (
-    r'std::bad_alloc|Cannot allocate memory|Unable to allocate',
-    'the machine must have enough memory',
-    _MEMORY,
-  ),
+_INSTALLED = (
+  '<frozen ',
+  *(sysconfig.get_path(x) for x in ('stdlib', 'purelib', 'platlib')),
 )
 
 
@@ -86,26 +27,20 @@ def report(error: Exception, *packages: str) -> int:
   """Prints an expected error as one line; returns the command's exit code.
 
   2 for a wrong command line or config (ValueError), 1 for a failure, or the
-  error's `exit_code`. Any other error is a bug and is raised again.
+  error's `exit_code`. Any other error is raised again.
 
   Args:
     error: a caught error with its traceback.
     *packages: prefixes of module names besides `posttrain.`.
   """
-  expected = isinstance(error, ValueError | RuntimeError)
-  if expected and is_expected(error, *packages):
-    print(f'error: {foreign.text(error, _LONGEST)}', file=sys.stderr)
-    code = exits.USAGE if isinstance(error, ValueError) else exits.FAILED
-    return getattr(error, 'exit_code', code)
-  failure = machine_failure(error)
-  if failure is None:
+  is_machine = isinstance(error, OSError | MemoryError)
+  is_own = isinstance(error, ValueError | RuntimeError)
+  if not (is_machine or (is_own and is_expected(error, *packages))):
     raise error
-  print(f'error: {failure}', file=sys.stderr)
-  # Objects of libraries warn when they are deleted half-initialized.
-  warnings.simplefilter('ignore', RuntimeWarning)
-  sys.unraisablehook = lambda *_: None
-  logging.getLogger('asyncio').disabled = True
-  return exits.FAILED
+  message = text(error, _LONGEST) or type(error).__name__
+  print(f'error: {message}', file=sys.stderr)
+  code = exits.USAGE if isinstance(error, ValueError) else exits.FAILED
+  return getattr(error, 'exit_code', code)
 
 
 def is_expected(error: BaseException, *packages: str) -> bool:
@@ -123,61 +58,48 @@ def is_expected(error: BaseException, *packages: str) -> bool:
   return module == '__main__' or module.startswith(('posttrain.', *packages))
 
 
-def machine_failure(error: BaseException) -> str | None:
-  """Returns a failure of the machine and its remedy; None for other errors.
+def text(value: object, limit: int = LIMIT) -> str:
+  """Returns `str(value)` as one line of at most `limit` characters."""
+  return _short(str, value, limit)
 
-  Libraries wrap these failures (Orbax raises a ValueError whose text has that
-  of the operating system), so the causes are searched, and the texts of what
-  those libraries raise.
+
+def quote(value: object, limit: int = LIMIT) -> str:
+  """Returns `repr(value)` as one line of at most `limit` characters."""
+  return _short(repr, value, limit)
+
+
+def describe(error: BaseException, limit: int = LIMIT) -> str:
+  """Returns 'Type: message' of an exception, shortened."""
+  name, message = type(error).__name__, text(error, limit)
+  return f'{name}: {message}' if message else name
+
+
+def place(error: BaseException) -> str:
+  """Returns 'file.py:12', where an exception was raised; '' if unknown.
+
+  The last place outside of Python's library and of installed packages, if there
+  is one: that is where a user looks.
   """
-  chain = list(_chain(error))
-  for cause in chain:
-    if isinstance(cause, MemoryError):
-      return _line('the machine must have enough memory', cause, _MEMORY)
-    if isinstance(cause, OSError) and cause.errno in _REMEDIES:
-      return _line('', cause, _REMEDIES[cause.errno])
-  for cause in filter(_wraps_failures, chain):
-    text = foreign.text(cause, 2000)
-    for pattern, problem, remedy in _MESSAGES:
-      if re.search(pattern, text):
-        return _line(problem, cause, remedy)
-    for words, number in _WRAPPED.items():
-      if words in text:
-        return _line(words, cause, _REMEDIES[number])
-  return None
+  frames = traceback.extract_tb(error.__traceback__, limit=-30)
+  own = [x for x in frames if not x.filename.startswith(_INSTALLED)]
+  for frame in (own or frames)[-1:]:
+    return f'{os.path.basename(frame.filename)}:{frame.lineno}'
+  return ''
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-  """Yields an error and its causes, once each."""
-  seen: set[int] = set()
-  todo: list[BaseException | None] = [error]
-  while todo:
-    cause = todo.pop(0)
-    if cause is None or id(cause) in seen:
-      continue
-    seen.add(id(cause))
-    yield cause
-    todo.append(cause.__cause__)
-    if isinstance(cause, BaseExceptionGroup):
-      todo += cause.exceptions
+def nearest(name: str, known: Iterable[str]) -> str:
+  """Returns '; did you mean NAME?' of the nearest known name, '' if none is."""
+  near = difflib.get_close_matches(name, list(known), 1)
+  return f'; did you mean {near[0]}?' if near else ''
 
 
-def _wraps_failures(error: BaseException) -> bool:
-  """Returns whether a library raised it whose errors wrap those of the OS."""
-  trace = error.__traceback__
-  while trace is not None and trace.tb_next:
-    trace = trace.tb_next
-  module = trace.tb_frame.f_globals.get('__name__', '') if trace else ''
-  sources = (str(module), type(error).__module__)
-  return any(source.split('.')[0] in _WRAPPERS for source in sources)
-
-
-def _line(problem: str, error: BaseException, remedy: str) -> str:
-  text = foreign.text(error) or foreign.kind(error)
-  if isinstance(error, OSError):
-    text = error.strerror or text
-    if error.filename is not None:
-      text = f'{text}: {foreign.quote(error.filename)}'
-  if place := foreign.place(error):
-    text = f'{text} ({place})'
-  return f'{problem}: {text}; {remedy}' if problem else f'{text}; {remedy}'
+def _short(convert, value: object, limit: int) -> str:
+  try:
+    whole = convert(value)
+  except Exception as error:  # of a user's class
+    kind = type(value).__name__
+    return f'<{kind}, whose {convert.__name__} raises {type(error).__name__}>'
+  line = ' '.join(whole[: limit + 1].split())
+  if len(whole) <= limit:
+    return line
+  return f'{line[:limit]}... ({len(whole) - limit} more characters)'

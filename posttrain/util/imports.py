@@ -1,17 +1,21 @@
 """Objects by import path, `package.module:name`.
 
 Recipes name functions and classes by text, so that the config is plain data.
+What a notebook or a closure defines has no such path: `path` keeps it in
+`KEPT`, until the process ends.
 """
 
-import ast
 import importlib
-import importlib.util
 import os
-import pathlib
 import sys
+import types
+from collections.abc import Callable
 from typing import Any
 
-from posttrain.util import foreign, spelling
+# Functions of this process that cannot be imported, by name.
+KEPT = types.SimpleNamespace()
+# The import paths of functions that a program has handed over.
+HANDED_OVER: set[str] = set()
 
 
 def add_current_folder() -> None:
@@ -33,110 +37,23 @@ def load(path: str, key: str) -> Any:
       import.
   """
   module, _, name = path.partition(':')
-  is_file = '/' in module or module.startswith('.')
-  if not (module and name) or is_file:
+  if not (module and name) or '/' in module or module.startswith('.'):
     raise ValueError(
-      f"{key} must be an import path 'package.module:name': got "
-      f'{foreign.quote(path)}{meant(path)}'
+      f"{key} must be an import path 'package.module:name': got {path!r}"
     )
   try:
     value: Any = importlib.import_module(module)
-  except ImportError as error:
-    if hint := meant(path):
-      raise ValueError(
-        f"{key} must be an import path 'package.module:name': got "
-        f'{foreign.quote(path)}{hint}'
-      ) from error
+    for part in name.split('.'):
+      value = getattr(value, part)
+  except Exception as error:  # of the module's own code, too
+    hint = ''
+    if isinstance(error, ModuleNotFoundError):
+      hint = '; it must be in the current folder, in PYTHONPATH, or installed'
     raise ValueError(
-      f'{key} must be importable: got {foreign.quote(path)}; '
-      f'{foreign.text(error)}; {_remedy(error, module)}'
+      f'{key} must be importable: got {path!r}; {type(error).__name__}: {error}'
+      f'{hint}'
     ) from error
-  except MemoryError:
-    raise
-  except (Exception, SystemExit) as error:  # of the module's own code
-    raise ValueError(
-      f'{key} must be importable: got {foreign.quote(path)}; '
-      f'{foreign.error(error)}'
-    ) from error
-  for part in name.split('.'):
-    if not hasattr(value, part):
-      raise ValueError(
-        f'{key} must name an object of its module: got {foreign.quote(path)}, '
-        f'but {foreign.text(module)} has no {foreign.quote(name)}; '
-        f'{_others(module, value, part)}'
-      )
-    value = getattr(value, part)
   return value
-
-
-def meant(path: str) -> str:
-  """Returns '; write rewards:short, ...' for a path of another form, else ''.
-
-  Args:
-    path: such as `rewards.py:short`, `folder/rewards.py`, `rewards.short`,
-      `rewards:` or `:short`.
-  """
-  place, colon, name = path.partition(':')
-  if place.endswith('.py'):
-    return _of_file(place, name)
-  if colon and place and not name:
-    hint = f"write {place}:NAME, with a function's name after the colon"
-  elif colon and name and not place:
-    hint = f"write MODULE:{name}, with the module's name before the colon"
-  elif not colon and _is_module(place.rpartition('.')[0]):
-    hint = f'write {":".join(place.rsplit(".", 1))}, with a colon'
-  else:
-    return ''
-  return f'; {foreign.text(hint)}'
-
-
-def _of_file(place: str, name: str) -> str:
-  """Returns how a function of a file is written as an import path."""
-  folder, _, module = os.path.normpath(place)[:-3].rpartition('/')
-  where = ''
-  if folder.startswith(('/', '~', '.')):  # no package of the current folder
-    where = f', and put {folder} into PYTHONPATH'
-  elif folder:
-    module = f'{folder.replace("/", ".")}.{module}'
-  name = name or 'NAME'
-  hint = f"write {module}:{name}, the module's name without .py{where}"
-  return f'; {foreign.text(hint)}'
-
-
-def _is_module(name: str) -> bool:
-  """Returns whether a module may be meant: its package can be imported."""
-  parts = name.split('.')
-  if not all(part.isidentifier() for part in parts):
-    return False
-  try:
-    spec = importlib.util.find_spec(parts[0])  # imports nothing
-  except ValueError:  # of a module without one
-    return False
-  return spec is not None and spec.origin is not None
-
-
-def _remedy(error: ImportError, module: str) -> str:
-  """Returns what to do about a module that is missing, or cannot import."""
-  missing = getattr(error, 'name', None) or ''
-  if isinstance(error, ModuleNotFoundError) and f'{module}.'.startswith(
-    f'{missing}.'
-  ):
-    file = missing.replace('.', '/') + '.py'
-    return (
-      f'it must be installed, or be {foreign.text(file)} in the current folder '
-      'or in one of PYTHONPATH'
-    )
-  return f'the import fails within {foreign.text(module)}'
-
-
-def _others(module: str, value: Any, name: str) -> str:
-  """Returns the near names of an object, else the functions it defines."""
-  inside = getattr(value, '__dict__', {})
-  names = [x for x, y in inside.items() if callable(y) and x[0] != '_']
-  if near := spelling.near(name, names):
-    return f'did you mean {foreign.text(near[0])}?'
-  own = [x for x in names if getattr(inside[x], '__module__', '') == module]
-  return f'it defines {foreign.text(", ".join(own)) or "no function"}'
 
 
 def function(path: str, key: str) -> Any:
@@ -144,40 +61,57 @@ def function(path: str, key: str) -> Any:
   value = load(path, key)
   if not callable(value):
     raise ValueError(
-      f'{key} must name a function: got {foreign.quote(path)}, of type '
-      f'{foreign.kind(value)}'
+      f'{key} must name a function: got {path!r}, of type '
+      f'{type(value).__name__}'
     )
   return value
 
 
-def definition(
-  folder: pathlib.Path, path: str
-) -> ast.FunctionDef | ast.ClassDef | None:
-  """Returns the function or class of a path in a package's own source.
+def path(value: Callable[..., Any], kept: dict[str, Any] | None = None) -> str:
+  """Returns an import path of a function or class, for a config.
 
-  None if the source does not define it.
-
-  Imports nothing, because importing a module runs it. Finds the file that would
-  be imported, and searches its syntax tree. Names that a module has imported or
-  assigned are not its definitions, and names with a dot are none.
+  What can be imported keeps its own path. Anything else gets one that is valid
+  in this process only, by its name: a later object of the same name replaces
+  it, as in a notebook whose cell is run again.
 
   Args:
-    folder: the package's folder.
-    path: 'package.module:name'.
+    value: the function or class.
+    kept: name -> object, of one config; the object is added. Of two objects of
+      one name the second one gets NAME_2. None = there is no other.
+
+  Raises:
+    ValueError: the object cannot be called, or has no name.
   """
-  module, _, name = path.partition(':')
-  package, *rest = module.split('.')
-  if package != folder.name or not all(x.isidentifier() for x in (*rest, name)):
-    return None
-  spec = importlib.util.find_spec(package)  # of a package: imports nothing
-  places = [] if spec is None else spec.submodule_search_locations or []
-  if [pathlib.Path(x).resolve() for x in places] != [folder.resolve()]:
-    return None  # another package of this name is found first
-  place = folder.joinpath(*rest)
-  file = place / '__init__.py' if place.is_dir() else place.with_suffix('.py')
-  if not file.is_file() or not file.resolve().is_relative_to(folder.resolve()):
-    return None
-  for node in reversed(ast.parse(file.read_bytes()).body):
-    if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
-      return node
+  place = _place(value) or _keep(value, {} if kept is None else kept)
+  HANDED_OVER.add(place)
+  return place
+
+
+def _place(value: Callable[..., Any]) -> str | None:
+  """Returns the import path that an object has by itself, if any."""
+  name = getattr(value, '__qualname__', '')
+  module = getattr(value, '__module__', None)
+  if not callable(value) or not name.split('.')[-1].isidentifier():
+    raise ValueError(
+      f'a function must be callable and have a name: got {value!r}; define it '
+      'with def'
+    )
+  if module and module != '__main__' and '<' not in name:
+    try:
+      if load(f'{module}:{name}', 'a function') is value:
+        return f'{module}:{name}'
+    except ValueError:
+      pass  # of a file that was run and cannot be imported
   return None
+
+
+def _keep(value: Any, kept: dict[str, Any]) -> str:
+  """Makes an object an attribute of `KEPT`; returns its import path."""
+  own = name = value.__qualname__.split('.')[-1]
+  number = 1
+  while kept.get(name, value) is not value:
+    number += 1
+    name = f'{own}_{number}'
+  kept[name] = value
+  setattr(KEPT, name, value)
+  return f'{__name__}:KEPT.{name}'

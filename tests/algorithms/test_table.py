@@ -11,7 +11,7 @@ import pytest
 from configs import machinery
 from posttrain import algorithms, schema
 from posttrain.algorithms import streams
-from posttrain.config import load as config
+from posttrain import config
 from posttrain.data import packing
 from tests import fixtures
 from tests.algorithms import two_turns

@@ -10,7 +10,7 @@ import yaml
 from configs import grpo
 from posttrain import schema
 from posttrain.checkpoints import cards, weight_folders
-from posttrain.config import load as config
+from posttrain import config
 
 EVIL = 'a`b| <script>x</script>\n# head\n---\n[x](http://y) "q": {z'
 

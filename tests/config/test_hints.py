@@ -9,7 +9,7 @@ from ml_collections import config_dict
 from configs import machinery
 from posttrain import main, schema
 from posttrain.config import aliases, hints
-from posttrain.config import load as config
+from posttrain import config
 from posttrain.config.aliases import values
 from tests.util import test_spelling
 

@@ -10,7 +10,7 @@ import pytest
 from configs import machinery
 from posttrain import schema
 from posttrain.config import checks
-from posttrain.config import load as config
+from posttrain import config
 
 
 def _node(**stage):

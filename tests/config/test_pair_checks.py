@@ -7,7 +7,7 @@ import pytest
 from configs import machinery
 from posttrain import schema
 from posttrain.config import checks
-from posttrain.config import load as config
+from posttrain import config
 
 GRPO = schema.EnvEntry(
   algorithm=schema.Grpo(),

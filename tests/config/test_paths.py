@@ -11,7 +11,7 @@ import pytest
 
 from configs import machinery
 from posttrain import schema
-from posttrain.config import load as config
+from posttrain import config
 from posttrain.config import paths
 
 FILES = ('rows.jsonl', 'held_out.jsonl', 'template.jinja', 'db', 'weights')

@@ -2,7 +2,7 @@
 
 import pytest
 
-from posttrain.config import load as config
+from posttrain import config
 
 RECIPES = {
   'syntax': ('x.py', b'def get_config(:\n', 'line 1: SyntaxError'),

@@ -9,7 +9,7 @@ import pytest
 
 from configs import machinery
 from posttrain import main, schema
-from posttrain.config import load as config
+from posttrain import config
 from posttrain.config import trust
 
 FOREIGN = 'subprocess:getoutput'

@@ -11,7 +11,7 @@ import pytest
 from configs import arguments, machinery
 from posttrain import main, schema
 from posttrain.config import checks
-from posttrain.config import load as config
+from posttrain import config
 from posttrain.data import preferences
 from posttrain.rewards import texts
 from posttrain.stage import components, sizes

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from posttrain import export, main
-from posttrain.config import load as config
+from posttrain import config
 from posttrain.metrics import writers
 from posttrain.util import exits
 

@@ -13,8 +13,8 @@ import pytest
 from configs import machinery
 from posttrain import main, schema
 from posttrain.config import checks
-from posttrain.config import load as config
 from posttrain.envs import registry
+from posttrain import config
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.metrics import writers
 from posttrain.pipeline import pairs as pair_pipeline

@@ -16,7 +16,7 @@ from experiments.trials import kill_resume
 from posttrain import main, schema
 from posttrain.checkpoints import reading, weight_folders, weights
 from posttrain.config import checks
-from posttrain.config import load as config
+from posttrain import config
 from posttrain.metrics import writers
 from posttrain.models import transformer
 from posttrain.stage import from_checkpoint, job, progress, selection

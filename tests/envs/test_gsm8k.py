@@ -9,8 +9,8 @@ import pytest
 
 from configs import machinery
 from posttrain import schema
-from posttrain.config import load as config
 from posttrain.envs import gsm8k, registry
+from posttrain import config
 from posttrain.rewards import numeric
 
 DATA = os.environ.get('POSTTRAIN_DATA')

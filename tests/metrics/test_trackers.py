@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from posttrain import schema
-from posttrain.config import load as config
+from posttrain import config
 from posttrain.config import trust
 from posttrain.metrics import trackers, writers
 

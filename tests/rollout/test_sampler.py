@@ -8,8 +8,8 @@ import pytest
 
 from configs import machinery
 from posttrain import schema, types
+from posttrain import config
 from posttrain.chat import rendering
-from posttrain.config import load as config
 from posttrain.rollout import sampler
 
 USER = {'role': 'user', 'content': 'What is 1 + 2?'}

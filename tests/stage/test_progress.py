@@ -11,7 +11,7 @@ import pytest
 
 from posttrain import main, schema
 from posttrain.checkpoints import reading, store
-from posttrain.config import load as config
+from posttrain import config
 from posttrain.stage import progress
 from tests.checkpoints import test_store
 

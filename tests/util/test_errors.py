@@ -1,106 +1,87 @@
-"""Reports of expected errors."""
+"""Reports of expected errors, and values shortened for messages."""
 
 import errno
-import logging
-import sys
-import warnings
 
 import pytest
 
-from posttrain.util import errors, imports
-
-
-@pytest.fixture(autouse=True)
-def restored(monkeypatch):
-  """Undoes what a failure's report silences."""
-  monkeypatch.setattr(sys, 'unraisablehook', sys.unraisablehook)
-  monkeypatch.setattr(logging.getLogger('asyncio'), 'disabled', False)
-  with warnings.catch_warnings():
-    yield
+from posttrain.util import errors, exits, imports
 
 
 def caught(function, *args):
-  with pytest.raises(Exception) as info:
+  with pytest.raises(BaseException) as info:
     function(*args)
   return info.value
 
 
+def fail(error):
+  raise error
+
+
+class Coded(RuntimeError):
+  exit_code = exits.NO_REWARD
+
+
 @pytest.mark.parametrize(
   ('error', 'code'),
-  [(ValueError('x must be y'), 2), (RuntimeError('the run failed'), 1)],
+  [
+    (ValueError('x must be y'), exits.USAGE),
+    (RuntimeError('the run failed'), exits.FAILED),
+    (Coded('no reward'), exits.NO_REWARD),
+    (OSError(errno.ENOSPC, 'No space left', 'x'), exits.FAILED),
+    (MemoryError(), exits.FAILED),
+  ],
 )
 def test_an_expected_error_is_one_line_and_an_exit_code(error, code, capsys):
-  def fail():
-    raise error
-
-  assert errors.report(caught(fail), __name__) == code
-  assert capsys.readouterr().err == f'error: {error}\n'
+  assert errors.report(caught(fail, error), __name__) == code
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line == f'error: {error}'.rstrip() or line == 'error: MemoryError'
 
 
-def test_an_error_of_another_module_is_raised_again(capsys):
+@pytest.mark.parametrize('error', [KeyError('x'), TypeError('x')])
+def test_a_bug_is_raised_again(error):
+  with pytest.raises(type(error)):
+    errors.report(caught(fail, error), __name__)
+
+
+def test_a_value_error_of_another_module_is_a_bug():
   with pytest.raises(ValueError, match='invalid literal'):
     errors.report(caught(int, 'x'))
-  assert not capsys.readouterr().err
-
-
-def test_errors_are_expected_by_the_module_that_raises_them():
   assert errors.is_expected(caught(imports.load, '', 'config.x'))
   assert not errors.is_expected(caught(int, 'x'))
   assert errors.is_expected(caught(int, 'x'), __name__)
 
 
-def raised_by(module, error):
-  """Returns an error that a function of another module has raised."""
-  scope = {'__name__': module, 'error': error}
-  exec('def fail():\n  raise error', scope)
-  return caught(scope['fail'])
+class Bad:
+  def __repr__(self):
+    raise KeyError('x')
 
 
 @pytest.mark.parametrize(
-  ('error', 'words'),
+  ('value', 'shown'),
   [
-    (OSError(errno.ENOSPC, 'No space left', 'x'), "left: 'x' ("),
-    (PermissionError(errno.EACCES, 'Permission denied'), 'change the permiss'),
-    (MemoryError(), 'must have enough memory: MemoryError ('),
-    (RuntimeError("can't start new thread"), 'allowed to start threads'),
-    (RuntimeError('Unable to initialize backend cuda'), 'install jax for it'),
-    (ValueError('OUT_OF_RANGE: Too many open files'), 'ulimit -n'),
-    (ExceptionGroup('x', [OSError(errno.EIO, 'bad')]), 'bad; check the disk'),
+    ('a\nb', r"'a\nb'"),
+    ('x' * 1000, "'" + 'x' * 199 + '... (802 more characters)'),
+    (Bad(), '<Bad, whose repr raises KeyError>'),
   ],
 )
-def test_failures_of_the_machine_are_one_line_with_the_remedy(
-  error, words, capsys
-):
-  assert errors.report(raised_by('orbax.x', error)) == 1
-  (line,) = capsys.readouterr().err.splitlines()
-  assert line.startswith('error: ') and words in line
+def test_quoted_values_are_short_lines(value, shown):
+  assert errors.quote(value) == shown
 
 
-def test_a_wrapped_failure_of_the_machine_is_its_cause():
-  def fail():
-    raise KeyError('state') from OSError(errno.ENOSPC, 'No space left', '/x')
-
-  assert errors.machine_failure(caught(fail)) == (
-    "No space left: '/x'; free some space, or lower config.checkpoint.keep_last"
-  )
+def test_texts_are_one_line():
+  assert errors.text('a\n b') == 'a b'
+  assert errors.describe(ValueError('a\nb')) == 'ValueError: a b'
+  assert errors.describe(KeyError()) == 'KeyError'
 
 
-def test_bugs_after_failures_or_with_their_words_are_bugs():
-  def handle():
-    try:
-      raise FileNotFoundError(errno.ENOENT, 'No such file', 'x')
-    except FileNotFoundError:
-      return {}['bug']
-
-  assert errors.machine_failure(caught(handle)) is None
-  bug = raised_by('mine', TypeError('Input/output error, no devices found'))
-  assert errors.machine_failure(bug) is None
+def test_the_place_of_an_error_is_in_the_users_code():
+  error = caught(lambda: int('x'))
+  assert errors.place(error).startswith('test_errors.py:')
+  assert errors.place(ValueError()) == ''
 
 
-def test_messages_are_short_and_printable(capsys):
-  def fail():
-    raise ValueError('x must be y: got \x1b[31m\n' + 'z' * 10**6)
-
-  errors.report(caught(fail), __name__)
-  text = capsys.readouterr().err
-  assert len(text) < 5000 and text.count('\n') == 1 and '\x1b' not in text
+@pytest.mark.parametrize(
+  ('name', 'hint'), [('promt', '; did you mean prompt?'), ('zzz', ''), ('', '')]
+)
+def test_the_nearest_name(name, hint):
+  assert errors.nearest(name, ['prompt', 'chosen']) == hint

@@ -10,7 +10,7 @@ from huggingface_hub import constants
 
 from posttrain import api, main
 from posttrain.checkpoints import weight_folders
-from posttrain.config import load as config
+from posttrain import config
 from posttrain.models import hf
 from posttrain.util import hub
 

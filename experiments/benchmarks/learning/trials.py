@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from experiments.launch import jobs as jobs_lib
 from posttrain import main, schema
-from posttrain.config import load as config
+from posttrain import config
 from posttrain.util import files
 
 # Files of a start that its branches do not take over.

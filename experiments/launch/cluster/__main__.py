@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from experiments.launch.cluster import attempts
 from posttrain import main as posttrain_main
-from posttrain.config import load as config
+from posttrain import config
 from posttrain.rollout.remote import ray_workers
 from posttrain.util import flags as flags_lib
 from posttrain.util import preemption
