@@ -7,15 +7,13 @@ or a user's own model, data and rewards (`parse_own`).
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from posttrain import schema
-from posttrain.util import hub, imports, spelling, tfds_names
+from posttrain.util import errors, hub, tfds_names
 
 # How names of files of rows end, see `posttrain.data.row_files`.
 ROW_FILES = ('.jsonl', '.parquet', '.arrow', '.feather', '.csv')
-# Endings of other files that hold data, for the error that names the above.
-_NO_ROW_FILES = ('.json', '.txt', '.tsv', '.xlsx', '.gz', '.zst', '.zip')
 NAME = "the argument after the recipe's name"
 _REWARD = 'reward='  # begins the part of a reward model's run
 
@@ -225,123 +223,28 @@ def _kind_of(part: str, rewards: bool, form: str) -> str:
   if part in ('lora', 'tiny'):  # a directory of this name is ./tiny
     return 'word'
   if part.startswith(_REWARD) and rewards:
-    _check_reward_model(part)
-    return 'reward model'
-  if os.path.isdir(path) or hub.folder(part) is not None:
+    if os.path.isdir(path):
+      return 'reward model'
+  elif os.path.isdir(path) or hub.folder(part) is not None:
     return 'folder'
-  if tfds_names.is_name(part):
+  elif tfds_names.is_name(part):
     return 'file'
-  commas = '' if os.path.exists(path) else _with_commas(part)
-  if commas:
-    raise ValueError(
-      f'{NAME} must have parts with commas between them: got {part!r}; '
-      f'separate the parts by commas: {commas}'
-    )
-  if part.lower().endswith(ROW_FILES):
-    _check_file(part)
-    return 'file'
-  if part in schema.PRESETS:
+  elif part.lower().endswith(ROW_FILES):
+    if os.path.isfile(path):
+      return 'file'
+  elif part in schema.PRESETS:
     return 'preset'
-  if rewards and ':' in part and '' not in part.split(':'):
+  elif rewards and ':' in part and '' not in part.split(':'):
     return 'function'
-  raise ValueError(_unknown(part, rewards, form))
-
-
-def _check_reward_model(part: str) -> None:
-  if not os.path.isdir(_path(part)):
-    raise ValueError(
-      f'{_REWARD}PATH must name the run of a reward model: got {part!r}, but '
-      f'there is no folder {os.path.abspath(_path(part))}'
-    )
-
-
-def _check_file(part: str) -> None:
-  path = os.path.abspath(_path(part))
-  if not os.path.isfile(path):
-    raise ValueError(
-      f'a file of data must exist: got {part!r}, but there is no file '
-      f'{path}{_near_path(path, os.path.isfile)}'
-    )
-
-
-def _unknown(part: str, rewards: bool, form: str) -> str:
-  """Returns the error of a part that is of no kind."""
-  if part.lower().endswith(_NO_ROW_FILES):
-    return (
-      f'a file of data must end in one of {", ".join(ROW_FILES)}: got '
-      f'{part!r}; in JSONL each line is one row, an object, as '
-      '{"prompt": "Hi"}'
-    )
-  meant = imports.meant(part) if rewards else ''
-  if rewards and ':' in part:
-    return (
-      f'{NAME} must name reward functions as module:function: got '
-      f'{part!r}{meant}'
-    )
-  if part.startswith(_REWARD) or ':' in part:
-    return (
-      f'{NAME} must have no reward: got {part!r}, but this recipe trains '
-      f'without one, and grpo with; {form}'
-    )
-  path = os.path.abspath(_path(part))
-  if _is_path(part) and not (meant or os.path.exists(path)):
-    near = _near_path(path, os.path.isdir)
-    return (
-      f"a model's directory must exist: got {part!r}, but there is no "
-      f'directory {path}{near or f"; {form}"}'
-    )
-  what = 'no directory' if '/' in part else 'of none'
-  hint = _near_word(part) or _hub_hint(part) or meant or f'; {form}'
-  return (
-    f'{NAME} must have parts of a known kind: got {part!r}, which is '
-    f'{what}{hint}'
+  beside = os.path.dirname(path) or '.'
+  known = os.listdir(beside) if os.path.isdir(beside) else []
+  near = errors.nearest(
+    os.path.basename(path), [*known, 'lora', 'tiny', *schema.PRESETS]
   )
-
-
-def _near_path(path: str, is_kind: Callable[[str], bool]) -> str:
-  """Returns '; did you mean data.jsonl?' of what is beside a path, or ''."""
-  folder, name = os.path.split(path)
-  names = os.listdir(folder) if os.path.isdir(folder) else []
-  known = [x for x in names if is_kind(os.path.join(folder, x))]
-  near = spelling.near(name, known)
-  return f'; did you mean {near[0]}?' if near else ''
-
-
-def _is_path(part: str) -> bool:
-  """Returns whether a part that does not exist is meant as a path."""
-  above = os.path.dirname(_path(part))
-  is_id = hub.is_id(part) and not os.path.isdir(above)
-  return part.startswith(('.', '/', '~')) or ('/' in part and not is_id)
-
-
-def _hub_hint(part: str) -> str:
-  """Returns what to do about a name of the hub that is not here, else ''."""
-  hint = hub.hint(part)
-  return hint and (
-    f'{hint}; of a data set, write the rows to a file: '
-    f'datasets.load_dataset({part!r}, split="train").to_json("data.jsonl")'
+  raise ValueError(
+    f'{NAME} must have parts that exist: got {part!r}{hub.hint(part) or near}; '
+    f'{form}'
   )
-
-
-def _near_word(part: str) -> str:
-  """Returns '; did you mean lora?' for a misspelt word or preset, else ''."""
-  near = spelling.near(part, dict.fromkeys(('lora', 'tiny', *schema.PRESETS)))
-  return f'; did you mean {near[0]}?' if near else ''
-
-
-def _with_commas(part: str) -> str:
-  """Returns `DIR,data.jsonl` of `DIR:data.jsonl`; '' for any other part."""
-  heads, rest = [], part
-  while ':' in rest:
-    head, _, tail = rest.partition(':')
-    is_model = head in schema.PRESETS or os.path.isdir(_path(head))
-    if not (is_model or head.lower().endswith(ROW_FILES)):
-      break
-    heads, rest = [*heads, head], tail
-  parts = [*heads, rest]
-  # A package may have the name of a directory, and a function any name.
-  has_data = any(x.lower().endswith(ROW_FILES) for x in parts)
-  return ','.join(x for x in parts if x) if heads and has_data else ''
 
 
 def _form(rewards: bool, lora: bool) -> str:

@@ -36,7 +36,7 @@ import pathlib
 
 import ml_collections
 
-from configs import arguments, common, machinery
+from configs import arguments, common
 from posttrain import schema
 
 EXAMPLE = pathlib.Path(__file__).with_name('pairs_example.jsonl')
@@ -65,7 +65,6 @@ def get_config(argument: str = ''):
   common.name_pairs(config.dpo.pairs, own)
   if 'lora' in own.words:
     common.use_lora(config.dpo, lr=5e-6)
-  config = machinery.keep(config, 'dpo.pairs', own)
   if 'tiny' in own.words:
     shrink(config)
   return config

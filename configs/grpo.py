@@ -96,7 +96,6 @@ def get_config(argument: str = ''):
   set_rewards(entry, own.rewards)
   if 'lora' in own.words:
     common.use_lora(config.grpo, lr=1e-5)
-  config = machinery.keep(config, 'grpo.envs.data', own)
   if 'tiny' in own.words:
     shrink(config)
   return config

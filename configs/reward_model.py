@@ -30,7 +30,7 @@ import pathlib
 
 import ml_collections
 
-from configs import arguments, common, machinery
+from configs import arguments, common
 from posttrain import schema
 
 EXAMPLE = pathlib.Path(__file__).with_name('pairs_example.jsonl')
@@ -55,7 +55,6 @@ def get_config(argument: str = ''):
   own = arguments.parse_own(argument, lora=False)
   config = common.run_from(own.folder, {'rm': REWARD_MODEL}, own.preset)
   common.name_pairs(config.rm.pairs, own)
-  config = machinery.keep(config, 'rm.pairs', own)
   if 'tiny' in own.words:
     shrink(config)
   return config

@@ -33,7 +33,7 @@ import pathlib
 
 import ml_collections
 
-from configs import arguments, common, machinery
+from configs import arguments, common
 from posttrain import schema
 
 EXAMPLE = pathlib.Path(__file__).with_name('rows_example.jsonl')
@@ -70,7 +70,6 @@ def get_config(argument: str = ''):
     config.sft.optim.lr = 1e-3
   if 'lora' in own.words:
     common.use_lora(config.sft, lr=1e-4)
-  config = machinery.keep(config, 'sft.envs.data', own)
   if 'tiny' in own.words:
     shrink(config)
   return config

@@ -26,13 +26,12 @@ from typing import Any
 
 import numpy as np
 
+from posttrain import config, main, schema, types
 from posttrain import evaluate as evaluation
 from posttrain import export as exporting
 from posttrain import generate as generation
-from posttrain import main, schema, types
 from posttrain.checkpoints import policies
 from posttrain.config import checks, python_options
-from posttrain import config
 from posttrain.decode import requests
 from posttrain.evaluation import comparison
 from posttrain.util import foreign, hub, imports

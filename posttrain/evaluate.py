@@ -34,8 +34,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from posttrain.config import hints
 from posttrain import config
+from posttrain.config import names
 from posttrain.evaluation import comparison
 from posttrain.metrics import writers
 from posttrain.util import flags as flags_lib
@@ -75,7 +75,7 @@ class Flags:
   )
 
 
-PARSER = flags_lib.Parser(Flags, __doc__, hints.flag)
+PARSER = flags_lib.Parser(Flags, __doc__, names.flag)
 
 
 def measure(

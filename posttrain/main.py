@@ -27,9 +27,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-from posttrain import processes, schema
-from posttrain.config import checks, hints, trust
-from posttrain import config
+from posttrain import config, processes, schema
+from posttrain.config import checks, names, trust
 from posttrain.metrics import display, trackers
 from posttrain.util import (
   cluster,
@@ -153,7 +152,7 @@ class Flags:
     )
 
 
-PARSER = flags_lib.Parser(Flags, __doc__, hints.flag)
+PARSER = flags_lib.Parser(Flags, __doc__, names.flag)
 
 
 def load(
@@ -184,12 +183,11 @@ def read(
 ) -> schema.Run:
   """Returns the options of `load`, without the checks that span several."""
   node = config.load(path)
-  values = node.to_dict() if config.is_json(path) else None
   for key, value in overrides:
     config.override(node, key, value)
   run = config.build(node)
-  if values is not None:
-    trust.check(run, values, path, overrides, trust_config)
+  if config.is_json(path):
+    trust.check(run, path, overrides, trust_config)
   return run
 
 
@@ -207,7 +205,6 @@ def claim(workdir: str, run: schema.Run) -> None:
   with _writable():
     os.makedirs(os.path.join(workdir, 'rollouts'), exist_ok=True)
     progress.write_config(run, workdir)
-  trust.remember(run, config.to_dict(run))
 
 
 @contextlib.contextmanager

@@ -24,8 +24,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from posttrain import schema
-from posttrain import config
+from posttrain import config, schema
 from posttrain.util import flags as flags_lib
 
 

@@ -29,6 +29,7 @@ WITHOUT_PATHS = (
   'docs/comparison.md',
   'docs/glossary.md',
   'docs/limits.md',
+  'docs/mistakes.md',
   'docs/names.md',
   'docs/serving.md',
 )

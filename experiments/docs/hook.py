@@ -22,7 +22,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # modules below are imported here.
 sys.path.insert(0, str(ROOT))
 
-from experiments.docs import llms, names, options  # noqa: E402
+from experiments.docs import llms, options  # noqa: E402
+from posttrain.config import names  # noqa: E402
 
 RESULTS = 'experiments/results'
 NOTEBOOKS = 'notebooks'
@@ -124,11 +125,19 @@ def _outputs(outputs: Sequence[dict]) -> list[str]:
   return [f'```text\n{text}\n```' for text in texts if text] + shown
 
 
+def _names() -> str:
+  """Returns the table of other libraries' names."""
+  rows = [
+    f'| `{key}` | {", ".join(f"`{x}`" for x in theirs.split())} |'
+    for key, theirs in names.NAMES.items()
+  ]
+  return '\n'.join(['| ours | elsewhere |', '| --- | --- |', *rows])
+
+
 def on_page_markdown(markdown, *, page, config, files):
   """Returns the text of a page with the site's links and lists."""
   folder = pathlib.PurePosixPath(page.file.src_uri).parent
-  if names.MARK in markdown:
-    markdown = markdown.replace(names.MARK, names.section())
+  markdown = markdown.replace('<!-- the table of names -->', _names())
   if str(folder) == RESULTS:
     markdown = markdown.replace('](../../docs/', '](../../')
   else:

@@ -33,9 +33,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from posttrain import compilation, schema, sharding, types
+from posttrain import compilation, config, schema, sharding, types
 from posttrain import main as main_lib
-from posttrain import config
 from posttrain.metrics import writers
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import references as refs

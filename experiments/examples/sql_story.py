@@ -23,6 +23,7 @@ from typing import Any
 
 from posttrain.envs import registry
 from posttrain import config
+from posttrain import config
 from posttrain.envs.sql import players
 from posttrain.evaluation import answers
 from posttrain.metrics import writers

@@ -19,12 +19,12 @@ import sys
 from collections.abc import Sequence
 
 from experiments.launch import options as options_lib
-from posttrain.config import hints
 from posttrain import config
+from posttrain.config import names
 from posttrain.util import flags
 
 Flags = options_lib.Options
-PARSER = flags.Parser(Flags, __doc__, hints.flag)
+PARSER = flags.Parser(Flags, __doc__, names.flag)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,8 +7,7 @@ from typing import Any
 
 from experiments.launch import jobs as jobs_lib
 from experiments.launch import tpus
-from posttrain import main
-from posttrain import config
+from posttrain import config, main
 from posttrain.util import flags, foreign, preemption
 
 PLACES = ('local', 'ray', 'xmanager', 'slurm', 'gke', 'tpu_vm')

@@ -1,6 +1,7 @@
 """Names that other libraries have for our options, and hints from them.
 
-docs/names.md has the same names by library, with the differences.
+docs/names.md lists them. Our option may count otherwise, or be what the need of
+theirs is met by.
 """
 
 import collections
@@ -202,9 +203,11 @@ def hint(node: str, name: str, keys: Sequence[str]) -> str:
   keys = sorted(keys, key=lambda x: -len(os.path.commonprefix([x, node])))
   if ours := [x for part in _ends(name) for x in _KEYS.get(part, ())]:
     found = [x for x in keys if any(_stands_for(y, x) for y in ours)]
-    return f'; see {" or ".join((found or ours)[:_SHOWN])} (docs/names.md)'
+    return f'; see {" or ".join((found or ours)[:_SHOWN])}'
   found = [x for x in keys if x.endswith(f'.{name}')]
-  found = found or difflib.get_close_matches(f'{node}.{name}', keys, cutoff=0.8)
+  if not found:
+    others = [x for x in keys if x != node]
+    found = difflib.get_close_matches(f'{node}.{name}', others, 1, 0.8)
   return f'; did you mean {" or ".join(found[:_SHOWN])}?' if found else ''
 
 

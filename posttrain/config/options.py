@@ -61,7 +61,7 @@ def load(spec: str) -> config_dict.ConfigDict:
   try:
     recipe = runpy.run_path(path, run_name=RECIPE_PREFIX + name)
     config = recipe['get_config'](*([argument] if argument else []))
-  except Exception as error:
+  except (Exception, SystemExit) as error:
     # Errors of options, raised by the schema or by configs/, name the key.
     is_own = isinstance(error, ValueError | RuntimeError)
     if is_own and errors.is_expected(error, 'configs.'):
@@ -247,13 +247,15 @@ def check_resume(old: dict[str, Any], new: dict[str, Any]) -> None:
   except ValueError:
     pass  # it has options that exist no more
   known, stages = old.get('stages') or [], new['stages']
-  if stages[: len(known)] == known:
+  if stages[: len(known)] != known:
+    old, new = {'stages': known}, {'stages': stages}
+  else:
     new = {k: x for k, x in new.items() if k not in stages[len(known) :]}
     new['stages'] = known
   schedules = [
     key
     for name in known
-    if name in new
+    if name in old
     for key in _schedule_keys(name, old[name])
   ]
   if lines := changes(old, new, (*_RESUMABLE, *schedules)):

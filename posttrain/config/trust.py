@@ -92,7 +92,7 @@ def _walk(node: Any, path: str) -> Iterator[tuple[str, str]]:
 
 def _is_own(path: str) -> bool:
   """Returns whether a function is ours, or was handed over by this process."""
-  module, colon, name = path.partition(':')
-  if not colon or path in imports.HANDED_OVER:
+  if ':' not in path or path in imports.HANDED_OVER:
     return True
-  return f'{module}.'.startswith(OWN) and name.isidentifier()
+  is_plain = re.fullmatch(r'\w+(\.\w+)*:[^\W_]\w*', path) is not None
+  return is_plain and path.replace(':', '.').startswith(OWN)

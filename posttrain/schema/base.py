@@ -7,7 +7,7 @@ import types
 import typing
 from typing import Annotated, Any
 
-from posttrain.util import floats, foreign, imports
+from posttrain.util import floats, foreign
 
 # Texts that reach beyond the run's own data: `config.trust` takes them from a
 # config that the user did not write only if the user says so.
@@ -130,5 +130,4 @@ def require_import_path(node: Any, field: str) -> None:
     field,
     "be an import path 'package.module:function'",
     value,
-    imports.meant(value).removeprefix('; '),
   )

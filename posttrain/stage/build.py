@@ -10,10 +10,9 @@ import logging
 import os
 from typing import Any
 
-from posttrain import compilation, processes
+from posttrain import compilation, config, processes
 from posttrain.chat import rendering
 from posttrain.checkpoints import store, weights
-from posttrain import config
 from posttrain.decode import engine as engines
 from posttrain.evaluation import evaluator as evaluation
 from posttrain.metrics import goodput as goodputs

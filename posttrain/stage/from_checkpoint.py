@@ -9,11 +9,10 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from posttrain import compilation, schema, sharding
+from posttrain import compilation, config, schema, sharding
 from posttrain.chat import rendering
 from posttrain.checkpoints import weight_folders, weights
 from posttrain.config import checks, trust
-from posttrain import config
 from posttrain.evaluation import measures as measures_lib
 from posttrain.models import transformer
 from posttrain.pipeline import base
@@ -43,12 +42,12 @@ def stage_of(
   Raises:
     ValueError: the options are wrong, or there is no such stage.
   """
-  where, values = folder, None  # options that the user did not write
+  where = None  # the place of options that the user did not write
   trained: dict[str, schema.Stage] = {}
   if path is not None:
     node = config.load(path)
     if config.is_json(path):
-      where, values = path, node.to_dict()
+      where = path
   elif not weight_folders.is_run(folder):
     raise ValueError(
       f'--config=FILE must be given: {folder} has no options of tasks, but a '
@@ -56,9 +55,9 @@ def stage_of(
     )
   else:
     host = weight_folders.read_host(folder)
-    values, stage = host['config'], stage or host['stage']
+    where, stage = folder, stage or host['stage']
     # Adds the defaults of options that are newer than the checkpoint.
-    built = config.build(config.from_dict(values, folder))
+    built = config.build(config.from_dict(host['config'], folder))
     if built.compilation_cache is not None:
       # Compiled programs are run: their folder is this user's.
       cache = schema.Run.compilation_cache
@@ -74,8 +73,8 @@ def stage_of(
   for key, value in overrides:
     config.override(node, key, value)
   run = config.build(node)
-  if values is not None:
-    trust.check(run, values, where, overrides, trust_config)
+  if where is not None:
+    trust.check(run, where, overrides, trust_config)
   checks.check(run)
   stage = stage or list(run.stages)[-1]
   if stage not in run.stages:

@@ -11,9 +11,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from posttrain import processes, schema
+from posttrain import config, processes, schema
 from posttrain.checkpoints import reading
-from posttrain import config
 from posttrain.pipeline import tally
 from posttrain.util import files, foreign, json_files
 

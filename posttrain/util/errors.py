@@ -89,7 +89,7 @@ def place(error: BaseException) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
   """Returns '; did you mean NAME?' of the nearest known name, '' if none is."""
-  near = difflib.get_close_matches(name, list(known), 1)
+  near = difflib.get_close_matches(name, [x for x in known if x != name], 1)
   return f'; did you mean {near[0]}?' if near else ''
 
 

@@ -296,7 +296,8 @@ class _ArgumentParser(argparse.ArgumentParser):
     raise _Helped
 
   def error(self, message: str) -> typing.NoReturn:
-    raise ValueError(message.removeprefix('argument '))
+    message = message.removeprefix('argument ')
+    raise ValueError(message.replace(': must ', ' must ', 1))
 
 
 def _read(kind: Any, rules: Flag, text: str) -> Any:

@@ -12,6 +12,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from posttrain.util import errors
+
 # Functions of this process that cannot be imported, by name.
 KEPT = types.SimpleNamespace()
 # The import paths of functions that a program has handed over.
@@ -45,13 +47,12 @@ def load(path: str, key: str) -> Any:
     value: Any = importlib.import_module(module)
     for part in name.split('.'):
       value = getattr(value, part)
-  except Exception as error:  # of the module's own code, too
+  except (Exception, SystemExit) as error:  # of the module's own code, too
     hint = ''
     if isinstance(error, ModuleNotFoundError):
       hint = '; it must be in the current folder, in PYTHONPATH, or installed'
     raise ValueError(
-      f'{key} must be importable: got {path!r}; {type(error).__name__}: {error}'
-      f'{hint}'
+      f'{key} must be importable: got {path!r}; {errors.describe(error)}{hint}'
     ) from error
   return value
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from configs import machinery
-from posttrain import algorithms, schema
+from posttrain import algorithms, config, schema
 from posttrain.algorithms import streams
-from posttrain import config
 from posttrain.data import packing
 from tests import fixtures
 from tests.algorithms import two_turns

@@ -8,9 +8,8 @@ import pytest
 import yaml
 
 from configs import grpo
-from posttrain import schema
+from posttrain import config, schema
 from posttrain.checkpoints import cards, weight_folders
-from posttrain import config
 
 EVIL = 'a`b| <script>x</script>\n# head\n---\n[x](http://y) "q": {z'
 

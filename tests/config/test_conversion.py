@@ -52,10 +52,8 @@ def test_another_value_is_refused_by_key(value, kind, message):
 
 
 def test_an_unknown_key_comes_with_the_known_ones():
-  with pytest.raises(conversion.UnknownKey) as error:
+  with pytest.raises(ValueError, match="^config.x has no option 'rate'"):
     conversion.to_type({'rate': 1.0}, schema.Optim, 'config.x')
-  path, key, known = error.value.args
-  assert (path, key) == ('config.x', 'rate') and 'lr' in known
 
 
 @pytest.mark.parametrize(

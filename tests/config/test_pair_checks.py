@@ -5,9 +5,8 @@ import json
 import pytest
 
 from configs import machinery
-from posttrain import schema
+from posttrain import config, schema
 from posttrain.config import checks
-from posttrain import config
 
 GRPO = schema.EnvEntry(
   algorithm=schema.Grpo(),

@@ -70,7 +70,7 @@ def _refuses(message):
     ('sampledpassrate', CUSTOM, 'expected eval/sampled_pass_rate/a'),
     ('progress', SQL, ''),
     ('pass_rate_easy', SQL, ''),
-    ('pass_rate_hard', SQL, 'expected one of'),
+    ('pass_rate_hard', SQL, 'expected'),
     ('steps', SQL, 'expected one of'),
   ],
 )

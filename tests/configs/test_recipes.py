@@ -1,17 +1,14 @@
 """Recipes: they build, `:tiny` is smaller, and the full size never reads it."""
 
-import ast
 import dataclasses
 import glob
 import json
-import pathlib
 
 import pytest
 
 from configs import arguments, machinery
-from posttrain import main, schema
+from posttrain import config, main, schema
 from posttrain.config import checks
-from posttrain import config
 from posttrain.data import preferences
 from posttrain.rewards import texts
 from posttrain.stage import components, sizes
@@ -208,8 +205,7 @@ def test_a_reward_model_is_a_part(folder):
   both = f'reward={folder}/a/rm,reward={folder}/b'
   rewards = _rewards(f'{argument},{both},configs.grpo:short')
   assert rewards.keys() == {'short', 'rm_learned', 'b_learned'}
-  message = f'reward=PATH must name .* there is no folder {folder}/c'
-  with pytest.raises(ValueError, match=message):
+  with pytest.raises(ValueError, match=f"'reward={folder}/c'"):
     config.load(f'grpo:{argument},reward={folder}/c')
 
 
@@ -259,95 +255,39 @@ def test_held_out_rows_are_others(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  'path, argument, problem',
+  ('recipe', 'argument', 'named'),
   [
-    ('configs/dpo.py', '{folder}', 'must have data: got'),
-    ('configs/dpo.py', '{file}', 'must have a model: got'),
-    ('configs/dpo.py', '{file},lora', 'whose weights lora adapts: got'),
-    ('configs/dpo.py', '{file},tiny,lora', 'whose weights lora adapts: got'),
-    ('configs/dpo.py', '{folder},{file},smal', "got 'smal', which is of none"),
-    (
-      'configs/dpo.py',
-      '{folder},{file},loar',
-      "'loar', .*; did you mean lora?",
-    ),
-    (
-      'configs/dpo.py',
-      '{folder}:{file}',
-      'the parts by commas: {folder},{file}',
-    ),
-    ('configs/dpo.py', '{folder},,{file}', 'must have no empty part: got'),
-    ('configs/dpo.py', '{folder}, ,{file}', 'must have no empty part: got'),
-    (
-      'configs/grpo.py',
-      '{folder}:{file}:a:b',
-      'separate the parts by commas: {folder},{file},a:b$',
-    ),
-    ('configs/grpo.py', '{file},small,os.sep', 'write os:sep, with a colon'),
-    (
-      'configs/grpo.py',
-      '{file},small,a.jsonll',
-      "'a.jsonll', .*; its parts are",
-    ),
-    ('configs/grpo.py', '{file},small,a:', "got 'a:'; write a:NAME, with"),
-    ('configs/grpo.py', '{file},small,:a', "got ':a'; write MODULE:a, with"),
-    ('configs/dpo.py', '{folder},{file},a:b', "must have no reward: got 'a:b'"),
-    ('configs/sft.py', '{file},small,a:b', "must have no reward: got 'a:b'"),
-    ('configs/sft.py', '{file},small,reward=a', 'must have no reward: got'),
-    ('configs/dpo.py', '{folder},small,{file}', 'must have one model: got'),
-    (
-      'configs/sft.py',
-      '{file},{file},{file},tiny',
-      'two data sets at most: got',
-    ),
-    (
-      'configs/sft.py',
-      '{folder},/no/such.jsonl',
-      "exist: got '/no/such.jsonl'",
-    ),
-    (
-      'configs/sft.py',
-      '{folder},rows.json',
-      r"must end in one of \.jsonl, .*: got 'rows.json'; in JSONL each line",
-    ),
-    ('configs/sft.py', '{folder},a.txt', 'must end in one of .jsonl'),
-    ('configs/reward_model.py', '{folder},{file},lora', 'must have no lora'),
-    (
-      'configs/sft.py',
-      '{folder}/../models/qwen,{file}',
-      'directory must exist: got .*, but there is no .*/models/qwen; its',
-    ),
-    (
-      'configs/sft.py',
-      '{folder}/more/bass,{file}',
-      r'no directory .*/more/bass; did you mean base\?',
-    ),
-    ('configs/sft.py', '{folder}/dat.jsonl', r'did you mean data.jsonl\?'),
-    (
-      'configs/sft.py',
-      '{folder},{folder}/rows.ndjson',
-      'rows.ndjson., which is no directory; its parts',
-    ),
-    ('configs/grpo.py', '{file},small,./os.py', 'write os:NAME'),
-    (
-      'configs/sft.py',
-      'mine/rows,small',
-      r"mine/rows. gets .*; of a data set, .*load_dataset\('mine/rows', split",
-    ),
+    ('dpo', '{folder}', 'data'),
+    ('dpo', '{file}', 'a model'),
+    ('dpo', '{file},lora', 'lora'),
+    ('dpo', '{file},tiny,lora', 'lora'),
+    ('dpo', '{folder},{file},smal', "'smal'; did you mean small?"),
+    ('dpo', '{folder}:{file}', '{folder}:{file}'),
+    ('dpo', '{folder},,{file}', 'empty part'),
+    ('dpo', '{folder},{file},a:b', "'a:b'"),
+    ('dpo', '{folder},small,{file}', 'one model'),
+    ('grpo', '{file},small,os.sep', "'os.sep'"),
+    ('grpo', '{file},small,a:', "'a:'"),
+    ('grpo', '{file},small,./os.py', "'./os.py'"),
+    ('sft', '{file},small,reward=a', "'reward=a'"),
+    ('sft', '{file},{file},{file},tiny', 'two data sets'),
+    ('sft', '{folder},/no/such.jsonl', "'/no/such.jsonl'"),
+    ('sft', '{folder},rows.json', "'rows.json'"),
+    ('sft', '{folder}/more/bass,{file}', 'did you mean base?'),
+    ('sft', '{folder}/dat.jsonl', 'did you mean data.jsonl?'),
+    ('sft', 'mine/rows,small', 'hf download mine/rows'),
+    ('reward_model', '{folder},{file},lora', 'lora'),
   ],
 )
 def test_what_is_missing_in_an_argument_is_named(
-  path, argument, problem, folder
+  recipe, argument, named, folder
 ):
-  """The reason comes first, then what an argument consists of."""
   _argument('configs/sft.py', folder)
   (folder / 'more' / 'base').mkdir(parents=True)
-  (folder / 'rows.ndjson').touch()
   names = {'folder': folder, 'file': folder / 'data.jsonl'}
-  with pytest.raises(ValueError, match=problem.format(**names)) as error:
-    config.load(f'{path}:{argument.format(**names)}')
-  text = str(error.value)
-  assert text.rindex('got') < (text + 'its parts').index('its parts')
+  with pytest.raises(ValueError, match=arguments.NAME) as error:
+    config.load(f'{recipe}:{argument.format(**names)}')
+  assert named.format(**names) in str(error.value)
 
 
 def test_spaces_around_the_parts_of_an_argument_are_left_out(folder):
@@ -377,16 +317,9 @@ def test_recipes_are_found_from_any_folder(name, tmp_path, monkeypatch):
   expected = config.to_dict(_build(name))
   monkeypatch.chdir(tmp_path)
   assert config.to_dict(_build(name)) == expected
-  (tmp_path / 'sft').write_text('')  # a file of that path comes first
-  with pytest.raises(ValueError, match='must name a recipe FILE.py, or'):
-    config.load('sft')
-  for wrong in ('../configs/sft.py', 'nothing', 'configs/../../x'):
-    with pytest.raises(ValueError, match='must name a file, or a recipe'):
+  for wrong in ('nothing', 'configs/../../x'):
+    with pytest.raises(ValueError, match='--config'):
       config.load(wrong)
-  with pytest.raises(ValueError, match=r'did you mean algorithms/rloo\?'):
-    config.load('configs/algorithms/rlo.py')
-  with pytest.raises(ValueError, match='the recipes are algorithms/custom, '):
-    config.load('nothing')
 
 
 def test_a_stage_can_be_left_out():
@@ -394,7 +327,7 @@ def test_a_stage_can_be_left_out():
   config.override(node, 'stages', '("grpo",)')
   config.override(node, 'grpo.init', 'random')
   assert list(config.build(node).stages) == ['grpo']
-  with pytest.raises(ValueError, match="no stage 'sft': the stage is grpo"):
+  with pytest.raises(ValueError, match="no option 'sft'"):
     config.override(node, 'sft.steps', '3')
 
 
@@ -442,76 +375,6 @@ def test_the_suite_needs_no_larger_slots(path):
 def test_an_unknown_argument_is_refused(path):
   with pytest.raises(ValueError, match="ARGUMENT must be ''.*: got 'small'"):
     config.load(f'{path}:small')
-
-
-@pytest.mark.parametrize('path', RECIPES)
-def test_tiny_is_read_by_the_last_statement_alone(path):
-  """The full size is written without `x if tiny else y`."""
-  tree = ast.parse(pathlib.Path(path).read_text())
-  names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-  assert 'tiny' not in names
-  (get_config,) = (
-    node
-    for node in tree.body
-    if isinstance(node, ast.FunctionDef) and node.name == 'get_config'
-  )
-  if path == 'configs/sql_echo.py':  # sql.py reads its argument
-    return
-  last, end = get_config.body[-2:]
-  words = ('words', 'own.words')
-  tests = ("argument == 'tiny'", *(f"'tiny' in {x}" for x in words))
-  assert ast.unparse(last.test) in tests
-  assert ast.unparse(end) == 'return config'
-  reads = [
-    node
-    for node in ast.walk(get_config)
-    if isinstance(node, ast.Constant) and node.value == 'tiny'
-  ]
-  # The check of the argument, but for `parse_own`, and the last statement.
-  assert len(reads) == (1 if path in OWN else 2)
-
-
-def test_overrides_cannot_lose_the_data_and_rewards_of_the_argument(folder):
-  spec = f'configs/grpo.py:{_argument("configs/grpo.py", folder)}'
-  file, function = spec.split(',')[1:]
-  entry = config.load(spec).grpo.envs.data.to_dict()
-  bare = entry | {'rewards': {}}
-  for key, value in (
-    ('grpo', {'envs': {'m': bare}}),
-    ('grpo.envs', {'m': bare}),
-    ('envs', {'m': bare}),
-    ('grpo.envs.data', bare),
-  ):
-    with pytest.raises(ValueError, match=rf"without '{function}'; add them"):
-      config.override(config.load(spec), key, json.dumps(value))
-  other = entry | {'env': 'reverse_text'}
-  with pytest.raises(ValueError, match=f"without '{file}'; add them"):
-    config.override(config.load(spec), 'grpo.envs', json.dumps({'m': other}))
-  node = config.load(spec)
-  config.override(node, 'grpo.envs', json.dumps({'m': entry}))
-  config.override(node, 'grpo.envs.m.group_size', '2')
-  reward = config.build(node).stages['grpo'].envs['m'].rewards['short']
-  assert reward.fn == function
-  node = config.load(f'configs/grpo.py:{folder}')
-  config.override(node, 'grpo.envs', json.dumps({'m': bare}))
-  assert list(config.build(node).stages['grpo'].envs) == ['m']
-
-
-@pytest.mark.parametrize(
-  ('recipe', 'key', 'value'),
-  [
-    ('sft', 'sft.envs', {'m': {'env': 'reverse_text'}}),
-    ('dpo', 'dpo.pairs', {'type': 'made'}),
-    ('reward_model', 'rm.pairs', {'type': 'made'}),
-  ],
-)
-def test_overrides_cannot_lose_the_data_of_the_argument(
-  recipe, key, value, folder
-):
-  path = f'configs/{recipe}.py'
-  node = config.load(f'{path}:{_argument(path, folder)}')
-  with pytest.raises(ValueError, match=r"without '.*jsonl'; add (it|them)"):
-    config.override(node, key, json.dumps(value))
 
 
 def test_arguments_are_read_as_words():

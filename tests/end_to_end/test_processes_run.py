@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from posttrain import export, main
-from posttrain import config
+from posttrain import config, export, main
 from posttrain.metrics import writers
 from posttrain.util import exits
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from configs import machinery
-from posttrain import main, schema
+from posttrain import config, main, schema
 from posttrain.config import checks
 from posttrain.envs import registry
+from posttrain import config
 from posttrain import config
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.metrics import writers

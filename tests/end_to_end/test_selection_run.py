@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from experiments.trials import kill_resume
-from posttrain import main, schema
+from posttrain import config, main, schema
 from posttrain.checkpoints import reading, weight_folders, weights
 from posttrain.config import checks
-from posttrain import config
 from posttrain.metrics import writers
 from posttrain.models import transformer
 from posttrain.stage import from_checkpoint, job, progress, selection

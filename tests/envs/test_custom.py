@@ -8,6 +8,7 @@ from configs import machinery
 from posttrain import main, schema
 from posttrain.config import checks, load
 from posttrain.envs import base, registry
+from posttrain import config
 from tests.envs import echoes
 
 PATH = 'tests.envs.echoes'
@@ -69,8 +70,8 @@ def resolve(**env):
   stages = {'sft': schema.Stage(envs={'a': schema.EnvEntry()})}
   node = machinery.config_dict(schema.Run(stages=stages))
   entry = {'env': {'type': 'custom', **env}}
-  load.override(node, 'sft.envs', json.dumps({'mine': entry}))
-  run = load.build(node)
+  config.override(node, 'sft.envs', json.dumps({'mine': entry}))
+  run = config.build(node)
   checks.check(run)
   return run.stages['sft'].envs['mine'].env
 

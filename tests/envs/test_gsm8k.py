@@ -11,6 +11,7 @@ from configs import machinery
 from posttrain import schema
 from posttrain.envs import gsm8k, registry
 from posttrain import config
+from posttrain import config
 from posttrain.rewards import numeric
 
 DATA = os.environ.get('POSTTRAIN_DATA')

@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from posttrain import schema
-from posttrain import config
 from posttrain.config import trust
 from posttrain.metrics import trackers, writers
 
@@ -209,17 +208,7 @@ def test_a_config_of_others_may_name_no_tracker_of_its_own():
   key = 'config.metrics.trackers.1'
   assert trust.named(run) == {key: 'subprocess:Popen'}
   with pytest.raises(ValueError, match=rf'{key} .subprocess:Popen'):
-    trust.check(run, config.to_dict(run), 'config.json')
-
-
-def test_options_of_older_versions_are_read():
-  for old, new in ((True, ('tensorboard',)), (False, ())):
-    values = config.to_dict(run_of())
-    del values['metrics']['trackers']
-    values['metrics']['tensorboard'] = old
-    run = config.build(config.from_dict(values))
-    assert run.metrics.trackers == new
-    config.check_resume(values, config.to_dict(run))
+    trust.check(run, 'config.json')
 
 
 def test_tensorboard_has_every_finite_number_once(tmp_path):

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from configs import machinery
-from posttrain import schema, types
-from posttrain import config
+from posttrain import config, schema, types
 from posttrain.chat import rendering
 from posttrain.rollout import sampler
 

@@ -9,9 +9,8 @@ import warnings
 import jax.numpy as jnp
 import pytest
 
-from posttrain import main, schema
+from posttrain import config, main, schema
 from posttrain.checkpoints import reading, store
-from posttrain import config
 from posttrain.stage import progress
 from tests.checkpoints import test_store
 

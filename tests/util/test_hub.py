@@ -8,9 +8,8 @@ import shutil
 import pytest
 from huggingface_hub import constants
 
-from posttrain import api, main
+from posttrain import api, config, main
 from posttrain.checkpoints import weight_folders
-from posttrain import config
 from posttrain.models import hf
 from posttrain.util import hub
 
@@ -165,10 +164,3 @@ def test_what_is_no_id(name):
 @pytest.mark.parametrize('name', ['Qwen/Qwen3-0.6B', f'a/{96 * "x"}', 'A_/b_1'])
 def test_what_is_an_id(name):
   assert hub.is_id(name) and hub.folder(name) is None
-
-
-def test_a_missing_folder_that_is_no_id_is_no_directory(capsys):
-  """Its name has a form that the hub refuses."""
-  assert main.main(['--config=sft:runs/my--model,x.jsonl', '--dry_run']) == 2
-  (line,) = capsys.readouterr().err.splitlines()
-  assert "got 'runs/my--model', but there is no directory" in line

@@ -13,8 +13,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 
 from experiments.launch import jobs as jobs_lib
-from posttrain import main, schema
-from posttrain import config
+from posttrain import config, main, schema
 from posttrain.util import files
 
 # Files of a start that its branches do not take over.

@@ -1,0 +1,52 @@
+"""Hints about unknown keys: other libraries' names, near spellings."""
+
+import pytest
+
+from posttrain import config
+from posttrain.config import names
+
+
+@pytest.mark.parametrize(
+  ('key', 'meant'),
+  [
+    ('learning_rate', 'config.grpo.optim.lr or config.sft.optim.lr'),
+    ('grpo.learning_rate', 'config.grpo.optim.lr'),
+    ('actor_rollout_ref.rollout.n', 'envs.arithmetic.group_size'),
+    ('grpo.beta', 'config.grpo.envs.arithmetic.algorithm.kl_beta'),
+    ('output_dir', '--workdir'),
+    ('optim.lr', 'config.grpo.optim.lr or config.sft.optim.lr'),
+    ('gpro.optim.lr', 'config.grpo.optim.lr'),
+    ('grpo.every', 'config.grpo.eval.every'),
+    ('grpo.optim.wieght_decay', 'config.grpo.optim.weight_decay?'),
+    ('sed', 'config.seed?'),
+    ('nothing_like_it', 'its options are'),
+    ('grpo.envs.gsm8k_', 'its options are arithmetic'),
+    ('grpo.envs.arithmetic.rewards.x.fn', "'x'"),
+  ],
+)
+def test_an_unknown_key_names_what_it_may_mean(key, meant):
+  node = config.load('configs/arithmetic.py')
+  with pytest.raises(ValueError, match='has no option') as error:
+    config.override(node, key, '1')
+  assert meant in str(error.value)
+
+
+def test_an_unknown_key_of_a_json_object():
+  node = config.load('configs/arithmetic.py')
+  config.override(node, 'grpo.batch', '{"row_token": 8}')
+  with pytest.raises(ValueError, match=r'mean config\.grpo\.batch\.row_tokens'):
+    config.build(node)
+
+
+@pytest.mark.parametrize(
+  ('name', 'meant'),
+  [
+    ('num_train_epochs', '--config.STAGE.steps'),
+    ('output_dir', '--workdir'),
+    ('max_new_tokens', '--config.STAGE.envs.ENV.sampler.max_tokens'),
+    ('data', '--config=RECIPE:DIR,data.jsonl,module:function'),
+    ('foo', ''),
+  ],
+)
+def test_flags_that_are_keys(name, meant):
+  assert names.flag(name) == meant
