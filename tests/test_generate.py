@@ -172,9 +172,9 @@ def test_a_changed_tokenizer_or_a_damaged_checkpoint_is_refused(
   copy = shutil.copytree(workdir, tmp_path / 'copy')
   argv = [f'--checkpoint={copy}', '--prompt=x']
   with monkeypatch.context() as patch:
-    renderer = policies.chat.load(schema.Tokenizer())
+    renderer = policies.rendering.load(schema.Tokenizer())
     renderer.fingerprint = 'f' * 64
-    patch.setattr(policies.chat, 'load', lambda _: renderer)
+    patch.setattr(policies.rendering, 'load', lambda _: renderer)
     assert generate.main(argv) == 2
   assert 'its fingerprint is ffffffffffff' in capsys.readouterr().err
   for path in (copy / 'checkpoints' / 'sft' / '6' / 'state').rglob('*'):

@@ -187,7 +187,7 @@ def test_a_missing_package_is_an_error_with_the_command_to_install_it(
 
 def test_names_are_checked():
   trackers.check([FAKE])
-  with pytest.raises(ValueError, match=r'config\.metrics\.trackers must name'):
+  with pytest.raises(ValueError, match=r'config\.metrics\.trackers must'):
     trackers.check([f'{__name__}:Missing'])
   for names, match in (
     (('wandbb',), 'hold names of'),

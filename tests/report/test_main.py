@@ -38,7 +38,7 @@ def test_several_runs_share_a_page(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
   'argv, error',
   [
-    ([], 'RUN must be given'),
+    ([], 'RUN'),
     (['none'], "RUN must be the workdir of a run: got 'none'"),
     (
       ['run', 'none', 'no'],

@@ -76,7 +76,7 @@ def test_openai_client_lists_models_and_raises(client, policy):
 @pytest.mark.parametrize(
   ('argv', 'message'),
   [
-    ([], '--checkpoint=PATH must be given'),
+    ([], '--checkpoint must be given'),
     (['--checkpoint=x', '--prot=1'], "got '--prot=1'"),
     (['--checkpoint=x', '--port=http'], '--port must be a whole number'),
     (['--checkpoint=x', '--port=70000'], 'at most 65535'),
