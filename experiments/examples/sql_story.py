@@ -21,9 +21,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from posttrain import config
 from posttrain.envs import registry
-from posttrain import config
-from posttrain import config
 from posttrain.envs.sql import players
 from posttrain.evaluation import answers
 from posttrain.metrics import writers

@@ -8,6 +8,7 @@ when another one is lost; jax's own time limit would do so later.
 import contextlib
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from typing import NoReturn
@@ -18,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from posttrain import processes
 from posttrain.hosts import heartbeat
-from posttrain.util import cluster, exits, streams, watchdog
+from posttrain.util import cluster, exits, watchdog
 
 START_SECONDS = 45  # for all processes to join
 JAX_SECONDS = 120  # without a heartbeat of jax, after which it ends all
@@ -65,7 +66,10 @@ def join(place: cluster.Place | None, folder: str | None) -> Iterator[None]:
     yield
     return
   _initialize(place)
-  streams.keep_stdout()  # Gloo writes to it
+  # Gloo writes to stdout.
+  sys.stdout.flush()
+  sys.stdout = os.fdopen(os.dup(1), 'w', buffering=1)
+  os.dup2(2, 1)
   peers = _Peers()
   if peers.index and folder is not None:
     _log_to(folder, f'{peers.index}.log')

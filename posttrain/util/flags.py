@@ -223,13 +223,17 @@ class Parser(Generic[T]):
       logging.captureWarnings(True)
       warnings.formatwarning = lambda message, *args, **options: str(message)
     try:
-      form = logs.one_form() if is_process else contextlib.nullcontext()
-      with streams.guarded(), form, logs.one_line_background():
-        code = self._run(command, argv, packages)
-    except OSError as error:  # the last line could not be written to stdout
-      code = errors.report(error)
+      flags = self.parse(argv)
+      memory.check_limit()
+      code = command(flags) or exits.DONE
+    except _Helped:
+      return exits.DONE
+    except KeyboardInterrupt:
+      print('interrupted', file=sys.stderr)
+      code = exits.INTERRUPTED
+    except Exception as error:
+      code = errors.report(error, *packages)
     if is_process and code != exits.DONE:
-from posttrain import config
       # Threads of libraries may wait for what has failed.
       timer = threading.Timer(_EXIT_SECONDS, os._exit, (code,))
       timer.daemon = True

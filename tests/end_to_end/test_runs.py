@@ -14,8 +14,6 @@ from configs import machinery
 from posttrain import config, main, schema
 from posttrain.config import checks
 from posttrain.envs import registry
-from posttrain import config
-from posttrain import config
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.metrics import writers
 from posttrain.pipeline import pairs as pair_pipeline

@@ -5,10 +5,9 @@ import json
 import pytest
 
 from configs import machinery
-from posttrain import main, schema
-from posttrain.config import checks, load
+from posttrain import config, main, schema
+from posttrain.config import checks
 from posttrain.envs import base, registry
-from posttrain import config
 from tests.envs import echoes
 
 PATH = 'tests.envs.echoes'

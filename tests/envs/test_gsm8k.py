@@ -8,10 +8,8 @@ import pathlib
 import pytest
 
 from configs import machinery
-from posttrain import schema
+from posttrain import config, schema
 from posttrain.envs import gsm8k, registry
-from posttrain import config
-from posttrain import config
 from posttrain.rewards import numeric
 
 DATA = os.environ.get('POSTTRAIN_DATA')
