@@ -184,7 +184,9 @@ def with_rewards(
         f'of {[".".join(x) for x in sampled]}'
       )
     for chosen in places:
-      entries.setdefault(chosen, {})[name] = schema.RewardFn(fn=path)
+      entries.setdefault(chosen, {})[name] = schema.RewardFn(
+        fn=path, isolate=False
+      )
   stages = dict(run.stages)
   for (stage, env), functions in entries.items():
     envs = dict(stages[stage].envs)

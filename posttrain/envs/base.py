@@ -138,13 +138,6 @@ def find(env: str, field: str, path: str, *, folders: bool) -> pathlib.Path:
   )
 
 
-class TimeLimit(BaseException):
-  """Raised in a call into an environment that exceeds its time limit.
-
-  No `except Exception` of the environment stops it.
-  """
-
-
 def build(key: str, make: Callable[[], Any]) -> Any:
   """Returns what a user's class builds.
 
@@ -157,7 +150,7 @@ def build(key: str, make: Callable[[], Any]) -> Any:
   """
   try:
     return make()
-  except (KeyboardInterrupt, MemoryError, TimeLimit):
+  except (KeyboardInterrupt, MemoryError):
     raise
   except BaseException as error:  # also SystemExit, from a user's code
     raise ValueError(

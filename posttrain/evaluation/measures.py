@@ -19,10 +19,10 @@ import numpy as np
 from posttrain import schema, types
 from posttrain.chat import rendering
 from posttrain.metrics import estimates
-from posttrain.rollout.grading import rewards as rewarding
+from posttrain.rollout import grading
 
 # {environment: {name: the rewards of this function alone, with weight 1}}
-Functions = Mapping[str, Mapping[str, rewarding.Rewards]]
+Functions = Mapping[str, Mapping[str, grading.Rewards]]
 Score = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
 _UNBOUNDED = 2**31  # faults in a row: an evaluation reports them
 # A measure of each task, None for a task without it, and the tasks' weights in
@@ -32,7 +32,7 @@ Values = tuple[list[float | None], list[float]]
 
 def functions(
   envs: Mapping[str, schema.EnvEntry],
-  reward_model: Callable[[str], rewarding.Model] | None = None,
+  reward_model: Callable[[str], grading.Model] | None = None,
 ) -> Functions:
   """Imports each reward function that needs no judge.
 
@@ -52,7 +52,7 @@ def functions(
 
   return {
     env: {
-      name: rewarding.Rewards(
+      name: grading.Rewards(
         env,
         {name: dataclasses.replace(cfg, weight=1.0, max_faults=_UNBOUNDED)},
         reward_model=reward_model,

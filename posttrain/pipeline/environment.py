@@ -15,10 +15,8 @@ from posttrain.algorithms import streams
 from posttrain.chat import rendering
 from posttrain.envs import base
 from posttrain.metrics import rollouts as rollout_metrics
-from posttrain.rollout import env_calls, limits
+from posttrain.rollout import calls, env_calls, grading, remote
 from posttrain.rollout import sampler as samplers
-from posttrain.rollout.grading import rewards as rewarding
-from posttrain.rollout.remote import remote as remotes
 from posttrain.util import side_by_side
 
 CHECKED = 2000  # tasks of a source that `check` looks at
@@ -123,14 +121,14 @@ class Environment:
       keys.update(task.info)
     if self.learns_by_trial:
       columns = functools.partial(_columns, self.source)
-      rewarding.check(self.name, self.entry.rewards, keys, columns)
+      grading.check(self.name, self.entry.rewards, keys, columns)
 
   def rewards(
     self,
-    judge: Callable[[schema.Reference], rewarding.Judge] | None,
-    reward_model: Callable[[str], rewarding.Model] | None,
-    remote: remotes.Remote | None = None,
-  ) -> rewarding.Rewards:
+    judge: Callable[[schema.Reference], grading.Judge] | None,
+    reward_model: Callable[[str], grading.Model] | None,
+    workers: remote.Remote | None = None,
+  ) -> grading.Rewards:
     """Returns its rewards, all of whose models are loaded.
 
     Also hands the environment its own judge.
@@ -138,22 +136,22 @@ class Environment:
     Args:
       judge: returns the judge of a reference.
       reward_model: returns the reward model of a name.
-      remote: worker processes of reward functions; None = threads.
+      workers: worker processes of reward functions; None = threads.
     """
     if self.entry.judge is not None:
       assert judge is not None, 'an environment with a judge must get one'
-      self.env.judge = limits.untimed(judge(self.entry.judge))
-    return rewarding.Rewards(
+      self.env.judge = calls.untimed(judge(self.entry.judge))
+    return grading.Rewards(
       self.name,
       self.entry.rewards,
       functools.partial(_columns, self.source),
       judge,
       reward_model,
-      remote,
+      workers,
     )
 
-  def grading(
-    self, groups: Groups, rewards: rewarding.Rewards
+  def grade(
+    self, groups: Groups, rewards: grading.Rewards
   ) -> side_by_side.Task[Graded]:
     """Gives finished groups their rewards; a task of `side_by_side`.
 
@@ -183,7 +181,7 @@ class Environment:
     """Returns samples with streams, without reference logprobs.
 
     Args:
-      usable: groups of `grading`.
+      usable: groups of `grade`.
     """
     return streams.stamp(self.algorithm, [group for group in usable if group])
 

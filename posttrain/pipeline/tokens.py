@@ -31,12 +31,10 @@ from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.pipeline import base, rollout_rows
 from posttrain.pipeline import environment as environments
 from posttrain.pipeline import tally as tallies
-from posttrain.rollout import abandoned
+from posttrain.rollout import calls, grading, remote
 from posttrain.rollout import driver as drivers
 from posttrain.rollout import references as refs
 from posttrain.rollout import sampler as samplers
-from posttrain.rollout.grading import rewards as rewarding
-from posttrain.rollout.remote import remote as remotes
 from posttrain.util import side_by_side, timers
 
 UIDS_PER_STAGE = 2**40  # a rollout's uid is unique over the whole run
@@ -134,9 +132,9 @@ class TokenPipeline(base.Pipeline):
     data: TokenData,
     players: Mapping[schema.Reference, drivers.Driver] | None = None,
     scorer: algorithms.base.Scorer | None = None,
-    judge: Callable[[schema.Reference], rewarding.Judge] | None = None,
-    reward_model: Callable[[str], rewarding.Model] | None = None,
-    remote: remotes.Remote | None = None,
+    judge: Callable[[schema.Reference], grading.Judge] | None = None,
+    reward_model: Callable[[str], grading.Model] | None = None,
+    workers: remote.Remote | None = None,
     clock: timers.Timers | None = None,
   ):
     """Starts at the first task of every source.
@@ -148,7 +146,7 @@ class TokenPipeline(base.Pipeline):
       scorer: scores under the algorithms' references, see `References.start`.
       judge: returns the judge of a reference.
       reward_model: returns the reward model of a name.
-      remote: worker processes of reward functions; None = threads.
+      workers: worker processes of reward functions; None = threads.
       clock: measures 'scoring'; None = a new one.
 
     Raises:
@@ -159,9 +157,9 @@ class TokenPipeline(base.Pipeline):
     self._stage, self._seed = data.stage, data.seed
     self._uid = data.index * UIDS_PER_STAGE
     self._players, self._scorer = players or {}, scorer
-    self._remote, self._clock = remote, clock or timers.Timers()
+    self._workers, self._clock = workers, clock or timers.Timers()
     self._rewards = {
-      name: environment.rewards(judge, reward_model, remote)
+      name: environment.rewards(judge, reward_model, workers)
       for name, environment in data.environments.items()
     }
     self._pack = Packer(data.stage, data.tokenizer.pad_id)
@@ -194,9 +192,9 @@ class TokenPipeline(base.Pipeline):
     batch = self._pack(samples)
     metrics |= _batch_metrics(batch, len(samples))
     if self._players:
-      metrics['rollout/hung'] = sum(processes.gather(abandoned.count()))
-    if self._remote is not None:
-      losses = processes.gather(self._remote.losses)
+      metrics['rollout/hung'] = sum(processes.gather(calls.hung()))
+    if self._workers is not None:
+      losses = processes.gather(self._workers.losses)
       metrics['rollout/worker_restarts'] = sum(losses)
     self.tally.add_step(bool(np.any(batch.advantages)))
     return base.Item(batch, metrics, self.get_state(), errors, played)
@@ -276,7 +274,7 @@ class TokenPipeline(base.Pipeline):
   ) -> dict[str, concurrent.futures.Future[environments.Graded]]:
     """Gives the groups of all environments their rewards, side by side."""
     tasks = [
-      self._environments[name].grading(found, self._rewards[name])
+      self._environments[name].grade(found, self._rewards[name])
       for name, found in groups.items()
     ]
     return dict(zip(groups, side_by_side.run(tasks), strict=True))
@@ -288,11 +286,11 @@ class TokenPipeline(base.Pipeline):
   ) -> environments.Graded:
     try:
       return result.result()
-    except rewarding.TooManyFaults as error:
+    except grading.TooManyFaults as error:
       error.errors = errors + error.errors
       if self.tally.has_rewards:
         raise
-      raise rewarding.OnlyFaults(
+      raise grading.OnlyFaults(
         f'no rollout of the stage has had a reward so far: {error}',
         error.errors,
       ) from error

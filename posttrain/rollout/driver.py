@@ -12,15 +12,14 @@
 3. Rollouts are returned in the order of the specs.
 
 `run_all` does so for several drivers, each with an engine of its own: while one
-waits for its server the others go on, in the same thread, so that environments
-are called one at a time. What a driver does is the same as alone.
+waits for its server the others go on. What a driver does is the same as alone.
 
 An environment with `blocking` is called in threads, all episodes concurrently,
-while the engine decodes the others; see `pool`. With worker processes, see
-`remote`, the threads wait for those; results and order are the same. The other
-environments are called in this thread; with `overlap` while the device decodes
-the next chunk. Each call has a time limit, see `limits`; one that exceeds it
-fails.
+while the engine decodes the others; see `calls.Pool`. With worker processes,
+see `remote`, the threads wait for those; results and order are the same. The
+other environments are called one at a time, in one thread; with `overlap` while
+the device decodes the next chunk. Each call has a time limit; one that exceeds
+it fails.
 
 Order depends on the order of completions, and on the number of decoded chunks,
 never on time. An environment that raises ends its own episode and no other:
@@ -35,13 +34,11 @@ from typing import Any
 
 from posttrain import processes, schema, types
 from posttrain.chat import rendering
-from posttrain.rollout import abandoned, episode, limits, pool
-from posttrain.rollout.remote import remote as remotes
+from posttrain.rollout import calls, episode
+from posttrain.rollout import remote as remotes
 from posttrain.util import side_by_side
 
-# After an exception: the time limit of closing an episode, in seconds, and the
-# number of episodes that may exceed it before the others are not closed.
-CLOSE_SECONDS, MOST_LATE = 10.0, 3
+CLOSE_SECONDS = 10.0  # the time limit of closing an episode after an exception
 
 Engine, EpisodeSpec = episode.Engine, episode.EpisodeSpec
 
@@ -122,42 +119,35 @@ class Driver:
     with contextlib.ExitStack() as stack:
       stack.callback(getattr(self._engine, 'drop', lambda: None))
       stack.callback(_close, runs.values(), self.env_timeout)
-      calls = stack.enter_context(
-        pool.Pool(self._cfg.env_threads, self._cfg.env_chunks, self.env_timeout)
+      pool = stack.enter_context(
+        calls.Pool(
+          self._cfg.env_threads, self._cfg.env_chunks, self.env_timeout
+        )
       )
       results: list[tuple[int, Any]] = [(uid, None) for uid in runs]
       while len(rollouts) < len(specs):
-        with limits.Inline(self.env_timeout) as inline:
-          for uid, result in results:
-            rollout = self._advance(runs[uid], uid, result, calls, inline)
-            if rollout is not None:
-              rollouts[uid] = rollout
-        results = yield from self._wait(calls, len(specs) - len(rollouts))
+        for uid, result in results:
+          rollout = self._advance(runs[uid], uid, result, pool)
+          if rollout is not None:
+            rollouts[uid] = rollout
+        results = yield from self._wait(pool, len(specs) - len(rollouts))
     return [rollouts[spec.uid] for spec in specs]
 
   def _advance(
-    self,
-    run: episode.EpisodeRun,
-    uid: int,
-    result: Any,
-    calls: pool.Pool,
-    inline: limits.Inline,
+    self, run: episode.EpisodeRun, uid: int, result: Any, pool: calls.Pool
   ) -> types.Rollout | None:
-    """Sends an episode its result; returns the rollout if that ends it.
-
-    Raises:
-      TooManyThreads: too many calls that exceeded the limit still run.
-    """
-    if isinstance(result, limits.Late):
-      abandoned.check('calls of environments must return')
+    """Sends an episode its result; returns the rollout if that ends it."""
     try:
       call = run.generator.send(result)
       while call is not None:
         if run.blocking:
-          calls.add(uid, call, run.env)
+          pool.add(uid, call, run.env.abandon)
           break
         start = time.perf_counter()
-        result = inline(call)
+        try:
+          result = calls.inline(call, self.env_timeout, run.env.abandon)
+        except calls.Late as late:
+          result = late
         self.env_seconds += time.perf_counter() - start
         call = run.generator.send(result)
     except StopIteration as end:
@@ -165,18 +155,18 @@ class Driver:
     return None
 
   def _wait(
-    self, calls: pool.Pool, num_running: int
+    self, pool: calls.Pool, num_running: int
   ) -> Generator[side_by_side.Futures, None, list[tuple[int, Any]]]:
     """Waits for the next results; returns (uid, result) pairs."""
     if not num_running:
       return []
     yield ()  # others send their requests before this one waits
-    if due := calls.due(idle=len(calls) == num_running):
+    if due := pool.due(idle=len(pool) == num_running):
       return due
     yield getattr(self._engine, 'futures', ())
-    if len(calls):
+    if len(pool):
       completions = self._step()
-      calls.tick()
+      pool.tick()
     else:
       completions = self._engine.poll()
       assert completions, f'the engine must complete {num_running} requests'
@@ -217,13 +207,9 @@ def _task(spec: EpisodeSpec) -> int:
 
 def _close(runs: Iterable[episode.EpisodeRun], timeout: float) -> None:
   """Closes the episodes that are still open, after an exception."""
-  late, seconds = 0, min(timeout, CLOSE_SECONDS)
   for run in runs:
-    if not run.env.is_open or late == MOST_LATE:
-      continue
-    if run.blocking:
-      result = limits.aside(run.env.abandon, seconds)
-    else:
-      with limits.Inline(seconds) as inline:
-        result = inline(run.env.abandon)
-    late += isinstance(result, limits.Late)
+    if run.env.is_open:
+      try:
+        calls.inline(run.env.abandon, min(timeout, CLOSE_SECONDS))
+      except calls.Late:
+        break  # the others may hang as well

@@ -7,21 +7,22 @@ returns is copied, so that no environment can change a task that others get, or
 a conversation afterwards.
 """
 
+import abc
+import copy
 import dataclasses
 import functools
 import numbers
-import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, cast
 
 from posttrain import types
-from posttrain.chat import rendering, tool_specs
+from posttrain.chat import rendering, tool_calls, tool_specs
 from posttrain.envs import base
-from posttrain.rollout import copies, limits, tool_turns
-from posttrain.rollout.grading import values
+from posttrain.rollout import calls, worker
 from posttrain.util import errors, foreign, watchdog
 
-_METRICS = 1000  # the most metrics of a score
+_LONGEST = 2000  # characters of the message of a tool's exception
+_CUT = 'the turn was cut off before its end: its calls are not made'
 
 
 class EnvError(RuntimeError):
@@ -40,66 +41,31 @@ def failure(where: str, method: str, error: BaseException) -> EnvError:
     method: the method that was called.
     error: what it raised, or a `ResultError` about its result.
   """
-  if issubclass(type(error), ResultError):  # a class may define `__class__`
+  if isinstance(error, ResultError):
     return EnvError(f'{where}: {error}')
   place = ', '.join(filter(None, (method, foreign.place(error))))
   return EnvError(f'{where}: {foreign.error(error)} ({place})')
 
 
-def _raise_interrupt(error: BaseException) -> None:
-  """Raises Ctrl-C again, which only the main thread gets."""
-  is_main = threading.current_thread() is threading.main_thread()
-  if is_main and isinstance(error, KeyboardInterrupt):
-    raise error
-
-
-def late(where: str, method: str, result: limits.Late) -> EnvError:
+def late(where: str, method: str, error: calls.Late) -> EnvError:
   """Returns the error of a call that exceeded its time limit."""
   return EnvError(
     f'{where}: {method} must return within rollout.env_timeout='
-    f'{result.seconds:g} s: it did not, and was given up'
+    f'{error.seconds:g} s: it did not, and was given up'
   )
 
 
-class Named(Protocol):
-  """Names what calls call, for errors."""
-
-  method: str  # the environment's method that was called last
-
-  @property
-  def where(self) -> str:
-    """'<env>/<task id>'."""
-    ...
-
-
-def caught(calls: Named, fn: Callable[..., Any], *args: Any) -> Any:
-  """Returns the result of a method of `calls`, or its `EnvError`."""
-  try:
-    with watchdog.waiting(lambda: f'environment {calls.where}: {calls.method}'):
-      return fn(*args)
-  except base.TimeLimit:
-    raise
-  except EnvError as error:  # from a worker process
-    return error
-  except BaseException as error:  # also SystemExit, from a user's code
-    _raise_interrupt(error)
-    return failure(calls.where, calls.method, error)
-
-
-class Calls:
+class EpisodeCalls(abc.ABC):
   """All calls into the episode of one task.
 
-  Calls do not overlap, and may come from different threads. Each returns its
-  result or an `EnvError`.
+  Calls do not overlap, and may come from different threads. `method` is the
+  environment's method that was called last.
   """
 
-  def __init__(self, env: base.Env, task: types.Task):
+  def __init__(self, task: types.Task):
     """Calls nothing yet."""
-    self._env, self._task = env, task
-    self._episode: base.Episode | None = None
-    self._turns = tool_turns.Turns(task.tools) if task.tools else None
-    self._is_left_behind = False
-    self.method = 'make'  # the last that was called
+    self._task, self.method = task, 'make'
+    self._is_running = self._has_episode = False
 
   @property
   def where(self) -> str:
@@ -107,16 +73,29 @@ class Calls:
     return f'{foreign.text(self._task.env)}/{foreign.text(self._task.id)}'
 
   def caught(self, fn: Callable[..., Any], *args: Any) -> Any:
-    """Returns the result of a method of this class, or its `EnvError`."""
-    return caught(self, fn, *args)
+    """Returns the result of a method of this object, or its `EnvError`.
 
+    Raises:
+      Late: a worker process exceeded the time limit.
+    """
+    self._is_running = True
+    try:
+      with watchdog.waiting(lambda: f'environment {self.where}: {self.method}'):
+        return fn(*args)
+    except calls.Late:
+      raise
+    except EnvError as error:  # of a worker process
+      return error
+    except BaseException as error:  # also SystemExit, from a user's code
+      return failure(self.where, self.method, error)
+    finally:
+      self._is_running = False
+
+  @abc.abstractmethod
   def open(self) -> types.Messages:
     """Makes the episode; returns its prompt."""
-    self.method = 'make'
-    self._episode = self._env.make(copies.of(self._task))
-    self.method = 'reset'
-    return _messages(self._episode.reset(), 'reset')
 
+  @abc.abstractmethod
   def step(
     self, text: str, truncated: bool, style: tool_specs.Style | None = None
   ) -> tuple[types.Messages, float, bool]:
@@ -127,6 +106,51 @@ class Calls:
       truncated: whether it was cut off before its end.
       style: how the policy calls tools; None if the task has none.
     """
+
+  @abc.abstractmethod
+  def end(self, has_turns: bool) -> types.Score:
+    """Grades the episode, unless it has no turn, and closes it."""
+
+  def abandon(self) -> None:
+    """Closes the episode unless a call runs; ignores its exceptions.
+
+    A call that was given up closes the episode itself, once it returns.
+    """
+    if self.is_open:
+      self.caught(self._close)
+
+  @property
+  def is_open(self) -> bool:
+    """Whether `abandon` would close the episode."""
+    return self._has_episode and not self._is_running
+
+  @abc.abstractmethod
+  def _close(self) -> None:
+    """Closes the episode."""
+
+
+class Calls(EpisodeCalls):
+  """Calls into an episode in this process."""
+
+  def __init__(self, env: base.Env, task: types.Task):
+    """Calls nothing yet."""
+    super().__init__(task)
+    self._env = env
+    self._episode: base.Episode | None = None
+    self._turns = _ToolTurns(task.tools) if task.tools else None
+
+  def open(self) -> types.Messages:
+    """Makes the episode; returns its prompt."""
+    self.method = 'make'
+    self._episode = self._env.make(copy.deepcopy(self._task))
+    self._has_episode = True
+    self.method = 'reset'
+    return _messages(self._episode.reset(), 'reset')
+
+  def step(
+    self, text: str, truncated: bool, style: tool_specs.Style | None = None
+  ) -> tuple[types.Messages, float, bool]:
+    """Passes a turn on, or makes the calls of tools that it has."""
     assert self._episode is not None
     if self._turns is not None and style is not None and style.reads_calls:
       self.method = 'call'
@@ -139,7 +163,7 @@ class Calls:
       raise _wrong('step', 'a types.StepOut', out)
     return (
       _messages(out.messages, 'step'),
-      _reward(out.reward, 'step', ''),
+      _number(out.reward, 'step', 'a reward', worker.LARGEST),
       _flag(out.done, 'step', 'done'),
     )
 
@@ -156,34 +180,80 @@ class Calls:
     self._close()
     return score
 
-  def leave_behind(self) -> None:
-    """Leaves the episode to a call that has not returned."""
-    self._is_left_behind = True
-
-  def abandon(self) -> None:
-    """Closes the episode in any state; ignores its exceptions."""
-    if not self._is_left_behind:
-      self.close_after_call()
-
-  def close_after_call(self) -> None:
-    """Closes the episode after a call that was left behind has returned."""
-    try:
-      self._close()
-    except base.TimeLimit:
-      raise
-    except BaseException as error:
-      _raise_interrupt(error)
-
-  @property
-  def is_open(self) -> bool:
-    """Whether `abandon` would close the episode."""
-    return self._episode is not None and not self._is_left_behind
-
   def _close(self) -> None:
     episode, self._episode = self._episode, None
+    self._has_episode = False
     if episode is not None:
       self.method = 'close'
       episode.close()
+
+
+class _ToolTurns:
+  """The turns of one episode with tools."""
+
+  def __init__(self, tools_of_task: types.Tools):
+    self._schemas = tool_specs.parameters(tools_of_task.schemas)
+    self._turns = self._malformed = self._calls = self._failures = 0
+
+  def play(
+    self,
+    episode: base.Episode,
+    text: str,
+    truncated: bool,
+    style: tool_specs.Style,
+  ) -> types.Messages:
+    """Makes the calls of a turn, in order.
+
+    Those of a truncated turn are malformed and not made, not even the complete
+    ones: the policy had not ended what it wanted to call.
+
+    Returns:
+      A message per call, or one for all of them in the role 'user'; () for a
+      turn without calls.
+    """
+    parsed = tool_calls.parse(text, style.format, self._schemas, truncated)
+    problems = [tool_specs.problem(call, self._schemas) for call in parsed]
+    if truncated:
+      problems = [problem or _CUT for problem in problems]
+    self._turns += 1
+    self._calls += len(parsed)
+    self._malformed += any(problems)
+    results = [
+      self._failure(problem) if problem else self._result(episode, call)
+      for call, problem in zip(parsed, problems, strict=True)
+    ]
+    if style.role == 'user' and results:
+      return ({'role': 'user', 'content': '\n'.join(results)},)
+    return tuple(
+      {'role': style.role, 'name': call.name, 'content': result}
+      for call, result in zip(parsed, results, strict=True)
+    )
+
+  def metrics(self) -> dict[str, float]:
+    """Returns the counts of the episode, as metrics of its score.
+
+    calls; failures, calls that got an error; malformed, the share of turns with
+    a call that could not be read, did not fit its tool, or was in a truncated
+    turn. None without turns.
+    """
+    if not self._turns:
+      return {}
+    return {
+      'calls': self._calls,
+      'failures': self._failures,
+      'malformed': self._malformed / self._turns,
+    }
+
+  def _result(self, episode: base.Episode, call: tool_calls.Call) -> str:
+    run = cast(base.ToolEpisode, episode).call
+    try:
+      return str(run(call.name, call.arguments))
+    except Exception as error:
+      return self._failure(foreign.error(error, _LONGEST))
+
+  def _failure(self, reason: str) -> str:
+    self._failures += 1
+    return f'error: {reason}'
 
 
 class Source:
@@ -235,27 +305,23 @@ class Source:
     self._call(functools.partial(self._source.set_state, state))
 
   def _call(self, call: Callable[[], Any]) -> Any:
-    with (
-      limits.Inline(self._timeout) as inline,
-      watchdog.waiting(lambda: f'{self._where}: {self._method}'),
-    ):
-      result = inline(lambda: self._attempt(call))
-    if isinstance(result, limits.Late):
-      raise late(self._where, self._method, result)
-    return result
+    def attempt():
+      # Quotes an error within the time limit, as its `str` may hang.
+      try:
+        return call()
+      except MemoryError:
+        raise
+      except BaseException as error:  # also SystemExit, from a user's code
+        expected = isinstance(error, ValueError | RuntimeError)
+        if expected and errors.is_expected(error):
+          raise  # of a source of posttrain: it names file and row
+        raise self._failure(error) from error
 
-  def _attempt(self, call: Callable[[], Any]) -> Any:
-    """Calls; quotes an error within the time limit, as its `str` may hang."""
     try:
-      return call()
-    except (base.TimeLimit, MemoryError):
-      raise
-    except BaseException as error:  # also SystemExit, from a user's code
-      _raise_interrupt(error)
-      expected = isinstance(error, ValueError | RuntimeError)
-      if expected and errors.is_expected(error):
-        raise  # of a source of posttrain: it names file and row
-      raise self._failure(error) from error
+      with watchdog.waiting(lambda: f'{self._where}: {self._method}'):
+        return calls.inline(attempt, self._timeout)
+    except calls.Late as error:
+      raise late(self._where, self._method, error) from None
 
   def _checked(self, task: Any) -> types.Task:
     if not isinstance(task, types.Task):
@@ -280,81 +346,67 @@ def _messages(messages: Any, method: str) -> types.Messages:
   """Returns a copy of the messages, which are checked."""
   if not isinstance(messages, list | tuple):
     raise _wrong(method, 'a tuple of messages', messages)
-  messages = tuple(copies.of(message) for message in messages)
+  messages = tuple(copy.deepcopy(message) for message in messages)
   for index, message in enumerate(messages):
     try:
       rendering.check_message(message, f'messages[{index}] of the environment')
     except ValueError as error:
-      raise ResultError(f'{method}: {foreign.text(error)}') from None
+      raise ResultError(f'{method}: {error}') from None
   return messages
 
 
-def _reward(value: Any, method: str, hint: str) -> float:
-  """Returns a finite reward as Python's float."""
-  number = _number(value, method)
-  if not abs(number) <= values.LARGEST:  # or NaN
-    raise ResultError(
-      f'reward of {method} must be finite, of a size of at most '
-      f'{values.LARGEST:g}: got {number!r}{hint}'
-    )
-  return number
-
-
-def _number(value: Any, method: str, metric: Any = None) -> float:
+def _number(
+  value: Any, method: str, what: str, largest: float | None = None
+) -> float:
   """Returns a number of Python, numpy, jax or torch as a float.
 
   Args:
     value: the number.
     method: the environment's method that returned it.
-    metric: the metric's name; None = the reward.
+    what: what it is, for errors.
+    largest: the largest absolute value; None = any number, also NaN.
   """
-  plain = values.plain(value)
+  plain = worker.plain(value)
   if not isinstance(plain, numbers.Real):
-    named = f'metric {foreign.quote(metric, 80)}'
-    what = 'a reward' if metric is None else named
     raise _wrong(method, f'{what} as a number', value)
   try:
-    return float(plain)
+    number = float(plain)
   except OverflowError:
-    return float('inf') if plain > 0 else -float('inf')
+    number = float('inf') if plain > 0 else -float('inf')
+  if largest is not None and not abs(number) <= largest:  # or NaN
+    raise ResultError(
+      f'{method} must return {what} that is finite, of a size of at most '
+      f'{largest:g}: got {number!r}; None marks an episode as not scorable'
+    )
+  return number
 
 
 def _flag(value: Any, method: str, what: str) -> bool:
-  plain = values.plain(value)
+  plain = worker.plain(value)
   if not isinstance(plain, bool | int | float) or plain not in (0, 1):
     raise _wrong(method, f'{what} as a bool', value)
   return bool(plain)
-
-
-def _metric(name: Any) -> str:
-  """Returns the name of a metric as it is logged."""
-  return _known_metric(name) if type(name) is str else foreign.text(name, 100)
-
-
-@functools.lru_cache(1024)
-def _known_metric(name: str) -> str:
-  return foreign.text(name, 100)
 
 
 def _score(score: Any) -> types.Score:
   """Returns a copy of a score, with Python's numbers."""
   if not isinstance(score, types.Score):
     raise _wrong('grade', 'a types.Score', score)
-  if not isinstance(score.metrics, Mapping) or len(score.metrics) > _METRICS:
-    raise _wrong('grade', 'metrics as a small dict', score.metrics)
-  metrics = score.metrics.items()
-  reward, answer = score.reward, values.plain(score.answer)
-  if reward is not None:
-    hint = '; None marks an episode as not scorable'
-    reward = _reward(reward, 'grade', hint)
+  if not isinstance(score.metrics, Mapping):
+    raise _wrong('grade', 'metrics as a dict', score.metrics)
+  answer = worker.plain(score.answer)
   if not isinstance(answer, str | int | float | None):
     raise _wrong('grade', 'an answer as a str', answer)
+  reward, correct, formatted = score.reward, score.correct, score.formatted
   return types.Score(
-    reward,
-    None if score.correct is None else _flag(score.correct, 'grade', 'correct'),
     None
-    if score.formatted is None
-    else _flag(score.formatted, 'grade', 'formatted'),
-    {_metric(name): _number(x, 'grade', name) for name, x in metrics},
+    if reward is None
+    else _number(reward, 'grade', 'a reward', worker.LARGEST),
+    None if correct is None else _flag(correct, 'grade', 'correct'),
+    None if formatted is None else _flag(formatted, 'grade', 'formatted'),
+    {
+      foreign.text(name, 100): _number(x, 'grade', f'metric {name!r}')
+      for name, x in score.metrics.items()
+    },
     None if answer is None else str(answer),
   )

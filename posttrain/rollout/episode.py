@@ -20,10 +20,9 @@ from posttrain import types
 from posttrain.chat import rendering
 from posttrain.decode import requests
 from posttrain.envs import base
-from posttrain.rollout import env_calls, limits
+from posttrain.rollout import calls, env_calls
+from posttrain.rollout import remote as remotes
 from posttrain.rollout import transcript as transcripts
-from posttrain.rollout.remote import episodes as remote_episodes
-from posttrain.rollout.remote import remote as remotes
 from posttrain.util import foreign
 
 # The bits of a request id that count restarts; the other bits are the uid.
@@ -31,7 +30,7 @@ _RESTART_BIT, _MAX_RESTARTS = 50, 2**12
 
 EnvError = env_calls.EnvError
 # Into an environment; returns its `EnvError`, if any. The caller may answer
-# with `limits.Late` instead of the result.
+# with `calls.Late` instead of the result.
 Call = Callable[[], Any]
 
 
@@ -101,11 +100,9 @@ class EpisodeRun:
     renderer = renderer.with_tools(spec.task.tools)
     self._stop_ids, self._style = renderer.stop_ids, renderer.style
     self._transcript = transcripts.Transcript(renderer, spec.keep_exchanges)
-    self.env: env_calls.Calls | remote_episodes.Calls
+    self.env: env_calls.EpisodeCalls = env_calls.Calls(spec.env, spec.task)
     if remote is not None and spec.env.blocking:
       self.env = remote.episode(spec.task)
-    else:
-      self.env = env_calls.Calls(spec.env, spec.task)
     self._slot: int | None = None  # id of the request that holds a slot
     self.blocking = spec.env.blocking
     self.generator = self._run()
@@ -167,7 +164,7 @@ class EpisodeRun:
   def _call(self, fn: Callable[..., Any], *args):
     """Yields a call into the environment; returns its result."""
     result = yield functools.partial(self.env.caught, fn, *args)
-    if isinstance(result, limits.Late):
+    if isinstance(result, calls.Late):
       raise env_calls.late(self.env.where, self.env.method, result)
     if isinstance(result, EnvError):
       raise result

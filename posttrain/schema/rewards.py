@@ -18,7 +18,7 @@ class RewardFn:
   """
 
   # 'package.module:function', with TRL's signature, see
-  # `rollout.grading.rewards`.
+  # `rollout.grading`.
   fn: base.FunctionOrNone = None
   # A reward model: 'stage:NAME', or the path of a stage of kind 'ranking'.
   model: base.FolderOrNone = None
@@ -31,13 +31,14 @@ class RewardFn:
   # Time limit of a call of the function, in seconds, without its judge's time.
   timeout: float = 60.0
   # Whether the function runs in a process of its own, which is killed after the
-  # timeout: for functions that may hang in C code, crash or leak.
-  isolate: bool = False
+  # timeout; False = a thread. One of posttrain, a Python callable and one with a
+  # judge run in a thread anyway; with rollout.workers='ray', in Ray's process.
+  isolate: bool = True
   # Memory that an isolated function may allocate after its import, in MiB.
   memory: int = 4096
-  # Largest number of consecutive failed calls, of a function or a model (a
-  # reward that is not finite); one more stops the run. The rollouts of a failed
-  # call have no reward, which is not a reward of 0.
+  # Largest number of consecutive calls, of a function or a model, in which faults
+  # leave more than half of the rollouts without a reward (which is not a reward
+  # of 0); one more stops the run.
   max_faults: int = 3
 
   def __post_init__(self):
@@ -57,12 +58,6 @@ class RewardFn:
       )
     base.require_seconds(self, 'timeout')
     base.require_within(self, 1, 2**24, 'memory')
-    base.require(
-      self.judge is None or not self.isolate,
-      'isolate',
-      'be False for a function with a judge, which is in this process',
-      self.isolate,
-    )
     base.require_non_negative(self, 'max_faults')
     unread = CALL if self.fn is None else ()
     if self.fn is None and self.model is None:

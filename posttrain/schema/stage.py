@@ -153,8 +153,8 @@ class Rollout:
   # Time limit of a call into an environment, in seconds, without its judge's
   # time. A call that exceeds it is an error of its episode.
   env_timeout: float = 300.0
-  # Where blocking environments, and reward functions without a judge that are
-  # not isolated, are called: 'threads' of this process, or processes of 'ray',
+  # Where blocking environments, and reward functions without a judge, are
+  # called: 'threads' (and the functions' own processes), or processes of 'ray',
   # on this machine or in the cluster of RAY_ADDRESS. The numbers are the same.
   workers: str = 'threads'
   # Number of Ray workers for the environments of a stage; each plays several

@@ -25,8 +25,7 @@ from posttrain.ops import attention
 from posttrain.pipeline import base
 from posttrain.rollout import references as refs
 from posttrain.rollout.endpoint import client
-from posttrain.rollout.grading import models as reward_models
-from posttrain.rollout.remote import remote as remotes
+from posttrain.rollout import remote, reward_models
 from posttrain.stage import plan, workers
 from posttrain.stage import sizes as sizes_lib
 from posttrain.training import objectives
@@ -46,7 +45,7 @@ class Components:
   eval_tasks: evaluation.EvalTasks
   capacity: int  # tokens of the longest sequence to decode or score
   plan: plan.Plan
-  remote: remotes.Remote | None  # worker processes; None = threads
+  workers: remote.Remote | None  # worker processes; None = threads
 
 
 def make(
@@ -110,7 +109,7 @@ def make(
     raise ValueError(
       f'config.{name}.lora.{error.field} {error.detail}'
     ) from None
-  remote = workers.make(name, stage, data.envs)
+  remote_workers = workers.make(name, stage, data.envs)
   return Components(
     cfg,
     name,
@@ -122,7 +121,7 @@ def make(
     eval_tasks,
     capacity,
     sizes,
-    remote,
+    remote_workers,
   )
 
 

@@ -13,10 +13,9 @@ from posttrain.decode import engine as engines
 from posttrain.evaluation import evaluator as evaluation
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.pipeline import base
-from posttrain.rollout import abandoned, env_calls
+from posttrain.rollout import calls, env_calls, grading
 from posttrain.rollout import references as refs
 from posttrain.rollout.endpoint import client
-from posttrain.rollout.grading import rewards as rewarding
 from posttrain.stage import learner, logbook, plan, profiles
 from posttrain.stage import selection as selections
 from posttrain.training import arrays, token_export
@@ -24,10 +23,10 @@ from posttrain.util import locks, memory, preemption
 
 # Failures of environments, reward functions and servers, after which the run
 # can be resumed: the types that list the errors of a step, and all types.
-_LISTED = rollout_metrics.TooManyErrors, rewarding.TooManyFaults
+_LISTED = rollout_metrics.TooManyErrors, grading.TooManyFaults
 _FAILURES = (
   *_LISTED,
-  abandoned.TooManyThreads,
+  calls.TooManyThreads,
   env_calls.EnvError,
   client.EndpointError,
 )
@@ -136,7 +135,7 @@ class Job:
     Raises:
       TooManyErrors: too many environments failed; written as well.
       TooManyFaults: a reward function failed too often; written as well.
-      TooManyThreads: too many calls were abandoned.
+      TooManyThreads: too many calls were given up.
       EnvError: an environment's source of tasks failed.
       EndpointError: a server did not answer.
       Preempted: the same, because `stop` ended the wait for it.

@@ -21,12 +21,10 @@ from posttrain.evaluation import measures as measures_lib
 from posttrain.models import lora, transformer
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import driver as drivers
+from posttrain.rollout import grading, reward_models
 from posttrain.rollout import references as refs
 from posttrain.rollout.endpoint import client
 from posttrain.rollout.endpoint import engine as endpoint_engine
-from posttrain.rollout.grading import functions as reward_functions
-from posttrain.rollout.grading import models as reward_models
-from posttrain.rollout.grading import rewards as rewarding
 from posttrain.stage import components as components_lib
 from posttrain.util import preemption, timers
 
@@ -70,14 +68,14 @@ def driver(
     components.renderer,
     max_length or components.capacity,
     components.stage.rollout,
-    components.remote,
+    components.workers,
   )
 
 
 def measures(
   components: components_lib.Components,
   decoder: engines.Engine,
-  reward_model: Callable[[str], rewarding.Model] | None = None,
+  reward_model: Callable[[str], grading.Model] | None = None,
 ) -> measures_lib.Measures:
   """Builds the measures of a stage's held-out tasks beside their grade."""
   return measures_lib.Measures(
@@ -174,7 +172,7 @@ class Models:
       references.start,
       functools.cache(functools.partial(self._judge, references)),
       self.reward_model,
-      self.components.remote,
+      self.components.workers,
       self.clock,
     )
 
@@ -206,11 +204,11 @@ class Models:
     return decoder
 
   @functools.cached_property
-  def reward_model(self) -> Callable[[str], rewarding.Model]:
+  def reward_model(self) -> Callable[[str], grading.Model]:
     """A function from a name to its reward model, each loaded once."""
     return functools.cache(self._load_reward_model)
 
-  def _load_reward_model(self, name: str) -> rewarding.Model:
+  def _load_reward_model(self, name: str) -> grading.Model:
     """Loads a reward model; it stays on the devices while the stage lasts."""
     components = self.components
     rows = components.stage.batch.rows
@@ -224,7 +222,7 @@ class Models:
       components.mesh,
     )
 
-    def score(rollouts: Sequence[types.Rollout]) -> reward_functions.Result:
+    def score(rollouts: Sequence[types.Rollout]) -> grading.Result:
       with self.clock('scoring'):
         return model(rollouts)
 
@@ -232,7 +230,7 @@ class Models:
 
   def _judge(
     self, references: refs.References, model: schema.Reference
-  ) -> rewarding.Judge:
+  ) -> grading.Judge:
     """Builds a judge with an engine of its own: others decode meanwhile."""
     if isinstance(model, schema.Endpoint):
       key = self.components.data.references[model]
@@ -246,4 +244,4 @@ class Models:
       mesh=sharding.local_mesh(self.components.mesh),
     )
     decoder.set_params(frozen.params, -1)
-    return rewarding.LocalJudge(decoder, self.components.renderer)
+    return grading.LocalJudge(decoder, self.components.renderer)

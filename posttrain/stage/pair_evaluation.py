@@ -20,7 +20,7 @@ from posttrain.evaluation import pair_rewards
 from posttrain.models import transformer
 from posttrain.pipeline import pairs as pair_pipeline
 from posttrain.rollout import references as refs
-from posttrain.rollout.grading import models as reward_models
+from posttrain.rollout import reward_models
 from posttrain.stage import components as components_lib
 from posttrain.stage import models as stage_models
 from posttrain.stage import pairs as stage_pairs

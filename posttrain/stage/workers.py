@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from posttrain import schema
 from posttrain.envs import base
-from posttrain.rollout.remote import ray_workers, remote
+from posttrain.rollout import ray_workers, remote
 
 
 def make(
@@ -38,7 +38,7 @@ def make(
     reward
     for entry in stage.envs.values()
     for reward in entry.rewards.values()
-    if reward.fn is not None and reward.judge is None and not reward.isolate
+    if reward.fn is not None and reward.judge is None
   ]
   if not options and not functions:
     raise ValueError(

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from posttrain.rollout.remote import workers
+from posttrain.rollout import remote
 from posttrain.util import foreign
 
 START_SECONDS = 300.0  # the longest start of a worker, imports included
@@ -48,7 +48,7 @@ def check(key: str) -> None:
     )
 
 
-def start(make: Callable[[], Any], concurrency: int) -> workers.Handle:
+def start(make: Callable[[], Any], concurrency: int) -> remote.Handle:
   """Begins to start an actor with a host.
 
   Args:
@@ -72,7 +72,7 @@ class _Actor:
 
 
 class _Handle:
-  """See `workers.Handle`."""
+  """See `remote.Handle`."""
 
   def __init__(self, actor_class: Any, make: Callable, concurrency: int):
     options = actor_class.options(max_concurrency=concurrency)
@@ -89,14 +89,14 @@ class _Handle:
     """Waits until the host has started."""
     try:
       _get(self._started, START_SECONDS)
-    except workers.TimedOut:
-      raise workers.Lost(
+    except remote.TimedOut:
+      raise remote.Lost(
         f'it did not start within {START_SECONDS:g} s'
       ) from None
     except Exception as error:  # of the host
-      if isinstance(error, workers.Lost):
+      if isinstance(error, remote.Lost):
         raise
-      raise workers.Lost(foreign.error(error)) from error
+      raise remote.Lost(foreign.error(error)) from error
 
   def call(self, seconds: float, method: str, *args: Any) -> Any:
     """Returns the result of a method of the host."""
@@ -117,12 +117,12 @@ def _get(reference: Any, seconds: float) -> Any:
   try:
     return ray.get(reference, timeout=seconds)
   except ray.exceptions.GetTimeoutError:
-    raise workers.TimedOut from None
+    raise remote.TimedOut from None
   except ray.exceptions.RayTaskError as error:
     raise error.cause from None
   except ray.exceptions.RayError as error:
     (line, *_) = f'{error}'.strip().splitlines() or ['']
-    raise workers.Lost(f'{type(error).__name__}: {line}') from None
+    raise remote.Lost(f'{type(error).__name__}: {line}') from None
 
 
 def connect(address: str | None = None, cpus: int | None = None) -> None:

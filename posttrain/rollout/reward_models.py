@@ -17,7 +17,7 @@ from posttrain import schema, scoring, sharding, types
 from posttrain.chat import rendering
 from posttrain.checkpoints import reading, weight_folders, weights
 from posttrain.models import reward_head, transformer
-from posttrain.rollout.grading import functions
+from posttrain.rollout import grading
 
 Params = Any
 
@@ -35,7 +35,7 @@ class RewardModel:
     """
     self._name, self._params, self._scorer = name, params, scorer
 
-  def __call__(self, rollouts: Sequence[types.Rollout]) -> functions.Result:
+  def __call__(self, rollouts: Sequence[types.Rollout]) -> grading.Result:
     """Scores rollouts, each with samples; a non-finite value is a fault."""
     values = self.rewards([rollout.samples[-1] for rollout in rollouts])
     failed = {i for i, x in enumerate(values) if not np.isfinite(x)}
@@ -46,7 +46,7 @@ class RewardModel:
         f'{values[min(failed)]}; rollouts left out: {len(failed)} of '
         f'{len(values)}'
       )
-    return functions.Result(
+    return grading.Result(
       [None if i in failed else x for i, x in enumerate(values)],
       frozenset(failed),
       {'faults': float(bool(failed))},

@@ -1,0 +1,581 @@
+"""Rewards of an environment: weighted sums of functions and reward models.
+
+    def fn(prompts, completions, completion_ids, **columns)
+        -> list[float | None]
+
+TRL's signature: lists with one entry per rollout. `completions` are the
+messages after the prompt, `completion_ids` the sampled ids. Where a row of data
+has its prompt as a string, prompt and completion are strings. The columns are
+the fields of the tasks: `answer`, and each key of `info`, None for a task
+without it. A function may also take `rollouts` (not in TRL), `judge` (the
+config's), `log_metric(name, value)` and `log_extra(column, values)`: the means
+of finite numbers are logged, other values are dropped, since there is no table
+of completions. The metrics `faults` and `seconds` are reserved. None means "not
+scorable": the entry is left out of the sum. A function may be a coroutine. Its
+arguments are copies. There is no `trainer_state`.
+
+A user's function runs in a process of its own; one with a judge, with
+`isolate=False` or of posttrain in a thread: see `calls`. A call has a fault if
+the function raises, exceeds its timeout, returns the wrong number of rewards,
+or a value that is neither None nor a number of at most `worker.LARGEST`. The
+affected rollouts then have no reward at all: all of the call, or those with a
+bad value. Each fault is logged and counted. More than `max_faults` calls in a
+row that leave most of their rollouts without a reward end the run.
+
+Functions are called one after another; those whose judge is on a server wait
+for it at the same time, each in a thread of its own, those of other
+environments included. (Not with several processes, which share the calls among
+them in a fixed order.)
+"""
+
+import copy
+import dataclasses
+import difflib
+import functools
+import hashlib
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from posttrain import processes, schema, types
+from posttrain.chat import rendering
+from posttrain.decode import requests
+from posttrain.rollout import calls, remote, worker
+from posttrain.rollout.endpoint import client
+from posttrain.util import exits, foreign, imports, side_by_side, watchdog
+
+_LOGGERS = ('log_metric', 'log_extra')
+# Names of the arguments of all functions, besides the columns of the rows.
+ARGUMENTS = (
+  'answer',
+  'completion_ids',
+  'completions',
+  'prompts',
+  'rollouts',
+  *_LOGGERS,
+)
+
+
+class TooManyFaults(RuntimeError):
+  """More faults of a reward in a row than its budget allows."""
+
+  def __init__(self, message: str, errors: tuple[str, ...]):
+    super().__init__(message)
+    self.errors = errors  # all errors of the step
+
+
+class OnlyFaults(TooManyFaults):
+  """TooManyFaults in a stage where no rollout has had a reward yet."""
+
+  exit_code = exits.NO_REWARD
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """The rewards of one summand for some rollouts."""
+
+  rewards: list[float | None]  # None = no term of the sum
+  # Indices of the rollouts that could not be scored because of a fault: their
+  # total reward is unknown.
+  failed: frozenset[int] = frozenset()
+  metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  error: str | None = None  # the fault, in one line
+
+
+class Judge(Protocol):
+  """A model that replies to conversations."""
+
+  def __call__(
+    self,
+    conversations: Sequence[types.Messages],
+    *,
+    max_tokens: int = 64,
+    temperature: float = 0.0,
+  ) -> list[str]:
+    """Returns the text of one reply per conversation."""
+    ...
+
+
+Model = Callable[[Sequence[types.Rollout]], Result]
+Rewarded = tuple[list[types.Rollout], dict[str, float], tuple[str, ...]]
+
+
+class LocalJudge:
+  """A judge in this process."""
+
+  def __init__(self, engine: Any, renderer: rendering.Renderer):
+    """Args: engine: an engine with weights, used by this judge alone."""
+    self._engine, self._renderer = engine, renderer
+    self._lock = threading.Lock()  # a function may call it from many threads
+
+  def __call__(
+    self,
+    conversations: Sequence[types.Messages],
+    *,
+    max_tokens: int = 64,
+    temperature: float = 0.0,
+  ) -> list[str]:
+    """Returns the text of one reply per conversation."""
+    prompts = [
+      self._renderer.render(messages, add_generation_prompt=True).ids
+      for messages in conversations
+    ]
+    # An id is a hash of the prompt, so that the draws are the same after a
+    # restart; equal prompts get one reply.
+    ids = [_request_id(prompt) for prompt in prompts]
+    by_id = {
+      id: requests.Request(
+        id=id,
+        ids=prompt,
+        max_tokens=max_tokens,
+        stop_ids=self._renderer.stop_ids,
+        sampling=requests.Sampling(temperature=temperature),
+      )
+      for id, prompt in zip(ids, prompts, strict=True)
+    }
+    with self._lock:
+      completions = self._engine.generate(list(by_id.values()))
+    texts = {
+      x.id: self._renderer.tokenizer.decode(
+        [i for i in x.ids.tolist() if i not in self._renderer.stop_ids]
+      )
+      for x in completions
+    }
+    return [texts[id] for id in ids]
+
+
+class Function:
+  """A reward function, called once per step."""
+
+  def __init__(
+    self,
+    key: str,
+    cfg: schema.RewardFn,
+    columns: Callable[[], Iterable[str]] = tuple,
+    workers: remote.Remote | None = None,
+  ):
+    """Imports a function.
+
+    Args:
+      key: dotted config key of the entry.
+      cfg: the entry.
+      columns: returns each key of `info` that some task has; called when the
+        tasks of a step all lack an argument of the function.
+      workers: those of functions without a judge; None = no Ray.
+
+    Raises:
+      ValueError: the path names no function.
+    """
+    assert cfg.fn is not None
+    self._cfg, self._columns, self._was_slow = cfg, columns, False
+    self._key, self._name = key, f'{key}: {cfg.fn}'
+    self.fn = imports.function(cfg.fn, f'{key}.fn')
+    self.score: Callable[[worker.Call, calls.Clock], worker.Reply]
+    if workers is not None and cfg.judge is None:
+      self.score = workers.reward(cfg.fn)
+    elif cfg.isolate and cfg.judge is None and not _is_own(cfg.fn):
+      self.score = calls.process(cfg.fn, cfg.memory * 2**20)
+    else:
+      self.score = self._score_in_thread
+
+  def __call__(
+    self,
+    rollouts: Sequence[types.Rollout],
+    arguments: Mapping[str, Any],
+    judge: Callable | None = None,
+  ) -> Result:
+    """Calls the function once, for all rollouts.
+
+    Args:
+      rollouts: the rollouts to score.
+      arguments: values by parameter name; the function takes those that it
+        declares. `rollouts` and the two loggers are added.
+      judge: the argument `judge`; None = none.
+
+    Returns:
+      The rewards, with metrics: the means of the logged values, if the function
+      returned; `faults`, 0 or 1; `seconds`, including those of the judge.
+
+    Raises:
+      ValueError: the function needs an argument that does not exist.
+      EndpointError: the judge's server is away.
+      TooManyThreads: too many calls that exceeded their limits still run.
+    """
+    clock, count = calls.Clock(self._cfg.timeout), len(rollouts)
+    reply = self._reply(rollouts, arguments, judge, clock)
+    self._warn_if_slow(clock.own)
+    failed, error = frozenset(reply.bad), reply.error
+    if error:
+      failed = frozenset(range(count))
+    elif failed:
+      first = min(failed)
+      error = (
+        f'must return finite rewards, of at most {worker.LARGEST:g} with the '
+        f'weight of {self._cfg.weight:g} as well: got {reply.bad[first]} for '
+        f'rollout {first}, of task {foreign.quote(rollouts[first].task.id)}; '
+        'None marks a rollout as not scorable'
+      )
+    if error:
+      error = f'{self._name} {error}; rollouts left out: {len(failed)} of {count}'
+      lines = '\n'.join(filter(None, (error, reply.stack)))
+      logging.getLogger('absl').warning('%s', lines)
+    logged = {key: float(np.mean(x)) for key, x in reply.logged.items()}
+    return Result(
+      list(reply.rewards) if reply.rewards else [None] * count,
+      failed,
+      {**logged, 'faults': float(bool(error)), 'seconds': clock.wall},
+      error or None,
+    )
+
+  def _reply(self, rollouts, arguments, judge, clock) -> worker.Reply:
+    """Calls the function with copies of its arguments."""
+    arguments = {**arguments, 'rollouts': rollouts}
+    if judge is not None:
+      arguments['judge'] = clock.judge(judge)
+    arguments = self._accepted({**arguments, **dict.fromkeys(_LOGGERS)})
+    loggers = tuple(k for k in _LOGGERS if k in arguments)
+    own = {}
+    for name, value in arguments.items():
+      if name in loggers:
+        continue
+      try:
+        own[name] = value if name == 'judge' else _copied(value)
+      except Exception as error:
+        return worker.Reply(
+          error='must get arguments that can be copied: got '
+          f'{name}: {foreign.error(error)}'
+        )
+    call = worker.Call(own, loggers, len(rollouts), self._cfg.weight)
+    try:
+      with watchdog.waiting(lambda: f'reward function {self._name}'):
+        return self.score(call, clock)
+    except calls.Late as late:
+      return worker.Reply(
+        error=f'must return within its timeout of {late.seconds:g} s: it did '
+        'not, and was given up'
+      )
+
+  def _score_in_thread(
+    self, call: worker.Call, clock: calls.Clock
+  ) -> worker.Reply:
+    passes = (client.EndpointError,)
+    return calls.run(
+      lambda: worker.answer(self.fn, call, calls.wait, passes), clock
+    )
+
+  def _accepted(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments that the function declares.
+
+    A column that only tasks of other steps have is None for each task.
+    """
+    if missing(self.fn, arguments):
+      n = len(arguments['rollouts'])
+      arguments = {**{k: [None] * n for k in self._columns()}, **arguments}
+    require_arguments(self._name, self.fn, arguments)
+    parameters = inspect.signature(self.fn).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+      return dict(arguments)
+    return {k: value for k, value in arguments.items() if k in parameters}
+
+  def _warn_if_slow(self, seconds: float) -> None:
+    """Logs a warning, once; a call over the timeout is a fault instead."""
+    timeout = self._cfg.timeout
+    if timeout / 2 < seconds < timeout and not self._was_slow:
+      self._was_slow = True
+      logging.getLogger('absl').warning(
+        '%s took %.2g s of its timeout of %.3g s; make it faster, or raise '
+        '%s.timeout',
+        self._name,
+        seconds,
+        timeout,
+        self._key,
+      )
+
+
+def _is_own(path: str) -> bool:
+  """Returns whether posttrain has the function, or keeps it (`callables`)."""
+  return path.startswith('posttrain.')
+
+
+def _copied(value: Any) -> Any:
+  """Copies an argument; an object that rollouts share is copied for each."""
+  if type(value) in (list, tuple):
+    return type(value)(copy.deepcopy(x) for x in value)
+  return copy.deepcopy(value)
+
+
+class Rewards:
+  """The rewards of one environment's rollouts."""
+
+  def __init__(
+    self,
+    env: str,
+    cfg: Mapping[str, schema.RewardFn],
+    columns: Callable[[], Iterable[str]] = tuple,
+    judge: Callable[[schema.Reference], Judge] | None = None,
+    reward_model: Callable[[str], Model] | None = None,
+    workers: remote.Remote | None = None,
+  ):
+    """Imports the functions; looks up all judges and reward models.
+
+    Args:
+      env: the environment's name.
+      cfg: the summands; {} = the environment's own grade as it is.
+      columns: returns each key of `info` that some task has; called once, when
+        the tasks of a step all lack an argument of a function.
+      judge: returns the judge with a name of `cfg`; called once per name.
+      reward_model: returns the reward model with a name of `cfg`; called once
+        per name.
+      workers: those of functions without a judge; None = no Ray.
+
+    Raises:
+      ValueError: a path of `cfg` names no function, or a name no model that
+        fits.
+      EndpointError: a judge's server is away.
+    """
+    self._cfg, columns = cfg, functools.cache(columns)
+    self._judges = _look_up((entry.judge for entry in cfg.values()), judge)
+    self._models = _look_up((x.model for x in cfg.values()), reward_model)
+    self._keys = {name: f'envs.{env}.rewards.{name}' for name in cfg}
+    self.functions = {
+      name: Function(self._keys[name], entry, columns, workers)
+      for name, entry in cfg.items()
+      if entry.fn is not None
+    }
+    # Faulty calls in a row; a resumed run starts from 0.
+    self._in_row = dict.fromkeys(cfg, 0)
+
+  def __call__(self, rollouts: Sequence[types.Rollout]) -> Rewarded:
+    """Returns the result of `task`."""
+    (result,) = side_by_side.run([self.task(rollouts)])
+    return result.result()
+
+  def task(
+    self, rollouts: Sequence[types.Rollout]
+  ) -> side_by_side.Task[Rewarded]:
+    """Computes rewards; a task of `side_by_side`.
+
+        reward = sum_k weight_k r_k    over the k where r_k is not None
+
+    The reward is None if all r_k are, or if the call of a function failed: a
+    partial sum is on another scale. A rollout without samples, which is one
+    that failed, stays as it is.
+
+    Returns:
+      (the rollouts with their rewards, metrics, errors of the functions)
+
+    Raises:
+      ValueError: a function takes an argument that does not exist.
+      TooManyFaults: a function or a model failed too many times in a row.
+      EndpointError: a judge's server is away.
+    """
+    alive = [r for r in rollouts if r.samples]
+    if not self._cfg or not alive:
+      return list(rollouts), {}, ()
+    results = yield from self._results(alive)
+    errors = tuple(x.error for x in results.values() if x.error is not None)
+    for name, result in results.items():
+      self._count(name, result, errors)
+    failed = frozenset().union(*(x.failed for x in results.values()))
+    scores = {
+      rollout.uid: dataclasses.replace(
+        rollout.score,
+        reward=None if i in failed else self._total(i, results),
+        summands={name: x.rewards[i] for name, x in results.items()},
+      )
+      for i, rollout in enumerate(alive)
+    }
+    return (
+      [
+        dataclasses.replace(r, score=scores[r.uid]) if r.uid in scores else r
+        for r in rollouts
+      ],
+      _metrics(results),
+      errors,
+    )
+
+  def _results(
+    self, rollouts: Sequence[types.Rollout]
+  ) -> side_by_side.Task[dict[str, Result]]:
+    """Returns the rewards of every summand; waits for all servers at once."""
+    names = {name: process for process, name in enumerate(self._cfg)}
+    served = {
+      name: side_by_side.thread(self._evaluate, process, name, rollouts)
+      for name, process in names.items()
+      if processes.count() == 1
+      and isinstance(self._cfg[name].judge, schema.Endpoint)
+    }
+    if served:
+      yield ()  # other environments start theirs
+    results = {
+      name: self._evaluate(process, name, rollouts)
+      for name, process in names.items()
+      if name not in served
+    }
+    while running := [x for x in served.values() if not x.done()]:
+      yield running
+    results |= {name: future.result() for name, future in served.items()}
+    return {name: results[name] for name in names}
+
+  def _total(self, i: int, results: Mapping[str, Result]) -> float | None:
+    """Returns the weighted sum of a rollout's summands that are known."""
+    known = [
+      self._cfg[name].weight * value
+      for name, result in results.items()
+      if (value := result.rewards[i]) is not None
+    ]
+    return sum(known) if known else None
+
+  def _count(self, name: str, result: Result, errors: tuple[str, ...]) -> None:
+    """Counts a call that leaves most rollouts without a reward.
+
+    Args:
+      name: the summand.
+      result: of its call.
+      errors: all errors of the step, attached to the exception.
+
+    Raises:
+      TooManyFaults: more than `max_faults` calls failed in a row.
+    """
+    failed = 2 * len(result.failed) > len(result.rewards)
+    self._in_row[name] = count = self._in_row[name] + 1 if failed else 0
+    cfg, key = self._cfg[name], self._keys[name]
+    if count > cfg.max_faults:
+      raise TooManyFaults(
+        f'{key}: {cfg.fn or cfg.model} must fail at most max_faults='
+        f'{cfg.max_faults} times in a row: got {count}, the last: '
+        f'{result.error}; fix it, or raise {key}.max_faults',
+        errors,
+      )
+
+  def _evaluate(self, process: int, name: str, rollouts) -> Result:
+    """Returns the rewards of a summand; one process calls its function."""
+    cfg = self._cfg[name]
+    if cfg.model is not None:
+      return self._models[cfg.model](rollouts)
+    if cfg.fn is None:
+      return Result([r.score.reward for r in rollouts])
+
+    def call() -> Result:
+      judge = None if cfg.judge is None else self._judges[cfg.judge]
+      arguments = {**columns(rollouts), **cfg.kwargs}
+      return self.functions[name](rollouts, arguments, judge)
+
+    return processes.on(process, call)
+
+
+def check(
+  env: str,
+  cfg: Mapping[str, schema.RewardFn],
+  keys: Iterable[str],
+  columns: Callable[[], Iterable[str]],
+) -> None:
+  """Refuses functions that need an argument that no task has.
+
+  Args:
+    env: the environment's name.
+    cfg: the summands.
+    keys: keys of `info` of some tasks.
+    columns: returns those of all tasks; called if a function needs another.
+
+  Raises:
+    ValueError: names the function, and the arguments that exist.
+  """
+  for name, entry in cfg.items():
+    if entry.fn is None:
+      continue
+    key = f'envs.{env}.rewards.{name}.fn'
+    fn = imports.function(entry.fn, key)
+    judge = ('judge',) if entry.judge is not None else ()
+    known = {*ARGUMENTS, *keys, *entry.kwargs, *judge}
+    if missing(fn, known):
+      known |= set(columns())
+    require_arguments(key, fn, known)
+
+
+def require_arguments(name: str, fn: Callable, known: Iterable[str]) -> None:
+  """Refuses a function that needs an argument that does not exist.
+
+  Args:
+    name: the function's name in errors.
+    fn: the function.
+    known: names of arguments.
+  """
+  known = sorted(known)
+  if wrong := missing(fn, known):
+    near = [(x, difflib.get_close_matches(x, known, 1)) for x in wrong]
+    meant = ', '.join(f'{names[0]} for {x}' for x, names in near if names)
+    raise ValueError(
+      f'{name} must take arguments that exist: got {wrong}, expected some of '
+      f'{known}'
+      + (
+        f'; did you mean {meant}?'
+        if meant
+        else '; rename the argument or a column of your rows (env.columns), or '
+        'give it a default'
+      )
+    )
+
+
+def missing(fn: Callable, arguments: Collection[str]) -> list[str]:
+  """Returns the required parameters that have no argument."""
+  return [
+    key
+    for key, p in inspect.signature(fn).parameters.items()
+    if p.default is p.empty
+    and key not in arguments
+    and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+  ]
+
+
+def _look_up(
+  names: Iterable[Any], look_up: Callable[[Any], Any] | None
+) -> dict[Any, Any]:
+  """Returns the model of each name that is not None."""
+  used = dict.fromkeys(name for name in names if name is not None)
+  assert look_up is not None or not used, f'{used} must be looked up'
+  return {name: look_up(name) for name in used} if look_up else {}
+
+
+def columns(rollouts: Sequence[types.Rollout]) -> dict[str, list[Any]]:
+  """Returns the arguments of a reward function, one entry per rollout."""
+  tasks = [rollout.task for rollout in rollouts]
+  keys = {key for task in tasks for key in task.info}
+  return {
+    **{key: [task.info.get(key) for task in tasks] for key in sorted(keys)},
+    'answer': [task.answer for task in tasks],
+    'prompts': [_given(r, r.prompt) for r in rollouts],
+    'completions': [_given(r, r.completion_messages) for r in rollouts],
+    'completion_ids': [
+      np.concatenate([s.ids[s.mask] for s in r.samples]).tolist()
+      for r in rollouts
+    ],
+  }
+
+
+def _given(
+  rollout: types.Rollout, messages: types.Messages
+) -> str | list[types.Message]:
+  """Returns messages as a reward function gets them."""
+  if rollout.task.as_text and len(messages) == 1:
+    return messages[0]['content']
+  return list(messages)
+
+
+def _metrics(results: Mapping[str, functions.Result]) -> dict[str, float]:
+  metrics = {}
+  for name, result in results.items():
+    known = [x for x in result.rewards if x is not None]
+    if known:
+      metrics[f'rewards/{name}'] = float(np.mean(known))
+    metrics |= {f'rewards/{name}/{k}': v for k, v in result.metrics.items()}
+  return metrics
+
+
+def _request_id(prompt: np.ndarray) -> int:
+  digest = hashlib.blake2b(prompt.tobytes(), digest_size=8).digest()
+  return int.from_bytes(digest, 'big') >> 1

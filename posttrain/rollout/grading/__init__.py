@@ -1,1 +1,0 @@
-"""Rewards of rollouts: functions, judges, reward models."""

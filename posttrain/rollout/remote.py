@@ -1,0 +1,423 @@
+"""Environments and reward functions in worker processes.
+
+One `Remote` per stage serves all drivers of it, and all of its reward
+functions. Nothing starts before the first episode, or the first reward. A
+worker is a process with a host, `EpisodeHost` or `RewardHost`, whose methods
+are called through a `Handle`, several at a time.
+
+An episode gets the started worker with the fewest episodes. Which one that is
+depends on time, and nothing else depends on it. A worker that is lost in the
+middle of an episode is replaced, and the calls so far are made again:
+
+    worker 1   open  step  step  (lost)
+    worker 2   open  step  step  step  end
+
+That is sound if the environment's replies depend on the task and the policy's
+turns alone. Replies of the second time are compared with those of the first;
+if they differ, the episode fails. So does one that loses `MOST_LOSSES` workers
+in one call. Since an episode that ends its process takes others with it, one
+that loses `SHARED_LOSSES` in a call gets a worker of its own.
+
+A call over the time limit is not made again: its worker is killed, with all its
+episodes, and the episode ends as it would in a thread. A call of a reward
+function whose worker is lost is made once more.
+
+No jax, unless a user's code imports it: hosts run in the workers.
+"""
+
+import asyncio
+import functools
+import hashlib
+import itertools
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from posttrain import schema, types
+from posttrain.chat import tool_specs
+from posttrain.envs import base, registry
+from posttrain.rollout import calls, env_calls, worker
+from posttrain.util import foreign, imports
+
+# Workers lost in one call: before the episode gets one of its own, and in all.
+SHARED_LOSSES, MOST_LOSSES = 2, 4
+REWARD_TRIES = 2  # workers that a call of a reward function may have
+QUERY_SECONDS = 1.0  # for the name of the method that exceeds its time limit
+# Method of the environment that a call begins with.
+_METHODS = {'open': 'make', 'step': 'step', 'end': 'grade', 'abandon': 'close'}
+
+_uids = itertools.count()
+
+
+class Lost(Exception):
+  """The worker's process, or its node, has ended; the text says how."""
+
+
+class TimedOut(Exception):
+  """The call did not return in time."""
+
+
+class Handle(Protocol):
+  """A worker process that starts or runs."""
+
+  def has_started(self) -> bool:
+    """Returns whether `start` would return, or raise, at once."""
+    ...
+
+  def start(self) -> None:
+    """Waits until the host has started; from any thread, any number of times.
+
+    Raises:
+      Lost: the process has ended, or does not start.
+    """
+
+  def call(self, seconds: float, method: str, *args: Any) -> Any:
+    """Returns the result of a method of the host.
+
+    Raises:
+      Lost: the process has ended.
+      TimedOut: the call did not return within `seconds`.
+    """
+
+  def kill(self) -> None:
+    """Ends the process at once; also if it has ended already."""
+
+
+# Begins to start a process with a host, `make()`, that serves a number of calls
+# at a time.
+Start = Callable[[Callable[[], Any], int], Handle]
+
+
+class EpisodeHost:
+  """The open episodes of a worker, each with its environment's calls."""
+
+  def __init__(self, options: Mapping[str, schema.Env]):
+    """Takes the options of each environment, by name; builds nothing."""
+    self._options = options
+    self._envs: dict[str, base.Env | Exception] = {}
+    self._episodes: dict[int, env_calls.Calls] = {}
+
+  def start(self) -> int:
+    """Builds the environments; returns the process's id.
+
+    An environment that cannot be built fails its episodes instead.
+    """
+    for name, options in self._options.items():
+      try:
+        self._envs[name] = registry.make(name, options)
+      except Exception as error:  # of a user's code, too
+        self._envs[name] = error
+    return os.getpid()
+
+  def call(
+    self, uid: int, task: types.Task, method: str, args: tuple[Any, ...]
+  ) -> tuple[Any, str]:
+    """Calls a method of an episode's `env_calls.Calls`.
+
+    Args:
+      uid: names the episode within this worker.
+      task: the episode's task.
+      method: 'open', which must be the first, 'step', 'end' or 'abandon'.
+      args: its arguments.
+
+    Returns:
+      The result or its `EnvError`, and the last method of the environment that
+      was called.
+    """
+    if method == 'open':
+      env = self._envs[task.env]
+      if isinstance(env, Exception):
+        where = f'{foreign.text(task.env)}/{foreign.text(task.id)}'
+        return env_calls.failure(where, 'make', env), 'make'
+      self._episodes[uid] = env_calls.Calls(env, task)
+    episode = self._episodes.get(uid)
+    if episode is None:  # it has ended by itself
+      assert method == 'abandon', method
+      return None, 'close'
+    result = episode.caught(getattr(episode, method), *args)
+    if not episode.is_open:
+      self._episodes.pop(uid)
+    return result, episode.method
+
+  def method(self, uid: int) -> str:
+    """Returns the method of the environment that was called last."""
+    return self._episodes[uid].method
+
+
+class RewardHost:
+  """A reward function."""
+
+  def __init__(self, path: str):
+    """Takes the function's import path; imports nothing."""
+    self._path, self._runner = path, asyncio.Runner()
+
+  def start(self) -> int:
+    """Imports the function; returns the process's id."""
+    self._fn = imports.function(self._path, 'fn')
+    return os.getpid()
+
+  def call(self, message: bytes) -> worker.Reply:
+    """Returns the reply to a call."""
+    return worker.read_and_answer(self._fn, message, self._runner)
+
+
+class _Worker:
+  """A worker of environments and the number of its episodes."""
+
+  def __init__(self, handle: Handle, is_shared: bool):
+    self.handle, self.is_shared = handle, is_shared
+    self.episodes, self.is_lost = 0, False
+
+
+class Remote:
+  """Episodes and reward functions in worker processes; thread-safe."""
+
+  def __init__(
+    self, cfg: schema.Rollout, options: Mapping[str, schema.Env], start: Start
+  ):
+    """Starts nothing yet.
+
+    Args:
+      cfg: the number of workers, and the limits of calls.
+      options: those of the environments that live in workers, by name.
+      start: begins to start a process.
+    """
+    self._start, self._count = start, cfg.num_workers
+    self.timeout = cfg.env_timeout
+    # All calls may meet in one worker, and one more asks for a method.
+    self._start_env = functools.partial(
+      start, functools.partial(EpisodeHost, dict(options)), cfg.env_threads + 1
+    )
+    self._lock = threading.Lock()
+    self._shared: list[_Worker] = []
+    self.losses = 0  # workers that were lost or given up
+
+  def begin(self) -> None:
+    """Begins to start the environments' workers that do not run."""
+    with self._lock:
+      self._fill()
+
+  def _fill(self) -> None:
+    while len(self._shared) < self._count:
+      self._shared.append(_Worker(self._start_env(), is_shared=True))
+
+  def episode(self, task: types.Task) -> 'Calls':
+    """Returns the calls of a new episode."""
+    return Calls(self, task)
+
+  def reward(self, path: str) -> 'Reward':
+    """Returns the caller of a reward function, whose worker starts later.
+
+    Args:
+      path: 'package.module:function'.
+    """
+    make = functools.partial(RewardHost, path)
+    return Reward(self, functools.partial(self._start, make, 1))
+
+  def take(self, alone: bool) -> _Worker:
+    """Returns a worker for an episode, which has started.
+
+    Args:
+      alone: whether no other episode may live in it.
+
+    Raises:
+      Lost: it does not start.
+    """
+    with self._lock:
+      self._fill()
+      if alone:
+        taken = _Worker(self._start_env(), is_shared=False)
+      else:
+        taken = min(
+          self._shared, key=lambda x: (not x.handle.has_started(), x.episodes)
+        )
+      taken.episodes += 1
+    try:
+      taken.handle.start()
+    except Lost:
+      self.lose(taken)
+      raise
+    return taken
+
+  def give_back(self, taken: _Worker) -> None:
+    """Ends an episode's use of its worker."""
+    with self._lock:
+      taken.episodes -= 1
+    if not taken.is_shared:
+      taken.handle.kill()
+
+  def lose(self, lost: _Worker) -> None:
+    """Gives a worker up, with all its episodes; starts another one."""
+    with self._lock:
+      if lost.is_lost:
+        return
+      lost.is_lost = True
+      self.losses += 1
+      if lost.is_shared:
+        self._shared.remove(lost)
+    lost.handle.kill()
+    self.begin()
+
+
+class Calls(env_calls.EpisodeCalls):
+  """All calls into one episode, which lives in a worker."""
+
+  def __init__(self, remote: Remote, task: types.Task):
+    """Calls nothing yet; `remote`: one of its workers gets the episode."""
+    super().__init__(task)
+    self._remote = remote
+    self._uid = next(_uids)  # within this process, and so within a worker
+    self._worker: _Worker | None = None
+    # Calls so far, each with the digest of its result.
+    self._calls: list[tuple[str, tuple[Any, ...], bytes]] = []
+    self._losses = 0
+
+  def open(self) -> types.Messages:
+    """Makes the episode; returns its prompt."""
+    self._has_episode = True
+    return self._call('open')
+
+  def step(
+    self, text: str, truncated: bool, style: tool_specs.Style | None = None
+  ) -> tuple[types.Messages, float, bool]:
+    """Passes a turn on."""
+    return self._call('step', text, truncated, style)
+
+  def end(self, has_turns: bool) -> types.Score:
+    """Grades the episode, unless it has no turn, and closes it."""
+    score = self._call('end', has_turns)
+    self._give_back()
+    return score
+
+  def _close(self) -> None:
+    self.method = 'close'
+    if self._worker is not None:
+      try:
+        self._at(self._worker, 'abandon')
+      except (Lost, TimedOut):
+        self._remote.lose(self._worker)
+    self._give_back()
+
+  def _give_back(self) -> None:
+    taken, self._worker, self._has_episode = self._worker, None, False
+    self._calls.clear()
+    if taken is not None and not taken.is_lost:
+      self._remote.give_back(taken)
+
+  def _call(self, method: str, *args: Any) -> Any:
+    """Makes a call, in another worker if that of the episode is lost.
+
+    The clock of the caller does not run: each call has its own time limit,
+    which a worker's start and earlier calls do not shorten.
+
+    Raises:
+      EnvError: the environment failed, or the episode cannot go on after the
+        loss of its worker.
+      Late: the call exceeded its time limit.
+    """
+    return calls.untimed(self._play)(method, args)
+
+  def _play(self, method: str, args: tuple[Any, ...]) -> Any:
+    while True:
+      try:
+        return self._try(method, args)
+      except Lost as error:
+        self._lose()
+        self._losses += 1
+        if self._losses >= MOST_LOSSES:
+          raise env_calls.EnvError(
+            f'{self.where}: the worker of an episode must outlive it: '
+            f'{self._losses} were lost in one call, the last in {self.method}: '
+            f'{foreign.text(error, 200)}'
+          ) from None
+      except TimedOut:
+        self._lose()
+        raise calls.Late(self._remote.timeout) from None
+
+  def _try(self, method: str, args: tuple[Any, ...]) -> Any:
+    """Makes a call, after all earlier ones if the worker is a new one."""
+    if self._worker is None:
+      self._worker = self._remote.take(self._losses >= SHARED_LOSSES)
+      for earlier, its_args, digest in self._calls:
+        if _digest(self._at(self._worker, earlier, *its_args)) != digest:
+          raise env_calls.EnvError(
+            f'{self.where}: {self.method} must give the same reply to the same '
+            'turns: it gave another one after the loss of a worker'
+          )
+    result = self._at(self._worker, method, *args)
+    if isinstance(result, env_calls.EnvError):
+      raise result
+    self._losses = 0
+    self._calls.append((method, args, _digest(result)))
+    return result
+
+  def _at(self, taken: _Worker, method: str, *args: Any) -> Any:
+    """Returns the result of a call in a worker, which may be an `EnvError`."""
+    self.method, call = _METHODS[method], taken.handle.call
+    arguments = self._uid, self._task, method, args
+    try:
+      result, self.method = call(self._remote.timeout, 'call', *arguments)
+    except TimedOut:
+      try:  # the method that exceeds its limit, for the error
+        self.method = call(QUERY_SECONDS, 'method', self._uid)
+      except (Lost, TimedOut):
+        pass  # the one that the call began with
+      raise
+    return result
+
+  def _lose(self) -> None:
+    lost, self._worker = self._worker, None
+    if lost is not None:
+      self._remote.lose(lost)
+
+
+def _digest(result: Any) -> bytes:
+  """Returns a digest of a checked result, which has plain values alone."""
+  return hashlib.blake2b(repr(result).encode(), digest_size=16).digest()
+
+
+class Reward:
+  """A reward function in a worker; called as `calls.Process` is."""
+
+  def __init__(self, remote: Remote, start: Callable[[], Handle]):
+    """Starts nothing yet.
+
+    Args:
+      remote: counts workers that are lost.
+      start: begins to start a process.
+    """
+    self._remote, self._start = remote, start
+    self._handle: Handle | None = None
+
+  def __call__(self, call: worker.Call, clock: calls.Clock) -> worker.Reply:
+    """Returns the reply to a call, which may be a fault.
+
+    Raises:
+      Late: the function exceeded its time limit.
+    """
+    if not isinstance(message := calls.pickled(call), bytes):
+      return message
+    lost = ''
+    for _ in range(REWARD_TRIES):
+      if self._handle is None:
+        self._handle = self._start()
+      try:
+        self._handle.start()
+        clock.restart()
+        return self._handle.call(clock.timeout, 'call', message)
+      except Lost as error:
+        lost = foreign.text(error, 200)
+        self._lose(self._handle)
+      except TimedOut:
+        self._lose(self._handle)
+        raise calls.Late(clock.timeout) from None
+    return worker.Reply(
+      error=f'must return rewards: {REWARD_TRIES} workers were lost, the last: '
+      f'{lost}'
+    )
+
+  def _lose(self, handle: Handle) -> None:
+    self._remote.losses += 1
+    self._handle = None
+    handle.kill()

@@ -1,1 +1,0 @@
-"""Environments and reward functions in worker processes; see `remote`."""
