@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from experiments.launch import jobs as jobs_lib
 from experiments.launch import options as options_lib
 from experiments.launch import results, sweep, tpus
-from posttrain.rollout.remote import ray_workers
+from posttrain.rollout import ray_workers
 from posttrain.util import exits
 
 _POLL_SECONDS = 0.1

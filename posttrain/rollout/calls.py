@@ -24,7 +24,6 @@ interpreter lock cannot be given up.
 
 import asyncio
 import collections
-import concurrent.futures
 import contextlib
 import functools
 import multiprocessing
@@ -196,7 +195,7 @@ class Call:
     if not in_time and self.give_up():
       if (count := hung()) > MOST_HUNG:
         raise TooManyThreads(
-          "calls of environments and reward functions must return: got "
+          'calls of environments and reward functions must return: got '
           f'{count} that were given up and still run, expected at most '
           f'{MOST_HUNG}; fix what hangs'
         )
@@ -277,9 +276,7 @@ _INLINE = Threads(1)
 
 
 def inline(
-  fn: Callable[[], T],
-  seconds: float,
-  after: Callable[[], Any] | None = None,
+  fn: Callable[[], T], seconds: float, after: Callable[[], Any] | None = None
 ) -> T:
   """Returns the result of a call in the thread that all such calls share.
 

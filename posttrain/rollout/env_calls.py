@@ -137,7 +137,7 @@ class Calls(EpisodeCalls):
     super().__init__(task)
     self._env = env
     self._episode: base.Episode | None = None
-    self._turns = _ToolTurns(task.tools) if task.tools else None
+    self._turns = ToolTurns(task.tools) if task.tools else None
 
   def open(self) -> types.Messages:
     """Makes the episode; returns its prompt."""
@@ -188,7 +188,7 @@ class Calls(EpisodeCalls):
       episode.close()
 
 
-class _ToolTurns:
+class ToolTurns:
   """The turns of one episode with tools."""
 
   def __init__(self, tools_of_task: types.Tools):
@@ -376,7 +376,7 @@ def _number(
   if largest is not None and not abs(number) <= largest:  # or NaN
     raise ResultError(
       f'{method} must return {what} that is finite, of a size of at most '
-      f'{largest:g}: got {number!r}; None marks an episode as not scorable'
+      f'{largest:g}: got {number!r}'
     )
   return number
 

@@ -220,7 +220,9 @@ class Function:
         'None marks a rollout as not scorable'
       )
     if error:
-      error = f'{self._name} {error}; rollouts left out: {len(failed)} of {count}'
+      error = (
+        f'{self._name} {error}; rollouts left out: {len(failed)} of {count}'
+      )
       lines = '\n'.join(filter(None, (error, reply.stack)))
       logging.getLogger('absl').warning('%s', lines)
     logged = {key: float(np.mean(x)) for key, x in reply.logged.items()}
@@ -566,7 +568,7 @@ def _given(
   return list(messages)
 
 
-def _metrics(results: Mapping[str, functions.Result]) -> dict[str, float]:
+def _metrics(results: Mapping[str, Result]) -> dict[str, float]:
   metrics = {}
   for name, result in results.items():
     known = [x for x in result.rewards if x is not None]

@@ -30,15 +30,16 @@ class RewardFn:
   judge: references.ReferenceOrNone = None
   # Time limit of a call of the function, in seconds, without its judge's time.
   timeout: float = 60.0
-  # Whether the function runs in a process of its own, which is killed after the
-  # timeout; False = a thread. One of posttrain, a Python callable and one with a
-  # judge run in a thread anyway; with rollout.workers='ray', in Ray's process.
+  # Whether the function runs in a process of its own, which is killed after
+  # the timeout; False = a thread. One of posttrain, a Python callable and one
+  # with a judge run in a thread anyway; with rollout.workers='ray' Ray has the
+  # process.
   isolate: bool = True
   # Memory that an isolated function may allocate after its import, in MiB.
   memory: int = 4096
-  # Largest number of consecutive calls, of a function or a model, in which faults
-  # leave more than half of the rollouts without a reward (which is not a reward
-  # of 0); one more stops the run.
+  # Largest number of consecutive calls, of a function or a model, in which
+  # faults leave more than half of the rollouts without a reward (which is not a
+  # reward of 0); one more stops the run.
   max_faults: int = 3
 
   def __post_init__(self):

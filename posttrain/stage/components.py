@@ -24,8 +24,8 @@ from posttrain.models import transformer
 from posttrain.ops import attention
 from posttrain.pipeline import base
 from posttrain.rollout import references as refs
-from posttrain.rollout.endpoint import client
 from posttrain.rollout import remote, reward_models
+from posttrain.rollout.endpoint import client
 from posttrain.stage import plan, workers
 from posttrain.stage import sizes as sizes_lib
 from posttrain.training import objectives

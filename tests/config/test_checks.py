@@ -255,7 +255,7 @@ def test_valid_combinations_pass():
     ),
     (
       'grpo.envs.a.rewards',
-      {'x': {'fn': 'tests.rollout.grading.judged:takes', 'judge': 'stage:sft'}},
+      {'x': {'fn': 'tests.rollout.judged:takes', 'judge': 'stage:sft'}},
       r"rewards.x.fn must take its kwargs: got \['judge'\]",
     ),
     # Functions that are not there, or take other things.
@@ -285,12 +285,7 @@ def test_valid_combinations_pass():
     ),
     (
       'grpo.envs.a.rewards',
-      {
-        'x': {
-          'fn': 'tests.rollout.grading.judged:takes',
-          'kwargs': {'scael': 1},
-        }
-      },
+      {'x': {'fn': 'tests.rollout.judged:takes', 'kwargs': {'scael': 1}}},
       r"config.grpo.envs.a.rewards.x.fn must take its kwargs: got \['scael",
     ),
     # Who grades.

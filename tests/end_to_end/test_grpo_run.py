@@ -15,11 +15,11 @@ from posttrain.decode import engine
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.metrics import writers
 from posttrain.report import curves, series
-from posttrain.rollout.grading import rewards as rewarding
+from posttrain.rollout import grading
 from posttrain.stage import components, job
 from posttrain.util import preemption
 from tests import toys
-from tests.rollout.grading import judged
+from tests.rollout import judged
 
 STEPS, SAVED = 80, 15  # SAVED: the first checkpoint's step
 
@@ -239,10 +239,10 @@ def test_what_reward_functions_fail_at_is_written_down(tmp_path):
   # Those of the evaluation, of greedy and of sampled answers, come first.
   judged.turns[:] = ['fine', 'fine', *of_steps]
   rewards = {
-    'x': schema.RewardFn('tests.rollout.grading.judged:by_turns', max_faults=1)
+    'x': schema.RewardFn('tests.rollout.judged:by_turns', max_faults=1)
   }
   run = _run(steps=6, rewards=rewards)
-  with pytest.raises(rewarding.TooManyFaults, match='max_faults=1 times in'):
+  with pytest.raises(grading.TooManyFaults, match='max_faults=1 times in'):
     _launch(tmp_path, run)
   errors = {
     step: [x for x in lines if not x.startswith('toy/')]

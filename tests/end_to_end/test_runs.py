@@ -17,10 +17,8 @@ from posttrain.envs import registry
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.metrics import writers
 from posttrain.pipeline import pairs as pair_pipeline
-from posttrain.rollout import abandoned, env_calls
+from posttrain.rollout import calls, env_calls, grading, remote
 from posttrain.rollout.endpoint import client
-from posttrain.rollout.grading import rewards as rewarding
-from posttrain.rollout.remote import remote
 from posttrain.stage import job, learner
 from posttrain.training import objectives
 from posttrain.util import preemption
@@ -229,9 +227,9 @@ def test_a_server_that_is_away_costs_no_step(requested):
 @pytest.mark.parametrize(
   'error',
   [
-    rewarding.TooManyFaults('x', ('a',)),
+    grading.TooManyFaults('x', ('a',)),
     rollout_metrics.TooManyErrors('x', ('a',)),
-    abandoned.TooManyThreads('x'),
+    calls.TooManyThreads('x'),
     env_calls.EnvError('x'),
   ],
 )
@@ -468,8 +466,7 @@ def test_every_key_is_read(tmp_path, monkeypatch):
 def _ask_the_rest(path):
   """What no environment of the run has, and other environments."""
   from posttrain.algorithms import streams
-  from posttrain.rollout.grading import functions
-  from posttrain.rollout.grading import rewards as rewarding
+  from posttrain.rollout import grading
   from tests.algorithms import test_table, two_turns
   from tests.envs.adapters import every_option
   from tests.rollout.endpoint import servers
@@ -502,21 +499,19 @@ def _ask_the_rest(path):
   made = toys.environment(frozen, 64, 'a')
   made.sampler.spec(two_turns.TASK, 0)
   assert made.references == {'init': 'envs.a.sampler.model'}
-  rewards = {
-    'x': schema.RewardFn('tests.rollout.grading.judged:slow', judge='init')
-  }
+  rewards = {'x': schema.RewardFn('tests.rollout.judged:slow', judge='init')}
   rewards['y'] = schema.RewardFn(model='stage:rm')
-  made = rewarding.Rewards(
+  made = grading.Rewards(
     'a',
     rewards,
     judge=lambda name: None,
     reward_model=lambda name: (
-      lambda rollouts: functions.Result([1.0] * len(rollouts))
+      lambda rollouts: grading.Result([1.0] * len(rollouts))
     ),
   )
   made(two_turns.group(1.0))
-  isolated = schema.RewardFn('tests.rollout.grading.judged:slow', isolate=True)
-  rewarding.Rewards('a', {'z': isolated})  # starts no process yet
+  isolated = schema.RewardFn('tests.rollout.judged:slow', isolate=True)
+  grading.Rewards('a', {'z': isolated})  # starts no process yet
   endpoint = servers.connect(servers.Server())
   endpoint.check(fixtures.RENDERER)
   endpoint.close()

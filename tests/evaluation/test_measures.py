@@ -9,7 +9,7 @@ import pytest
 from posttrain import schema, types
 from posttrain.chat import rendering
 from posttrain.evaluation import answers, comparison, measures
-from posttrain.rollout.grading import functions as graders
+from posttrain.rollout import grading
 from posttrain.stage import selection
 
 UIDS = itertools.count()
@@ -50,7 +50,7 @@ def never(sequences):
 def test_reward_functions_have_their_own_values(byte_renderer, monkeypatch):
   """Without their weights; a task without a value is in no mean."""
   monkeypatch.setattr(
-    'posttrain.rollout.grading.rewards.columns',
+    'posttrain.rollout.grading.columns',
     lambda rollouts: {
       'completions': [x.completion_messages[0]['content'] for x in rollouts]
     },
@@ -69,7 +69,7 @@ def test_reward_functions_have_their_own_values(byte_renderer, monkeypatch):
   assert functions['e'].keys() == {'long'}
 
   def model(rollouts):
-    return graders.Result([0.25] * len(rollouts))
+    return grading.Result([0.25] * len(rollouts))
 
   learned = measures.functions({'e': entry}, lambda name: model)
   assert learned['e'].keys() == {'long', 'learned'}
@@ -104,7 +104,7 @@ def test_functions_that_fail_are_errors_and_end_no_run(
   byte_renderer, monkeypatch
 ):
   monkeypatch.setattr(
-    'posttrain.rollout.grading.rewards.columns',
+    'posttrain.rollout.grading.columns',
     lambda rollouts: {'completions': ['' for _ in rollouts]},
   )
   monkeypatch.setattr(logging.getLogger('absl'), 'warning', lambda *_: None)

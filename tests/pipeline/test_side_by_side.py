@@ -275,7 +275,7 @@ def graded_by(servers_by_name):
     server = servers_by_name[reference.base_url.split('/')[2]]
     return lambda conversations, **options: server(conversations)
 
-  reward = {'fn': 'tests.rollout.grading.judged:length', 'weight': 0.5}
+  reward = {'fn': 'tests.rollout.judged:length', 'weight': 0.5}
   envs = {
     name: dataclasses.replace(
       toys.entry(),

@@ -13,7 +13,7 @@ from posttrain.chat import rendering, tokenizers
 from posttrain.envs import registry
 from posttrain.pipeline import environment, tally
 from posttrain.pipeline import tokens as token_pipeline
-from posttrain.rollout.grading import rewards
+from posttrain.rollout import grading
 from tests import fixtures
 
 
@@ -86,16 +86,16 @@ def test_joined_rows_hold_the_same_samples_with_less_padding():
 def test_exit_code_tells_whether_any_rollout_had_a_reward(
   monkeypatch, rewarded, code
 ):
-  def grading(self, *args):
-    raise rewards.TooManyFaults('f must fail at most', ('a fault',))
+  def grade(self, *args):
+    raise grading.TooManyFaults('f must fail at most', ('a fault',))
     yield
 
-  monkeypatch.setattr(environment.Environment, 'grading', grading)
+  monkeypatch.setattr(environment.Environment, 'grade', grade)
   pipeline, before = _pipeline(), tally.Tally(('a',))
   before.add_env('a', 4, rewarded, ['x'] * 3)
   pipeline.tally = tally.Tally(('a',))
   pipeline.tally.set_state(before.get_state())  # of a resumed run
-  with pytest.raises(rewards.TooManyFaults, match='f must fail at') as stopped:
+  with pytest.raises(grading.TooManyFaults, match='f must fail at') as stopped:
     next(pipeline)
   assert getattr(stopped.value, 'exit_code', None) == code
   assert ('has had a reward' in str(stopped.value)) == (code == 3)

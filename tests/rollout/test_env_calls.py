@@ -15,27 +15,22 @@ import pytest
 from posttrain import schema, types
 from posttrain.data import sources
 from posttrain.metrics import writers
-from posttrain.rollout import abandoned, driver, env_calls, limits
+from posttrain.rollout import calls, driver, env_calls
 from tests.rollout import fakes
 from tests.rollout.fakes import Recall, raises, spec
 
 LIMIT = 0.05
 
 
-@pytest.fixture(autouse=True)
-def no_earlier_threads(monkeypatch):
-  """Forgets the calls that other tests have left behind."""
-  monkeypatch.setattr(abandoned, '_threads', [])
-
-
 @pytest.fixture
-def gate(no_earlier_threads):
+def gate(monkeypatch):
   """An event that hanging calls wait for; set at the end."""
+  monkeypatch.setattr(calls, '_hung', [])
   event = threading.Event()
   yield event
   event.set()
   end = time.monotonic() + 5
-  while abandoned.count():
+  while calls.hung():
     assert time.monotonic() < end
     time.sleep(0.005)
 
@@ -50,69 +45,23 @@ def play(env, timeout=LIMIT, count=1, **options):
   return rollouts
 
 
-def spins():
-  while True:
-    pass
-
-
-def swallows():
-  end = time.monotonic() + 5
-  while time.monotonic() < end:
-    try:
-      time.sleep(5)
-    except Exception:
-      pass
-
-
-@pytest.mark.parametrize('hang', [spins, swallows, lambda: time.sleep(5)])
+@pytest.mark.parametrize('blocking', [False, True])
 @pytest.mark.parametrize('hook', ['make', 'reset', 'step', 'grade', 'close'])
-def test_inline_call_over_its_limit_is_interrupted(hook, hang):
-  env, before = Recall(fails={hook: hang}), threading.active_count()
-  start, handler = time.monotonic(), signal.getsignal(signal.SIGALRM)
-  (rollout,) = play(env)
-  assert time.monotonic() - start < 3
-  assert rollout.stop_reason == 'error' and rollout.error == (
-    f'recall/t1: {hook} must return within rollout.env_timeout=0.05 s: it did '
-    'not, and was given up'
-  )
-  assert env.closed == ([] if hook == 'make' else ['t1'])
-  assert threading.active_count() <= before  # those of other tests may end
-  assert signal.getsignal(signal.SIGALRM) == handler
-  assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize('seconds, ends', [(5 * LIMIT, 0), (0.3, 1)])
-def test_call_that_catches_every_exception_is_late_or_ends_the_process(
-  seconds, ends, monkeypatch
-):
-  """A bare `except:` catches the alarm as well."""
-
-  class Ended(Exception):
-    pass
-
-  def end(reason, code):
-    reasons.append(reason)
-    raise Ended
-
-  def stubborn():
-    start = time.monotonic()
-    while time.monotonic() - start < seconds:
-      try:
-        time.sleep(0.01)
-      except Ended:
-        raise
-      except:  # noqa: E722
-        pass
-
-  reasons = []
-  monkeypatch.setattr(limits, 'AGAIN', 0.02)
-  monkeypatch.setattr(limits, 'MOST_ALARMS', 3 if ends else 1000)
-  monkeypatch.setattr(limits.watchdog, 'end', end)
-  (rollout,) = play(Recall(fails={'step': stubborn}))
-  assert len(reasons) == ends
-  assert ends or 'step must return within rollout.env_t' in rollout.error
-  for reason in reasons:
-    assert 'environment recall/t1: step' in reason and 'blocking' in reason
+def test_call_over_its_limit_ends_its_episode(hook, blocking, gate):
+  env = Recall(fails={hook: gate.wait}, blocking=blocking)
+  for rollout in play(env, count=3, env_threads=1):
+    assert rollout.stop_reason == 'error' and rollout.error == (
+      f'recall/t{rollout.uid}: {hook} must return within rollout.env_timeout='
+      '0.05 s: it did not, and was given up'
+    )
+  assert calls.hung() == 3
+  assert len(env.closed) == (3 if hook == 'close' else 0)
+  gate.set()
+  end = time.monotonic() + 5
+  while calls.hung():
+    assert time.monotonic() < end
+  # A call that returns at last closes its episode, once.
+  assert len(env.closed) == 3
 
 
 @pytest.mark.parametrize('blocking', [False, True])
@@ -120,91 +69,44 @@ def test_call_that_catches_every_exception_is_late_or_ends_the_process(
 @pytest.mark.parametrize('error', [SystemExit(0), asyncio.CancelledError()])
 def test_exit_of_an_environment_is_its_error(hook, error, blocking):
   env = Recall(fails={hook: raises(error)}, blocking=blocking)
-  (rollout,) = play(env)
+  (rollout,) = play(env, timeout=5.0)
   assert rollout.stop_reason == 'error'
   assert f'recall/t1: {type(error).__name__}' in rollout.error
 
 
-@pytest.mark.parametrize('hook', ['make', 'reset', 'step', 'grade', 'close'])
-def test_blocking_call_over_its_limit_is_left_behind(hook, gate):
-  env = Recall(fails={hook: gate.wait}, blocking=True)
-  rollouts = play(env, count=3, env_threads=1)
-  for rollout in rollouts:
-    assert f'{hook} must return within rollout.env_timeout=' in rollout.error
-  assert abandoned.count() == 3
-  assert len(env.closed) == (3 if hook == 'close' else 0)
-  gate.set()
-  end = time.monotonic() + 5
-  while abandoned.count():
-    assert time.monotonic() < end
-  # A call that returns at last closes its episode, once.
-  assert len(env.closed) == 3
-
-
-def test_too_many_calls_left_behind_end_the_run(gate, monkeypatch):
-  monkeypatch.setattr(abandoned, 'MOST', 1)
-  monkeypatch.setattr(driver.pool, 'EXIT_SECONDS', LIMIT)
+def test_too_many_calls_that_hang_end_the_run(gate, monkeypatch):
+  monkeypatch.setattr(calls, 'MOST_HUNG', 1)
+  monkeypatch.setattr(calls, 'EXIT_SECONDS', LIMIT)
   env = Recall(fails={'step': gate.wait}, blocking=True)
-  with pytest.raises(
-    abandoned.TooManyThreads,
-    match='calls of environments must return: got 2 calls that were given up',
-  ):
+  with pytest.raises(calls.TooManyThreads, match='got 2 that were given up'):
     play(env, count=3)
 
 
-def test_interrupt_does_not_wait_for_hanging_calls(gate, monkeypatch):
-  monkeypatch.setattr(driver.pool, 'EXIT_SECONDS', LIMIT)
+@pytest.mark.parametrize('blocking', [False, True])
+def test_interrupt_does_not_wait_for_hanging_calls(blocking, gate, monkeypatch):
+  monkeypatch.setattr(calls, 'EXIT_SECONDS', LIMIT)
   monkeypatch.setattr(driver, 'CLOSE_SECONDS', LIMIT)
-  for blocking in (False, True):
-    broken = Recall(fails={'reset': raises(KeyboardInterrupt())})
-    hook = 'step' if blocking else 'close'
-    hangs = Recall(fails={hook: gate.wait}, blocking=blocking)
-    specs = [spec(uid, hangs) for uid in range(8)] + [spec(99, broken)]
-    engine = fakes.Engine({uid: ['red'] * 2 for uid in range(8)})
-    start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-      driver.Driver(
-        engine, fakes.RENDERER, 64, schema.Rollout(env_timeout=60.0)
-      ).run(specs)
-    assert time.monotonic() - start < 4
-    if not blocking:  # those after the third that hangs are not closed
-      assert len(hangs.closed) == driver.MOST_LATE
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  main = threading.main_thread().ident
+  threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+  hangs = Recall(fails={'step': gate.wait}, blocking=blocking)
+  others = Recall()
+  engine = fakes.Engine({uid: ['red'] * 2 for uid in range(8)})
+  start = time.monotonic()
+  with pytest.raises(KeyboardInterrupt):
+    driver.Driver(
+      engine, fakes.RENDERER, 64, schema.Rollout(env_timeout=60.0)
+    ).run([spec(0, hangs), spec(1, others)])
+  signal.signal(signal.SIGINT, before)
+  assert time.monotonic() - start < 4
+  assert hangs.closed == [] and others.closed == ['t1']
 
 
 def test_time_of_the_judge_does_not_count():
-  judge = limits.untimed(lambda: time.sleep(4 * LIMIT))
+  judge = calls.untimed(lambda: time.sleep(4 * LIMIT))
   for blocking in (False, True):
     (rollout,) = play(Recall(fails={'make': judge}, blocking=blocking))
     assert rollout.score.reward == 1.0
-  assert judge() is None  # outside of a call
-
-
-def test_alarm_of_an_environment_works_and_is_replaced_afterwards():
-  rung = []
-
-  def times_itself():
-    before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
-    signal.setitimer(signal.ITIMER_REAL, 0.02)
-    time.sleep(0.03)
-    signal.signal(signal.SIGALRM, before)
-
-  (rollout,) = play(Recall(fails={'make': times_itself}))
-  assert rung == [1] and rollout.score.reward == 1.0
-  (late,) = play(Recall(fails={'step': spins}))
-  assert late.stop_reason == 'error'
-
-
-def test_limits_outside_of_the_main_thread():
-  results = []
-  thread = threading.Thread(
-    target=lambda: results.append(inline(lambda: 7, 0.001))
-  )
-  thread.start()
-  thread.join()
-  assert results == [7]
-  assert limits.aside(lambda: 7, 1.0) == 7
-  with pytest.raises(KeyError):
-    limits.aside(raises(KeyError()), 1.0)
 
 
 def test_numbers_of_numpy_become_pythons():
@@ -217,7 +119,7 @@ def test_numbers_of_numpy_become_pythons():
   )
   step = types.StepOut(reward=np.float64(0.25), done=np.bool_(True))
   env = Recall(fails={'grade': lambda: score, 'step': lambda: step})
-  (rollout,) = play(env)
+  (rollout,) = play(env, 5.0)
   assert rollout.score == types.Score(0.5, True, False, {'a': 2, 'b': 3}, 'x')
   writers.dumps(dataclasses.asdict(rollout.score))
   assert json.dumps(dataclasses.asdict(rollout.turns[0]))
@@ -258,10 +160,10 @@ def test_numbers_of_numpy_become_pythons():
     (
       'grade',
       types.Score(10**400),
-      'reward of grade must be finite, .*got inf',
+      'grade must return a reward that is finite, .*got inf',
     ),
     ('grade', types.Score(1.0, 'yes'), "correct as a bool: got 'yes'"),
-    ('grade', types.Score(1.0, metrics=[]), 'metrics as a small dict'),
+    ('grade', types.Score(1.0, metrics=[]), 'metrics as a dict'),
     ('grade', types.Score(1.0, metrics={'a': ''}), "metric 'a' as a number"),
     ('grade', types.Score(1.0, answer=[1]), r'an answer as a str: got \[1'),
   ],
@@ -269,7 +171,7 @@ def test_numbers_of_numpy_become_pythons():
 def test_result_of_the_wrong_type_names_environment_and_method(
   hook, value, message
 ):
-  (rollout,) = play(Recall(fails={hook: lambda: value}))
+  (rollout,) = play(Recall(fails={hook: lambda: value}), 5.0)
   assert re.match(f'recall/t1: .*{message}', rollout.error), rollout.error
 
 
@@ -279,27 +181,9 @@ def test_text_of_an_error_is_short_and_one_line():
       raise OSError
 
   for error in (Odd(), ValueError('a\n' * 10**6)):
-    (rollout,) = play(Recall(fails={'step': raises(error)}))
+    (rollout,) = play(Recall(fails={'step': raises(error)}), 5.0)
     assert rollout.error.startswith(f'recall/t1: {type(error).__name__}: ')
     assert len(rollout.error) < 600 and '\n' not in rollout.error
-
-
-def inline(call, seconds):
-  with limits.Inline(seconds) as limit:
-    return limit(call)
-
-
-def test_each_call_has_the_whole_limit():
-  """One alarm serves many calls, also after one that was interrupted."""
-  with limits.Inline(4 * LIMIT) as limit:
-    for _ in range(3):
-      assert limit(lambda: time.sleep(3 * LIMIT)) is None
-    start = time.monotonic()
-    assert limit(spins) == limits.Late(4 * LIMIT)
-    assert 4 * LIMIT <= time.monotonic() - start < 3
-    time.sleep(5 * LIMIT)  # between calls nothing is interrupted
-    assert limit(lambda: 7) == 7
-    assert limit(spins) == limits.Late(4 * LIMIT)
 
 
 class Editor(Recall):
@@ -356,7 +240,7 @@ def test_tasks_of_another_environment_are_named(name):
     assert "must return tasks whose env is 'e': got " in str(error.value)
 
 
-def test_failures_of_sources_are_named():
+def test_failures_of_sources_are_named(gate):
   with pytest.raises(env_calls.EnvError, match='a source of types.Task: got 7'):
     next(source_of(sources.Shuffled([7], 0)))
 
@@ -365,7 +249,7 @@ def test_failures_of_sources_are_named():
       return [1 / 0]
 
     def __next__(self):
-      return spins()
+      gate.wait()
 
   with pytest.raises(
     env_calls.EnvError,

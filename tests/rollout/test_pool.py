@@ -10,71 +10,12 @@ import pytest
 from posttrain import schema
 from posttrain.decode import engine as engines
 from posttrain.models import transformer
-from posttrain.rollout import driver, pool
+from posttrain.rollout import driver
 from tests import fixtures
 from tests.rollout import fakes
 
 EOS = fixtures.RENDERER.tokenizer.eos_id
 WAITS = 10  # seconds after which a test that hangs fails
-
-
-def test_calls_are_due_after_a_number_of_chunks_in_order():
-  begun = threading.Event()
-
-  def slow():
-    assert begun.wait(WAITS)  # the other call has run
-    return 'slow'
-
-  with pool.Pool(threads=2, chunks=2, timeout=WAITS) as calls:
-    assert calls.due(idle=True) == []
-    calls.add(1, slow)
-    calls.tick()
-    calls.add(2, lambda: begun.set() or 'quick')
-    assert calls.due(idle=False) == [] and len(calls) == 2
-    assert begun.wait(WAITS)  # it has returned, but is not due
-    assert calls.due(idle=False) == []
-    calls.tick()
-    assert calls.due(idle=False) == [(1, 'slow')]
-    assert calls.due(idle=False) == []
-    calls.tick()
-    assert calls.due(idle=False) == [(2, 'quick')] and not len(calls)
-
-
-def test_oldest_call_is_due_at_once_if_nothing_decodes():
-  with pool.Pool(threads=1, chunks=3, timeout=WAITS) as calls:
-    calls.add(5, lambda: 'a')
-    calls.add(4, lambda: 'b')
-    calls.tick()
-    calls.add(3, lambda: 'c')
-    assert calls.due(idle=True) == [(5, 'a'), (4, 'b')]
-    assert calls.due(idle=True) == [(3, 'c')]
-    # The logical time does not decrease.
-    calls.add(2, lambda: 'd')
-    calls.tick()
-    assert calls.due(idle=False) == []
-
-
-def test_calls_that_have_not_begun_are_dropped_on_exit():
-  begun, gate, ran = threading.Event(), threading.Event(), []
-
-  def first():
-    begun.set()
-    assert gate.wait(WAITS)
-    ran.append(1)
-
-  with (
-    pytest.raises(KeyError),
-    pool.Pool(threads=1, chunks=1, timeout=WAITS) as calls,
-  ):
-    calls.add(1, first)
-    calls.add(2, lambda: ran.append(2))
-    (_, _, second) = calls._calls[-1]
-    second.future.add_done_callback(
-      lambda future: gate.set()
-    )  # once it is cancelled
-    assert begun.wait(WAITS)
-    raise KeyError
-  assert ran == [1]
 
 
 class Slow(fakes.Recall):

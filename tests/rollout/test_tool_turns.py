@@ -15,13 +15,12 @@ from posttrain.rollout import (
   env_calls,
   pairing,
   references,
+  remote,
   sampler,
-  tool_turns,
 )
-from posttrain.rollout.remote import remote
 from tests.chat import test_real_templates as real
 from tests.rollout import fakes
-from tests.rollout.remote import toys
+from tests.rollout import remote_toys as toys
 
 folders = real.folders
 HERMES = tool_specs.Style('hermes', 'tool')
@@ -203,7 +202,7 @@ def test_complete_calls_of_a_truncated_turn_are_not_made(format):
     'llama3': '{"name": "divide", "parameters": {"a": 8}}; {"na',
   }
   made = []
-  turns = tool_turns.Turns(TOOLS)
+  turns = env_calls.ToolTurns(TOOLS)
   episode = Episode(Calculator(lambda **arguments: made.append(arguments)))
   style = tool_specs.Style(format, 'tool')
   first, *rest = turns.play(episode, written[format], True, style)
@@ -235,7 +234,7 @@ def test_an_exception_whose_text_raises_is_an_error_too():
 
 
 def test_results_in_the_role_user_are_one_message():
-  turns = tool_turns.Turns(TOOLS)
+  turns = env_calls.ToolTurns(TOOLS)
   text = call('{"a": 1}') + call('{}')
   style = tool_specs.Style('hermes', 'user')
   (message,) = turns.play(Episode(Calculator()), text, False, style)

@@ -6,14 +6,12 @@ import pytest
 
 from posttrain import schema
 from posttrain.envs import registry
-from posttrain.rollout.remote import ray_workers
+from posttrain.rollout import ray_workers
 from posttrain.stage import workers
-from tests.rollout.remote import toys
+from tests.rollout import remote_toys as toys
 
-LENGTH = schema.RewardFn(fn='tests.rollout.grading.hostile:length')
-JUDGED = schema.RewardFn(
-  fn='tests.rollout.grading.judged:verdicts', judge='init'
-)
+LENGTH = schema.RewardFn(fn='tests.rollout.hostile:length')
+JUDGED = schema.RewardFn(fn='tests.rollout.judged:verdicts', judge='init')
 
 
 @pytest.fixture(autouse=True)

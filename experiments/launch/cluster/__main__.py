@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from experiments.launch.cluster import attempts
 from posttrain import config
 from posttrain import main as posttrain_main
-from posttrain.rollout.remote import ray_workers
+from posttrain.rollout import ray_workers
 from posttrain.util import flags as flags_lib
 from posttrain.util import preemption
 

@@ -22,11 +22,12 @@ from posttrain.util import foreign
 
 PLACE_SECONDS = 600.0  # the longest wait for the resources of all trainers
 ANSWER_SECONDS = 60.0  # without an answer for so long, an actor is lost
-# Runs a module as `python -m` does; ends with the process that has started it.
+# Runs a module as `python -m` does. It ends with the process that has started
+# it: prctl(PR_SET_PDEATHSIG, SIGKILL).
 _PROGRAM = (
-  'import runpy, signal, sys; '
-  'from posttrain.rollout.grading import supervisor; '
-  'supervisor.end_with(int(sys.argv.pop(1)), signal.SIGKILL); '
+  'import ctypes, os, runpy, sys; '
+  'ctypes.CDLL(None).prctl(1, 9, 0, 0, 0); '
+  'os.getppid() == int(sys.argv.pop(1)) or os._exit(1); '
   "runpy.run_module('posttrain.main', run_name='__main__', alter_sys=True)"
 )
 

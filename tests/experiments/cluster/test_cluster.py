@@ -10,7 +10,7 @@ import time
 import pytest
 
 from experiments.launch.cluster import __main__ as cluster
-from posttrain.rollout.remote import ray_workers
+from posttrain.rollout import ray_workers
 from posttrain.util import exits
 
 BASE = ['--config=configs/arithmetic.py:tiny']

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from posttrain.rollout.remote import ray_workers
+from posttrain.rollout import ray_workers
 from posttrain.util import exits
 
 pytest.importorskip('experiments.launch.jobs')  # of the launcher

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
 
 kept = []
@@ -53,15 +52,6 @@ def returns_functions(rollouts):
   return [lambda: 1.0 for _ in rollouts]
 
 
-def writes_to_all(rollouts):
-  for descriptor in range(3, 64):
-    try:
-      os.write(descriptor, b'\0\0\0\x02{}')
-    except OSError:
-      pass
-  return [1.0 for _ in rollouts]
-
-
 def forks(rollouts, file):
   """Forks once; the child returns as well, and sooner."""
   kept.append(len(kept) + 1.0)
@@ -75,71 +65,48 @@ def forks(rollouts, file):
   return [kept[-1] for _ in rollouts]
 
 
-def replies_early(rollouts):
-  reply = b'{"rewards": [9.0, 9.0], "logged": {}, "grown": 0}'
-  for descriptor in range(3, 64):
-    try:
-      os.write(descriptor, len(reply).to_bytes(4) + reply)
-    except OSError:
-      pass
-  return [1.0 for _ in rollouts]
-
-
-def replies_late(rollouts):
-  """Replies once more after each call, from a thread."""
-
-  def reply():
-    time.sleep(0.2)
-    replies_early(rollouts)
-
-  threading.Thread(target=reply).start()
-  return [1.0 for _ in rollouts]
-
-
 def raises(rollouts):
   raise ValueError('a\n' * 10**6)
 
 
-def starts_children(rollouts, file):
+class Unprintable(Exception):
+  def __str__(self):
+    raise RuntimeError('no text')
+
+
+def unprintable(rollouts):
+  raise Unprintable
+
+
+def keeps_child(file):
+  """Leaves a child that runs on."""
   child = subprocess.Popen(['sleep', '60'])
-  own = subprocess.Popen(['sleep', '60'], start_new_session=True)
-  # One whose parent has ended, in a session of its own.
-  orphan = subprocess.run(
-    ['sh', '-c', 'setsid sleep 60 >/dev/null & echo $!'], stdout=-1
-  )
   with open(file, 'w') as f:
-    f.write(f'{os.getpid()} {child.pid} {own.pid} {int(orphan.stdout)}')
+    f.write(f'{os.getpid()} {child.pid}')
+  return [1.0, 1.0]
+
+
+def starts_children(rollouts, file):
+  keeps_child(file)
   time.sleep(60)
 
 
 def leaves_children(rollouts, file):
-  """Exits while children, also one that has the socket, run on."""
-  own = subprocess.Popen(['sleep', '60'], start_new_session=True)
+  """Exits while a child that holds the socket runs on."""
   pid = ctypes.CDLL(None).fork()  # unknown to the interpreter
   if not pid:
     time.sleep(60)
   with open(file, 'w') as f:
-    f.write(f'{own.pid} {pid}')
+    f.write(f'{os.getpid()} {pid}')
   os._exit(3)
 
 
-def modules(rollouts):
-  return [float('jax' in sys.modules)] * 2
-
-
-def secrets(completion_ids):
-  return [
-    float('SECRET_KEY' in os.environ),
-    float(len(os.listdir('/proc/self/fd'))),
-  ]
-
-
 def process(completion_ids):
-  return [float(os.getpid()), 0.0]
+  return [float(os.getpid()), float('jax' in sys.modules)]
 
 
 def edits(prompts, completions, answer, rollouts):
-  from tests.rollout.grading import judged
+  from tests.rollout import judged
 
   ids = [rollout.samples[0].ids.tolist() for rollout in rollouts]
   return judged.edits(

@@ -8,11 +8,10 @@ import time
 import pytest
 
 from posttrain import schema
-from posttrain.rollout.grading import rewards as rewarding
-from posttrain.rollout.remote import ray_workers, remote, workers
+from posttrain.rollout import grading, ray_workers, remote
 from tests.algorithms import two_turns
 from tests.rollout import fakes
-from tests.rollout.remote import toys
+from tests.rollout import remote_toys as toys
 
 pytestmark = [
   pytest.mark.slow,
@@ -92,21 +91,24 @@ def test_a_worker_that_hangs_is_killed_and_one_that_exits_is_replaced(
 
 
 def test_rewards_of_a_ray_worker_equal_those_in_a_thread(connected):
-  path = 'tests.rollout.grading.hostile'
-  cfg = {x: schema.RewardFn(fn=f'{path}:{x}') for x in ('length', 'later')}
+  path = 'tests.rollout.hostile'
+  cfg = {
+    x: schema.RewardFn(fn=f'{path}:{x}', isolate=False)
+    for x in ('length', 'later')
+  }
   stage = remote.Remote(schema.Rollout(), {}, ray_workers.start)
   group = two_turns.group(1.0, 0.0)
   (a, _, _), (b, metrics, errors) = (
-    rewarding.Rewards('e', cfg, remote=x)(group) for x in (None, stage)
+    grading.Rewards('e', cfg, workers=x)(group) for x in (None, stage)
   )
   assert [r.score for r in a] == [r.score for r in b] and errors == ()
   assert metrics['rewards/length/faults'] == 0
 
 
 def test_a_function_that_exits_is_tried_twice_and_is_a_fault(connected):
-  cfg = {'x': schema.RewardFn(fn='tests.rollout.grading.hostile:leaves')}
+  cfg = {'x': schema.RewardFn(fn='tests.rollout.hostile:leaves')}
   stage = remote.Remote(schema.Rollout(), {}, ray_workers.start)
-  scored, _, (error,) = rewarding.Rewards('e', cfg, remote=stage)(
+  scored, _, (error,) = grading.Rewards('e', cfg, workers=stage)(
     two_turns.group(1.0, 0.0)
   )
   assert [r.score.reward for r in scored] == [None, None]
@@ -118,6 +120,6 @@ def test_a_host_that_cannot_start_is_lost(connected):
   stage = remote.Remote(schema.Rollout(), {}, ray_workers.start)
   worker = stage.reward('no_such_module:fn')
   begin = time.monotonic()
-  with pytest.raises(workers.Lost, match='no_such_module'):
+  with pytest.raises(remote.Lost, match='no_such_module'):
     worker._start().start()
   assert time.monotonic() - begin < 60

@@ -10,8 +10,7 @@ import pytest
 
 from posttrain import schema, scoring
 from posttrain.models import reward_head, transformer
-from posttrain.rollout.grading import models as reward_models
-from posttrain.rollout.grading import rewards
+from posttrain.rollout import grading, reward_models
 from tests import fixtures, qwen3
 from tests.algorithms import two_turns
 
@@ -80,7 +79,7 @@ def test_reward_model_is_one_summand_of_the_reward(params, scorer):
     names.append(name)
     return reward_models.RewardModel(name, params, scorer)
 
-  total = rewards.Rewards(
+  total = grading.Rewards(
     'e',
     {
       'env': schema.RewardFn(weight=2.0),
@@ -100,7 +99,7 @@ def test_reward_model_is_one_summand_of_the_reward(params, scorer):
 def test_non_finite_value_is_a_fault_without_reward(params, scorer):
   kernel = params['reward']['kernel'] * jnp.inf
   broken = {**params, 'reward': {'kernel': kernel}}
-  total = rewards.Rewards(
+  total = grading.Rewards(
     'e',
     {'env': schema.RewardFn(), 'learned': schema.RewardFn(model='stage:rm')},
     reward_model=lambda name: reward_models.RewardModel(name, broken, scorer),
@@ -111,7 +110,7 @@ def test_non_finite_value_is_a_fault_without_reward(params, scorer):
   assert 'reward model stage:rm must return finite rewards' in errors[0]
   total(_rollouts())
   total(_rollouts())
-  with pytest.raises(rewards.TooManyFaults, match='max_faults=3 times in a'):
+  with pytest.raises(grading.TooManyFaults, match='max_faults=3 times in a'):
     total(_rollouts())
 
 

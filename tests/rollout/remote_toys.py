@@ -9,8 +9,7 @@ import time
 
 from posttrain import schema
 from posttrain.envs import base
-from posttrain.rollout import driver
-from posttrain.rollout.remote import remote, workers
+from posttrain.rollout import driver, remote
 from tests.rollout import fakes
 
 _random = itertools.count()
@@ -74,7 +73,7 @@ class Process:
 
   def start(self):
     if self._cluster.never_starts:
-      raise workers.Lost('no start')
+      raise remote.Lost('no start')
     self._host.start()
 
   def call(self, seconds, method, *args):
@@ -82,7 +81,7 @@ class Process:
     if method == 'call' and self._cluster.loses(args):
       self.kill()
     if self._ended.is_set():
-      raise workers.Lost('it was killed')
+      raise remote.Lost('it was killed')
     if len(args) == 4:
       self.tasks.add(args[1].id)
     future = concurrent.futures.Future()
@@ -99,8 +98,8 @@ class Process:
         return future.result(0.005)
       except concurrent.futures.TimeoutError:
         if time.monotonic() > end:
-          raise workers.TimedOut from None
-    raise workers.Lost('it was killed')
+          raise remote.TimedOut from None
+    raise remote.Lost('it was killed')
 
   def kill(self):
     self._ended.set()

@@ -12,20 +12,20 @@ import pytest
 from posttrain import schema, types
 from posttrain.envs import registry
 from posttrain.pipeline import tokens as token_pipeline
+from posttrain.rollout import grading
 from posttrain.rollout.endpoint import client
-from posttrain.rollout.grading import rewards as rewarding
-from posttrain.rollout.grading import values
 from tests import fixtures, toys
 from tests.algorithms import two_turns
-from tests.rollout.grading import judged
+from tests.rollout import judged
 
-PATH = 'tests.rollout.grading.judged'
+PATH = 'tests.rollout.judged'
 
 
 def functions(**named):
   return {
     name: schema.RewardFn(
       **{
+        **({} if name == 'env' else {'isolate': False}),
         'fn': None if name == 'env' else (f'{PATH}:{options.pop("fn", name)}'),
         **options,
       }
@@ -36,7 +36,7 @@ def functions(**named):
 
 def run(rollouts, cfg, judge=None, total=None):
   """Returns rewards, and metrics without those of time."""
-  total = total or rewarding.Rewards('e', cfg, judge=judge)
+  total = total or grading.Rewards('e', cfg, judge=judge)
   scored, metrics, _ = total(rollouts)
   timed = {f'rewards/{k}/seconds' for k, entry in cfg.items() if entry.fn}
   assert timed <= metrics.keys()
@@ -85,19 +85,19 @@ def test_rollouts_without_samples_are_not_scored():
     ('one', 'must return a reward per rollout: got 1, expected 2'),
     ('nothing', 'a reward per rollout: got None, expected 2'),
     ('unordered', 'a reward per rollout: got {0: 1.0, 1: 1.0}, expec'),
-    ('words', "finite rewards: got 'good' for rollout 0, of task 't'; No"),
-    ('infinite', 'finite rewards: got inf for rollout 0'),
-    ('huge', 'of at most 1e+18, with the weight of 1 as well: got 1000'),
+    ('words', "well: got 'good' for rollout 0, of task 't'; None marks"),
+    ('infinite', 'finite rewards, of at most 1e+18 with the weight of 1 as'),
+    ('huge', 'with the weight of 1 as well: got 1000'),
     ('broken', "it raised KeyError: 'no' (judged.py:82); None marks a roll"),
     ('exits', 'must return rewards: it raised SystemExit: 3 (judged.py'),
     ('raises_unprintable', 'Unprintable: <Unprintable, whose str raises Run'),
     ('raises_long', 'ValueError: aaa'),
-    ('odd', 'per rollout: got <Odd, whose repr raises OSError>, expected 2'),
+    ('odd', 'it raised OSError'),
     ('endless', 'must return within its timeout of 0.05 s: it did not'),
-    ('lies', 'finite rewards: got nan for rollout 0'),
+    ('lies', 'as well: got nan for rollout 0'),
     ('raises_endless', 'must return within its timeout of 0.05 s: it did not'),
     ('raises_interrupting', 'Interrupting, whose str raises KeyboardInterrup'),
-    ('odd_numbers', 'of at most 1e+18, with the weight of 1 as well: got 0 f'),
+    ('odd_numbers', 'it raised OSError: no size'),
     ('hangs', 'must return within its timeout of 0.05 s: it did not'),
     ('hangs_on', 'must return within its timeout of 0.05 s: it did not'),
   ],
@@ -106,7 +106,7 @@ def test_faults_leave_their_rollouts_without_a_reward(name, message, caplog):
   hangs = name.startswith(('hangs', 'endless', 'raises_endless'))
   timeout = 0.05 if hangs else 5.0
   cfg = functions(env={}, fine={}, **{name: {'timeout': timeout}})
-  total = rewarding.Rewards('e', cfg)
+  total = grading.Rewards('e', cfg)
   scored, metrics, (error,) = total(two_turns.group(1.0, 0.0))
   judged.ended.set()
   judged.ended.clear()
@@ -163,11 +163,11 @@ def test_scalars_of_arrays_are_rewards(values):
 )
 def test_reward_whose_square_overflows_float32_is_a_fault(value, weight):
   cfg = functions(says={'kwargs': {'values': [value, 1.0]}, 'weight': weight})
-  total, rollouts = rewarding.Rewards('e', cfg), two_turns.group(0.0, 0.0)
+  total, rollouts = grading.Rewards('e', cfg), two_turns.group(0.0, 0.0)
   scored, _, (error,) = total(rollouts)
   assert [r.score.reward for r in scored] == [None, weight]
   assert (
-    'must return rewards of a size of at most 1e+18, with the weight of '
+    'must return finite rewards, of at most 1e+18 with the weight of '
     f'{weight:g} as well: got {value!r} for rollout 0, of task'
   ) in error
   cfg = functions(says={'kwargs': {'values': [1e18, -1e18]}, 'weight': 0.1})
@@ -184,38 +184,33 @@ def test_function_that_edits_its_arguments_edits_copies():
   task = dataclasses.replace(two_turns.TASK, answer=['7'])
   rollouts = [two_turns.rollout(1.0, i, task=task) for i in range(3)]
   before = repr(rollouts)
-  total = rewarding.Rewards('e', cfg)
+  total = grading.Rewards('e', cfg)
   for _ in range(2):
     assert run(rollouts, cfg, total=total)[0] == [2.0, 2.0, 2.0]
   assert repr(rollouts) == before and options == {'nested': []}
 
 
 def test_too_many_faults_in_a_row_stop_the_run():
-  turns = ['broken', 'one', 'fine', 'none', 'nan_first', 'words', 'broken']
+  turns = ['broken', 'one', 'nan_first', 'broken', 'one', 'none']
+  turns += ['broken', 'words', 'broken']
   cfg = functions(nothing={'max_faults': 9}, by_turns={'max_faults': 2})
   judged.turns[:] = turns
-  total, rollouts = rewarding.Rewards('e', cfg), two_turns.group(1.0, 0.0)
-  for faults in (1, 1, 0, 0, 1, 1):
+  total, rollouts = grading.Rewards('e', cfg), two_turns.group(1.0, 0.0)
+  # One bad value of two rollouts is a fault, but not most of them.
+  for faults in (1, 1, 1, 1, 1, 0, 1, 1):
     _, metrics, errors = total(rollouts)
     assert metrics['rewards/by_turns/faults'] == faults
     assert len(errors) == 1 + faults
-  with pytest.raises(rewarding.TooManyFaults) as stopped:
+  with pytest.raises(grading.TooManyFaults) as stopped:
     total(rollouts)
   assert str(stopped.value).startswith(
     f'envs.e.rewards.by_turns: {PATH}:by_turns must fail at most max_faults='
-    '2 times in a row: got 3, the last: must return rewards: it raised KeyE'
+    '2 times in a row: got 3, the last: envs.e.rewards.by_turns: '
   )
   assert str(stopped.value).endswith(
     'fix it, or raise envs.e.rewards.by_turns.max_faults'
   )
   assert len(stopped.value.errors) == 2  # of the step, one of each function
-  assert isinstance(stopped.value.__cause__.__cause__, KeyError)
-
-
-def test_first_fault_stops_a_run_with_max_faults_0():
-  cfg = functions(broken={'max_faults': 0})
-  with pytest.raises(rewarding.TooManyFaults, match='max_faults=0 times in'):
-    run(two_turns.group(1.0), cfg)
 
 
 def test_unknown_parameter_raises_value_error():
@@ -232,9 +227,9 @@ def test_arguments_are_checked_before_a_run(monkeypatch):
 
   def check(columns, **changes):
     cfg = {'env': schema.RewardFn(), 'x': schema.RewardFn('mine:x', **changes)}
-    rewarding.check('e', cfg, ['other'], lambda: columns)
+    grading.check('e', cfg, ['other'], lambda: columns)
 
-  monkeypatch.setattr(rewarding.imports, 'function', lambda *_: graded)
+  monkeypatch.setattr(grading.imports, 'function', lambda *_: graded)
   given = {'kwargs': {'scale': 2}, 'judge': 'init'}
   check(['level'], **given)
   with pytest.raises(
@@ -242,7 +237,7 @@ def test_arguments_are_checked_before_a_run(monkeypatch):
     match=r"envs.e.rewards.x.fn must take arguments that exist: got \['level'",
   ):
     check(['lever'], **given)
-  with pytest.raises(ValueError, match='did you mean level|or give it a def'):
+  with pytest.raises(ValueError, match='did you mean levels for level'):
     check(['levels'], **given)
   with pytest.raises(ValueError, match=r"got \['scale', 'judge'\]"):
     check(['level'])
@@ -285,33 +280,9 @@ def test_endpoint_error_of_a_judge_propagates():
     run(two_turns.group(1.0), functions(asks={'judge': 'x'}), lambda _: away)
 
 
-def test_call_over_its_timeout_neither_logs_nor_calls_the_judge():
-  conversations = []
-
-  def judge(batch):
-    conversations.append(batch)
-    return []
-
-  cfg = functions(hangs={'timeout': 0.2, 'judge': 'x'}, logs={})
-  total = rewarding.Rewards('e', cfg, judge=lambda _: judge)
-  rollouts = two_turns.group(1.0, 0.0)
-  first = run(rollouts, cfg, total=total)
-  judged.ended.set()
-  _wait_for('a finished call must not use its judge')
-  assert not conversations
-  second = run(rollouts, cfg, total=total)
-  judged.ended.clear()
-  assert first[0] == [None, None] and second[0] == [5.0, 5.0]
-  assert first[1]['rewards/hangs/faults'] == 1.0
-  assert 'rewards/hangs/count' not in first[1]
-  assert second[1]['rewards/hangs/count'] == 1.5
-  assert second[1]['rewards/hangs/faults'] == 0.0
-  assert first[1]['rewards/logs/count'] == second[1]['rewards/logs/count']
-
-
 def test_slow_function_is_warned_about_once(caplog):
   cfg = functions(sleeps={'timeout': 0.6, 'kwargs': {'seconds': 0.35}})
-  total, rollouts = rewarding.Rewards('e', cfg), two_turns.group(1.0, 0.0)
+  total, rollouts = grading.Rewards('e', cfg), two_turns.group(1.0, 0.0)
   for _ in range(2):
     rewards, metrics, errors = total(rollouts)
     assert rewards[0].score.reward == 1.0 and not errors
@@ -324,14 +295,6 @@ def test_slow_function_is_warned_about_once(caplog):
     ' s of its timeout of 0.6 s; make it faster, or raise '
     'envs.e.rewards.sleeps.timeout'
   )
-
-
-def _wait_for(word):
-  end = time.monotonic() + 5
-  while word not in judged.events:
-    assert time.monotonic() < end, f'{word!r} must be recorded'
-    time.sleep(0.005)
-  judged.events.clear()
 
 
 def test_means_of_logged_numbers_are_metrics():
@@ -359,26 +322,22 @@ def test_loggers_take_scalars_and_trls_names(value):
 
 
 @pytest.mark.parametrize('value', [10**400, float('nan'), -float('inf'), 1e308])
-def test_metric_that_is_not_finite_is_dropped_alone(value, monkeypatch, caplog):
-  monkeypatch.setattr(values, '_warned', set())
+def test_metric_that_is_not_finite_is_dropped_alone(value):
   cfg = functions(logs_one={'kwargs': {'value': value}})
-  total = rewarding.Rewards('e', cfg)
+  total = grading.Rewards('e', cfg)
   for _ in range(2):
     rewards, metrics = run(two_turns.group(1.0, 0.0), cfg, total=total)
     assert rewards == [0.0, 0.0]
     assert metrics == {'rewards/logs_one': 0.0, 'rewards/logs_one/faults': 0.0}
-  lines = [x.getMessage() for x in caplog.records]
-  assert len(lines) == 2  # of `metric` and `extra`, once each
-  assert 'metric metric of a reward function must be finite: got' in lines[0]
 
 
 def test_columns_match_those_of_trl():
-  columns = rewarding.columns(two_turns.group(1.0, 0.0))
+  columns = grading.columns(two_turns.group(1.0, 0.0))
   assert columns['prompts'] == [[two_turns.MESSAGES[0]]] * 2
   # The rollout's prompt counts, which may differ from its task's.
   (rollout,) = two_turns.group(1.0)
   task = dataclasses.replace(rollout.task, prompt=(two_turns.MESSAGES[1],))
-  single = rewarding.columns([dataclasses.replace(rollout, task=task)])
+  single = grading.columns([dataclasses.replace(rollout, task=task)])
   assert single['prompts'] == columns['prompts'][:1]
   assert columns['completions'] == [list(two_turns.MESSAGES[1:])] * 2
   assert columns['completion_ids'] == [[3, 4, 8, 9]] * 2
@@ -388,7 +347,7 @@ def test_columns_match_those_of_trl():
 def test_judge_is_resolved_once_and_replies_are_reproducible():
   engine = toys.engine(capacity=64)
   engine.set_params(toys.params(), -1)
-  judge = rewarding.LocalJudge(engine, fixtures.RENDERER)
+  judge = grading.LocalJudge(engine, fixtures.RENDERER)
   names = []
 
   def resolve(name):
@@ -396,7 +355,7 @@ def test_judge_is_resolved_once_and_replies_are_reproducible():
     return judge
 
   cfg = functions(length={'judge': 'stage:sft'})
-  total = rewarding.Rewards('e', cfg, judge=resolve)
+  total = grading.Rewards('e', cfg, judge=resolve)
   assert names == ['stage:sft']
   rollouts = two_turns.group(1.0, 0.0)
   first, metrics = run(rollouts, cfg, total=total)
@@ -411,7 +370,7 @@ def test_judge_is_resolved_once_and_replies_are_reproducible():
 def test_judge_draws_depend_on_the_prompt_alone():
   engine = toys.engine(capacity=64)
   engine.set_params(toys.params(), -1)
-  judge = rewarding.LocalJudge(engine, fixtures.RENDERER)
+  judge = grading.LocalJudge(engine, fixtures.RENDERER)
   a, b = [[{'role': 'user', 'content': x}] for x in 'ab']
   options = {'max_tokens': 8, 'temperature': 1.0}
   first = judge([a, b, a], **options)
@@ -430,7 +389,7 @@ def test_judge_calls_from_many_threads_do_not_overlap():
       self.running -= 1
       return [std.SimpleNamespace(id=r.id, ids=r.ids[:1]) for r in batch]
 
-  judge = rewarding.LocalJudge(Engine(), fixtures.RENDERER)
+  judge = grading.LocalJudge(Engine(), fixtures.RENDERER)
   batches = [[[{'role': 'user', 'content': x}]] for x in 'abcd']
   with concurrent.futures.ThreadPoolExecutor(4) as pool:
     assert len(list(pool.map(judge, batches))) == 4
@@ -475,7 +434,7 @@ def test_rewards_replace_the_grade_in_the_advantages(monkeypatch):
 
 def test_fault_leaves_its_rollouts_out_of_baseline_and_batch(monkeypatch):
   toys.install(monkeypatch)
-  rewards = functions(slow={}, nan_first={'max_faults': 1})
+  rewards = functions(slow={}, nan_first={})
   entry = dataclasses.replace(toys.entry(), rewards=rewards)
   source, driver = toys.pipeline_and_driver(toys.stage(envs={'toy': entry}))
   item = next(source)
@@ -489,9 +448,6 @@ def test_fault_leaves_its_rollouts_out_of_baseline_and_batch(monkeypatch):
   assert {round(float(x), 4) for x in expected if x} <= credit
   assert len(item.errors) == 1
   assert item.errors[0].startswith('envs.toy.rewards.nan_first: ')
-  with pytest.raises(rewarding.TooManyFaults) as stopped:
-    next(source)
-  assert len(stopped.value.errors) == 1
 
 
 class Judged(toys.Letters):
@@ -510,7 +466,7 @@ def test_environment_grades_with_its_judge(monkeypatch):
   entry = dataclasses.replace(toys.entry(group_size=2), judge='stage:sft')
   engine = toys.engine(capacity=64)
   engine.set_params(toys.params(1), -1)
-  judge = rewarding.LocalJudge(engine, fixtures.RENDERER)
+  judge = grading.LocalJudge(engine, fixtures.RENDERER)
   stage = toys.stage(prompts=2, envs={'toy': entry})
   source, driver = toys.pipeline_and_driver(stage, judge=lambda name: judge)
   data = token_pipeline.TokenData(

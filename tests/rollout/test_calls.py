@@ -1,0 +1,276 @@
+"""Calls in threads: time limits, clocks, coroutines, and logical times."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from posttrain.rollout import calls
+
+WAITS = 10  # seconds after which a test that hangs fails
+LIMIT = 0.05
+
+
+@pytest.fixture
+def gate(monkeypatch):
+  """An event that hanging calls wait for; set at the end."""
+  monkeypatch.setattr(calls, '_hung', [])
+  event = threading.Event()
+  yield event
+  event.set()
+  wait_for(lambda: not calls.hung())
+
+
+def wait_for(condition):
+  end = time.monotonic() + WAITS
+  while not condition():
+    assert time.monotonic() < end
+    time.sleep(0.005)
+
+
+def run(fn, seconds=WAITS):
+  return calls.run(fn, calls.Clock(seconds))
+
+
+def coroutine(fn, seconds=WAITS):
+  return run(lambda: calls.wait(fn()), seconds)
+
+
+@pytest.mark.parametrize('call', [run, calls.inline])
+def test_a_call_returns_raises_or_is_late(call, gate):
+  assert call(lambda: 7, WAITS) == 7
+  for error in (KeyError('x'), SystemExit(3), KeyboardInterrupt()):
+
+    def fails(error=error):
+      raise error
+
+    with pytest.raises(type(error)):
+      call(fails, WAITS)
+  with pytest.raises(calls.Late, match='its limit of 0.05 s'):
+    call(gate.wait, LIMIT)
+  assert calls.hung() == 1
+  assert call(lambda: 8, WAITS) == 8  # another thread has taken its place
+
+
+def test_inline_calls_share_a_thread_until_one_hangs(gate):
+  first = calls.inline(threading.get_ident, WAITS)
+  assert calls.inline(threading.get_ident, WAITS) == first
+  ended = []
+  with pytest.raises(calls.Late):
+    calls.inline(gate.wait, LIMIT, lambda: ended.append(1))
+  assert calls.inline(threading.get_ident, WAITS) != first and not ended
+  gate.set()
+  wait_for(lambda: ended)  # called once the call has returned
+
+
+def test_too_many_hanging_threads_end_the_run(gate, monkeypatch):
+  monkeypatch.setattr(calls, 'MOST_HUNG', 1)
+  with pytest.raises(calls.Late):
+    run(gate.wait, LIMIT)
+  with pytest.raises(calls.TooManyThreads, match='got 2 that were given up'):
+    run(gate.wait, LIMIT)
+
+
+def test_interrupt_leaves_a_hanging_call(gate):
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  main = threading.main_thread().ident
+  for call in (run, calls.inline):
+    threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+      call(gate.wait, 60)
+  signal.signal(signal.SIGINT, before)
+  assert calls.hung() == 2 and calls.inline(lambda: 7, WAITS) == 7
+
+
+def test_signal_handlers_run_during_a_call():
+  signals = []
+  before = signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
+  threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+  run(lambda: time.sleep(0.3))
+  signal.signal(signal.SIGTERM, before)
+  assert signals == [1]
+
+
+def test_own_time_excludes_judge_calls():
+  clock = calls.Clock(0.2)
+  judge = clock.judge(lambda: time.sleep(0.3))
+
+  def score():
+    threads = [threading.Thread(target=judge) for _ in range(4)]
+    for thread in threads:  # at the same time: they count once
+      thread.start()
+    for thread in threads:
+      thread.join()
+    judge()
+    return 'score'
+
+  assert calls.run(score, clock) == 'score'
+  assert clock.wall > 0.6 and 0 <= clock.own < 0.2
+  untimed = calls.untimed(lambda: time.sleep(4 * LIMIT))
+  assert run(untimed, LIMIT) is None and untimed() is None
+
+
+def test_a_call_that_is_late_loses_its_judge(gate):
+  clock, errors = calls.Clock(LIMIT), []
+  judge = clock.judge(lambda: 7)
+
+  def score():
+    gate.wait()
+    try:
+      judge()
+    except RuntimeError as error:
+      errors.append(str(error))
+
+  with pytest.raises(calls.Late):
+    calls.run(score, clock)
+  gate.set()
+  wait_for(lambda: errors == ['a finished call must not use its judge'])
+
+
+def test_coroutines_share_a_loop_also_within_a_running_one():
+  semaphore = asyncio.Semaphore(1)
+
+  async def limited():
+    async def use():
+      async with semaphore:
+        await asyncio.sleep(0)
+      return asyncio.get_running_loop()
+
+    assert await asyncio.to_thread(sum, [1.0, 2.0]) == 3.0
+    return set(await asyncio.gather(use(), use()))
+
+  async def notebook():
+    return coroutine(limited)
+
+  (loop,) = coroutine(limited)
+  assert asyncio.run(notebook()) == {loop}
+  for error in (KeyError, SystemExit):
+
+    async def fails(error=error):
+      raise error
+
+    async def fails_aside(fails=fails):
+      await asyncio.gather(asyncio.create_task(fails()))
+
+    for fn in (fails, fails_aside):
+      with pytest.raises(error):
+        coroutine(fn)
+
+  async def stops():
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(0.01)
+
+  coroutine(stops)
+  assert coroutine(limited) == {loop}
+
+
+def test_a_late_coroutine_is_cancelled_and_a_blocked_loop_replaced(gate):
+  events = []
+
+  async def hangs():
+    try:
+      await asyncio.Event().wait()
+    except asyncio.CancelledError:
+      events.append('cancelled')
+      raise
+
+  async def blocks():
+    gate.wait()
+
+  for fn in (hangs, blocks):
+    with pytest.raises(calls.Late):
+      coroutine(fn, LIMIT)
+  wait_for(lambda: events == ['cancelled'])
+
+  async def works():
+    return 7
+
+  assert coroutine(works) == 7 and calls.hung() == 0
+
+
+def test_exit_does_not_wait_for_late_calls():
+  program = """
+import threading
+from posttrain.rollout import calls
+for call in (lambda x: calls.run(x, calls.Clock(0.1)),
+             lambda x: calls.inline(x, 0.1)):
+  try:
+    call(threading.Event().wait)
+  except calls.Late as late:
+    print(late)
+"""
+  process = subprocess.run(
+    [sys.executable, '-c', program], capture_output=True, text=True, timeout=60
+  )
+  assert process.returncode == 0 and not process.stderr, process.stderr
+  assert process.stdout.count('exceeded its limit of 0.1 s') == 2
+
+
+def test_calls_are_due_after_a_number_of_chunks_in_order():
+  begun = threading.Event()
+
+  def slow():
+    assert begun.wait(WAITS)  # the other call has run
+    return 'slow'
+
+  with calls.Pool(threads=2, chunks=2, timeout=WAITS) as pool:
+    assert pool.due(idle=True) == []
+    pool.add(1, slow)
+    pool.tick()
+    pool.add(2, lambda: begun.set() or 'quick')
+    assert pool.due(idle=False) == [] and len(pool) == 2
+    assert begun.wait(WAITS)  # it has returned, but is not due
+    assert pool.due(idle=False) == []
+    pool.tick()
+    assert pool.due(idle=False) == [(1, 'slow')]
+    assert pool.due(idle=False) == []
+    pool.tick()
+    assert pool.due(idle=False) == [(2, 'quick')] and not len(pool)
+
+
+def test_oldest_call_is_due_at_once_if_nothing_decodes():
+  with calls.Pool(threads=1, chunks=3, timeout=WAITS) as pool:
+    pool.add(5, lambda: 'a')
+    pool.add(4, lambda: 'b')
+    pool.tick()
+    pool.add(3, lambda: 'c')
+    assert pool.due(idle=True) == [(5, 'a'), (4, 'b')]
+    assert pool.due(idle=True) == [(3, 'c')]
+    # The logical time does not decrease.
+    pool.add(2, lambda: 'd')
+    pool.tick()
+    assert pool.due(idle=False) == []
+
+
+def test_late_calls_do_not_delay_later_ones(gate):
+  with calls.Pool(threads=1, chunks=1, timeout=LIMIT) as pool:
+    for uid in range(3):
+      pool.add(uid, gate.wait if uid < 2 else lambda: 'c')
+    results = dict(pool.due(idle=True))
+  assert isinstance(results[0], calls.Late) and results[2] == 'c'
+  assert isinstance(results[1], calls.Late) and calls.hung() == 2
+
+
+def test_calls_that_have_not_begun_are_dropped_on_exit(gate):
+  begun, ran = threading.Event(), []
+
+  def first():
+    begun.set()
+    assert gate.wait(WAITS)
+    ran.append(1)
+
+  with (
+    pytest.raises(KeyError),
+    calls.Pool(threads=1, chunks=1, timeout=WAITS) as pool,
+  ):
+    pool.add(1, first)
+    pool.add(2, lambda: ran.append(2))
+    assert begun.wait(WAITS)
+    threading.Timer(LIMIT, gate.set).start()
+    raise KeyError
+  assert ran == [1]

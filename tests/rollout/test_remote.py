@@ -1,0 +1,315 @@
+"""Episodes and rewards in workers: equal to those in threads, after losses."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from posttrain import schema
+from posttrain.rollout import calls, grading, remote
+from tests.algorithms import two_turns
+from tests.rollout import remote_toys as toys
+from tests.rollout.remote_toys import Cluster, play
+
+CALLS = 4 * 2 + 2 + 3 + 2 + 3  # open and end of four episodes, and their steps
+
+
+@pytest.fixture(autouse=True)
+def no_earlier_threads(monkeypatch):
+  """Forgets the calls that other tests have left behind."""
+  monkeypatch.setattr(calls, '_hung', [])
+
+
+@pytest.fixture(scope='module')
+def truth():
+  rollouts, _ = play()
+  assert [r.stop_reason for r in rollouts] == ['env_done'] * 4
+  return rollouts
+
+
+def plain(rollout):
+  """Returns a rollout with lists instead of arrays."""
+  samples = [
+    {
+      field.name: np.asarray(value).tolist()
+      for field in dataclasses.fields(sample)
+      if field.name != 'task'
+      and (value := getattr(sample, field.name)) is not None
+      and field.name != 'versions'  # the fake engine counts completions
+    }
+    for sample in rollout.samples
+  ]
+  return dataclasses.replace(rollout, samples=(), turns=()), samples
+
+
+def assert_same(rollouts, others):
+  for a, b in zip(rollouts, others, strict=True):
+    assert plain(a) == plain(b)
+
+
+def test_episodes_in_workers_equal_those_in_threads(truth):
+  cluster = Cluster()
+  rollouts, workers = play(cluster)
+  assert_same(rollouts, truth)
+  assert workers.losses == 0 and len(cluster.processes) == 2
+  assert len(cluster.calls) == CALLS
+
+
+@pytest.mark.parametrize('lost', range(CALLS))
+def test_a_worker_lost_in_any_call_changes_nothing(truth, lost):
+  cluster = Cluster({lost})
+  rollouts, workers = play(cluster, seconds=0.001)
+  assert_same(rollouts, truth)
+  assert workers.losses == 1
+  assert len(cluster.calls) > CALLS
+
+
+def test_many_losses_change_nothing(truth):
+  cluster = Cluster({1, 5, 9, 16})
+  rollouts, workers = play(cluster, num_workers=4)
+  assert_same(rollouts, truth)
+  assert workers.losses == 4
+
+
+def test_an_episode_is_played_again_from_its_first_call():
+  cluster = Cluster({2})
+  play(cluster, count=1)
+  methods = [args[2] for args in cluster.calls]
+  assert methods == ['open', 'step', 'step', 'open', 'step', 'step', 'end']
+  texts = [args[3] for args in cluster.calls if args[2] == 'step']
+  assert texts[:2] == texts[2:] == [('0a', False, None), ('0b', False, None)]
+
+
+def test_an_episode_that_ends_its_workers_costs_only_itself(truth):
+  cluster = Cluster(exits=True)
+  rollouts, workers = play(cluster, num_workers=1)
+  assert rollouts[1].stop_reason == 'error' and rollouts[1].samples == ()
+  assert rollouts[1].error == (
+    'recall/t1: the worker of an episode must outlive it: 4 were lost in '
+    'one call, the last in step: it was killed'
+  )
+  assert_same(rollouts[:1] + rollouts[2:], truth[:1] + truth[2:])
+  assert workers.losses == remote.MOST_LOSSES
+  alone = [x for x in cluster.processes if x.tasks == {'t1'}]
+  assert len(alone) >= remote.MOST_LOSSES - remote.SHARED_LOSSES
+
+
+def test_workers_that_do_not_start_fail_their_episodes():
+  rollouts, _ = play(Cluster(never_starts=True), count=2)
+  for rollout in rollouts:
+    assert rollout.error.endswith(
+      '4 were lost in one call, the last in make: no start'
+    )
+
+
+def test_another_reply_after_a_loss_fails_the_episode(truth):
+  rollouts, _ = play(Cluster(), fault='random', at=('t0',))
+  assert rollouts[0].error is None
+  rollouts, workers = play(Cluster({2}), count=1, fault='random', at=('t0',))
+  assert rollouts[0].error == (
+    'recall/t0: step must give the same reply to the same turns: it gave '
+    'another one after the loss of a worker'
+  )
+  assert workers.losses == 1
+
+
+def test_an_exception_is_reported_as_in_a_thread_and_not_retried(truth):
+  options = {'fault': 'raises', 'at': ('t1',)}
+  rollouts, _ = play(**options)
+  cluster = Cluster()
+  others, workers = play(cluster, **options)
+  assert 'KeyError' in rollouts[1].error and 'toys.py' in rollouts[1].error
+  assert rollouts[1].error == others[1].error
+  assert_same(rollouts, others)
+  assert workers.losses == 0
+  steps = [x for x in cluster.calls if x[1].id == 't1' and x[2] == 'step']
+  assert len(steps) == 2
+
+
+def test_a_call_over_its_limit_ends_as_in_a_thread_and_its_worker_too(truth):
+  options = {'fault': 'hangs', 'at': ('t1',), 'timeout': 0.5}
+  rollouts, _ = play(**options)
+  others, workers = play(Cluster(), num_workers=1, **options)
+  assert (
+    rollouts[1].error
+    == others[1].error
+    == (
+      'recall/t1: step must return within rollout.env_timeout=0.5 s: it did '
+      'not, and was given up'
+    )
+  )
+  assert_same(rollouts, others)
+  assert workers.losses == 1 and calls.hung() == 1  # that of the thread
+
+
+def test_an_environment_that_cannot_be_built_fails_its_episodes():
+  host = remote.EpisodeHost(toys.options(unknown=1))
+  host.start()
+  task = toys.fakes.spec(3).task
+  error, method = host.call(0, task, 'open', ())
+  assert method == 'make'
+  assert str(error).startswith('recall/t3: ValueError: envs.recall.env.import_')
+  assert host.call(0, task, 'abandon', ()) == (None, 'close')
+
+
+class Handle:
+  def __init__(self):
+    self.killed, self.starts, self.started = 0, True, True
+
+  def has_started(self):
+    return self.started
+
+  def start(self):
+    if not self.starts:
+      raise remote.Lost('no start')
+
+  def kill(self):
+    self.killed += 1
+
+
+@pytest.fixture
+def handles():
+  return []
+
+
+@pytest.fixture
+def pair(handles):
+  def start():
+    handles.append(Handle())
+    return handles[-1]
+
+  cfg = schema.Rollout(num_workers=2)
+  return remote.Remote(cfg, {}, lambda make, concurrency: start())
+
+
+def test_nothing_starts_before_it_is_used(pair, handles):
+  assert handles == []
+  pair.begin()
+  pair.begin()
+  assert len(handles) == 2
+
+
+def test_an_episode_gets_the_worker_with_the_fewest(pair, handles):
+  taken = [pair.take(alone=False) for _ in range(5)]
+  assert [handles.index(x.handle) for x in taken] == [0, 1, 0, 1, 0]
+  for worker in (taken[0], taken[2]):
+    pair.give_back(worker)
+  assert pair.take(alone=False).handle is handles[0]
+  assert not any(x.killed for x in handles)
+
+
+def test_a_worker_that_has_started_comes_before_one_that_has_not(pair, handles):
+  pair.begin()
+  handles[0].started = False
+  assert [pair.take(alone=False).handle for _ in range(2)] == [handles[1]] * 2
+  handles[0].started = True
+  assert pair.take(alone=False).handle is handles[0]
+
+
+def test_a_lost_worker_is_killed_counted_once_and_replaced(pair, handles):
+  first, _, again = (pair.take(alone=False) for _ in range(3))
+  assert first is again
+  pair.lose(first)
+  pair.lose(again)
+  assert pair.losses == 1 and handles[0].killed == 1
+  assert len(handles) == 3  # it starts at once
+  assert pair.take(alone=False).handle is handles[2]
+
+
+def test_a_worker_alone_ends_with_its_episode(pair, handles):
+  pair.begin()
+  alone = pair.take(alone=True)
+  assert alone.handle is handles[2]
+  assert {pair.take(alone=False).handle, pair.take(alone=False).handle} == set(
+    handles[:2]
+  )
+  pair.give_back(alone)
+  assert handles[2].killed == 1 and pair.losses == 0
+  pair.lose(pair.take(alone=True))
+  assert handles[3].killed == 1 and pair.losses == 1
+
+
+def test_a_worker_that_does_not_start_is_lost(pair, handles):
+  pair.begin()
+  handles[0].starts = False
+  with pytest.raises(remote.Lost, match='no start'):
+    pair.take(alone=False)
+  assert pair.losses == 1 and handles[0].killed == 1
+  assert pair.take(alone=False).handle is handles[1]
+
+
+PATH, JUDGED = 'tests.rollout.hostile', 'tests.rollout.judged'
+
+
+@pytest.fixture
+def cluster():
+  """Returns a function that makes clusters; their event loops end with it."""
+  clusters = []
+
+  def make(lost=()):
+    clusters.append(toys.Cluster(lost))
+    return clusters[-1]
+
+  yield make
+  for process in [x for y in clusters for x in y.processes]:
+    process._host._runner.close()
+
+
+def total(name, cluster=None, path=PATH, **options):
+  """Returns the rewards of a function, in a worker of `cluster` or a thread."""
+  entry = schema.RewardFn(fn=f'{path}:{name}', isolate=False, **options)
+  workers = None
+  if cluster is not None:
+    workers = remote.Remote(schema.Rollout(), {}, cluster.start)
+  return grading.Rewards('e', {'x': entry}, workers=workers), workers
+
+
+def score(rewards):
+  scored, metrics, errors = rewards(two_turns.group(1.0, 0.0))
+  metrics.pop('rewards/x/seconds')
+  return [r.score.reward for r in scored], metrics, errors
+
+
+@pytest.mark.parametrize('name', ['length', 'later'])
+@pytest.mark.parametrize('lost', [(), (0,), (2,)])
+def test_rewards_equal_those_in_a_thread(name, lost, cluster):
+  rewards, _ = total(name)
+  others, workers = total(name, cluster(lost))
+  for _ in range(3):
+    truth = score(rewards)
+    assert score(others) == truth
+    assert None not in truth[0] and truth[2] == ()
+  assert workers.losses == len(lost)
+
+
+def test_a_call_is_made_once_more_and_no_further(cluster):
+  cluster = cluster((0, 1))
+  rewards, workers = total('length', cluster)
+  values, metrics, errors = score(rewards)
+  assert values == [None, None] and metrics['rewards/x/faults'] == 1
+  assert (
+    'must return rewards: 2 workers were lost, the last: it was' in errors[0]
+  )
+  assert len(cluster.calls) == 2 and workers.losses == 2
+  values, _, errors = score(rewards)
+  assert None not in values and errors == ()
+
+
+def test_an_exception_is_a_fault_as_in_a_thread_and_not_retried(cluster):
+  cluster = cluster()
+  rewards, _ = total('raises')
+  others, workers = total('raises', cluster)
+  truth = score(rewards)
+  assert truth[0] == [None, None] and 'raised' in truth[2][0]
+  assert score(others) == truth
+  assert len(cluster.calls) == 1 and workers.losses == 0
+
+
+def test_a_call_over_its_timeout_is_a_fault_as_in_a_thread(cluster):
+  options = {'timeout': 0.1, 'kwargs': {'seconds': 1.0}}
+  rewards, _ = total('sleeps', path=JUDGED, **options)
+  others, workers = total('sleeps', cluster(), path=JUDGED, **options)
+  truth = score(rewards)
+  assert 'must return within its timeout of 0.1 s' in truth[2][0]
+  assert score(others) == truth
+  assert workers.losses == 1
