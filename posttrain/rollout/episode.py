@@ -20,8 +20,7 @@ from posttrain import types
 from posttrain.chat import rendering
 from posttrain.decode import requests
 from posttrain.envs import base
-from posttrain.rollout import calls, env_calls
-from posttrain.rollout import remote as remotes
+from posttrain.rollout import calls, env_calls, remote
 from posttrain.rollout import transcript as transcripts
 from posttrain.util import foreign
 
@@ -83,7 +82,7 @@ class EpisodeRun:
     engine: Engine,
     renderer: rendering.Renderer,
     max_length: int,
-    remote: remotes.Remote | None = None,
+    remote: remote.Remote | None = None,
   ):
     """Prepares an episode; nothing runs before the generator does.
 

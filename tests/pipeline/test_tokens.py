@@ -58,7 +58,7 @@ def test_lost_workers_are_counted_where_there_are_workers():
     0,
   )
   workers = types.SimpleNamespace(losses=3)
-  pipeline = token_pipeline.TokenPipeline(data, remote=workers)
+  pipeline = token_pipeline.TokenPipeline(data, workers=workers)
   assert next(pipeline).metrics['rollout/worker_restarts'] == 3
 
 

@@ -34,7 +34,7 @@ def test_threads_are_the_default_and_need_no_workers():
 
 
 def test_blocking_environments_and_reward_functions_have_workers():
-  assert make()._workers._count == schema.Rollout.num_workers
+  assert make()._count == schema.Rollout.num_workers
   assert make(schema.Arithmetic(), rewards={'l': LENGTH}) is not None
 
 
