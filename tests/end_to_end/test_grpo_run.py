@@ -235,11 +235,13 @@ def test_those_that_stop_the_run_are_written_down(finished, tmp_path):
 
 def test_what_reward_functions_fail_at_is_written_down(tmp_path):
   """Behind the environments' errors, until it is too much."""
-  of_steps = ['fine', 'broken', 'fine', 'nan_first', 'one', 'fine']
+  of_steps = ['fine', 'broken', 'fine', 'one', 'broken', 'fine']
   # Those of the evaluation, of greedy and of sampled answers, come first.
   judged.turns[:] = ['fine', 'fine', *of_steps]
   rewards = {
-    'x': schema.RewardFn('tests.rollout.judged:by_turns', max_faults=1)
+    'x': schema.RewardFn(
+      'tests.rollout.judged:by_turns', max_faults=1, isolate=False
+    )
   }
   run = _run(steps=6, rewards=rewards)
   with pytest.raises(grading.TooManyFaults, match='max_faults=1 times in'):
