@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from posttrain import types
-from posttrain.util import foreign
+from posttrain.util import errors
 
 _SECTION = re.compile(
   r'^(Args|Arguments|Attributes|Example|Examples|Note|Notes|Raises|Returns'
@@ -80,7 +80,7 @@ def schema(function: Callable) -> dict[str, Any]:
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
       raise ValueError(
         'a tool must have arguments that are passed by name: got '
-        f'{foreign.quote(name, 80)} of {foreign.text(function.__name__, 80)}; '
+        f'{errors.quote(name, 80)} of {errors.text(function.__name__, 80)}; '
         'leave out * and /'
       )
     properties[name] = _type(parameter.annotation)

@@ -40,7 +40,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from posttrain.rollout import worker
-from posttrain.util import foreign
+from posttrain.util import errors
 
 T = TypeVar('T')
 
@@ -516,7 +516,7 @@ def pickled(call: worker.Call) -> bytes | worker.Reply:
       except Exception as error:
         return worker.Reply(
           error='must get arguments that can be pickled, since it runs in '
-          f'another process: got {name}: {foreign.error(error)}'
+          f'another process: got {name}: {errors.describe(error)}'
         )
     raise
 

@@ -19,7 +19,7 @@ from posttrain import types
 from posttrain.chat import rendering, tool_calls, tool_specs
 from posttrain.envs import base
 from posttrain.rollout import calls, worker
-from posttrain.util import errors, foreign, watchdog
+from posttrain.util import errors, watchdog
 
 _LONGEST = 2000  # characters of the message of a tool's exception
 _CUT = 'the turn was cut off before its end: its calls are not made'
@@ -43,8 +43,8 @@ def failure(where: str, method: str, error: BaseException) -> EnvError:
   """
   if isinstance(error, ResultError):
     return EnvError(f'{where}: {error}')
-  place = ', '.join(filter(None, (method, foreign.place(error))))
-  return EnvError(f'{where}: {foreign.error(error)} ({place})')
+  place = ', '.join(filter(None, (method, errors.place(error))))
+  return EnvError(f'{where}: {errors.describe(error)} ({place})')
 
 
 def late(where: str, method: str, error: calls.Late) -> EnvError:
@@ -70,7 +70,7 @@ class EpisodeCalls(abc.ABC):
   @property
   def where(self) -> str:
     """'<env>/<task id>', for errors."""
-    return f'{foreign.text(self._task.env)}/{foreign.text(self._task.id)}'
+    return f'{errors.text(self._task.env)}/{errors.text(self._task.id)}'
 
   def caught(self, fn: Callable[..., Any], *args: Any) -> Any:
     """Returns the result of a method of this object, or its `EnvError`.
@@ -249,7 +249,7 @@ class ToolTurns:
     try:
       return str(run(call.name, call.arguments))
     except Exception as error:
-      return self._failure(foreign.error(error, _LONGEST))
+      return self._failure(errors.describe(error, _LONGEST))
 
   def _failure(self, reason: str) -> str:
     self._failures += 1
@@ -272,7 +272,7 @@ class Source:
       EnvError: the call fails, or returns no source.
     """
     self._name = env.name
-    self._where = f'environment {foreign.text(env.name)}'
+    self._where = f'environment {errors.text(env.name)}'
     self._method, self._timeout = f'source({split!r})', timeout
     self._source = self._call(lambda: env.source(split, seed))
     methods = ('__next__', '__len__', 'take', 'get_state', 'set_state')
@@ -327,7 +327,7 @@ class Source:
     if not isinstance(task, types.Task):
       raise self._failure(_wrong(self._method, 'a source of types.Task', task))
     if task.env != self._name:
-      wanted = f'tasks whose env is {foreign.quote(self._name)}'
+      wanted = f'tasks whose env is {errors.quote(self._name)}'
       raise self._failure(_wrong(self._method, wanted, task.env))
     return task
 
@@ -337,8 +337,8 @@ class Source:
 
 def _wrong(method: str, expected: str, got: Any) -> ResultError:
   return ResultError(
-    f'{method} must return {expected}: got {foreign.quote(got, 80)}, a '
-    f'{foreign.kind(got)}'
+    f'{method} must return {expected}: got {errors.quote(got, 80)}, a '
+    f'{type(got).__name__}'
   )
 
 
@@ -405,7 +405,7 @@ def _score(score: Any) -> types.Score:
     None if correct is None else _flag(correct, 'grade', 'correct'),
     None if formatted is None else _flag(formatted, 'grade', 'formatted'),
     {
-      foreign.text(name, 100): _number(x, 'grade', f'metric {name!r}')
+      errors.text(name, 100): _number(x, 'grade', f'metric {name!r}')
       for name, x in score.metrics.items()
     },
     None if answer is None else str(answer),

@@ -22,7 +22,7 @@ from posttrain.decode import requests
 from posttrain.envs import base
 from posttrain.rollout import calls, env_calls, remote
 from posttrain.rollout import transcript as transcripts
-from posttrain.util import foreign
+from posttrain.util import errors
 
 # The bits of a request id that count restarts; the other bits are the uid.
 _RESTART_BIT, _MAX_RESTARTS = 50, 2**12
@@ -174,7 +174,7 @@ class EpisodeRun:
     try:
       return self._transcript.append_environment(messages)
     except ValueError as error:  # the template refuses them
-      text = f'{self.env.where}: {foreign.error(error)}'
+      text = f'{self.env.where}: {errors.describe(error)}'
       raise EnvError(text) from error
 
   def _request_turn(self, ids: np.ndarray) -> None:

@@ -46,7 +46,7 @@ from posttrain.chat import rendering
 from posttrain.decode import requests
 from posttrain.rollout import calls, remote, worker
 from posttrain.rollout.endpoint import client
-from posttrain.util import exits, foreign, imports, side_by_side, watchdog
+from posttrain.util import errors, exits, imports, side_by_side, watchdog
 
 _LOGGERS = ('log_metric', 'log_extra')
 # Names of the arguments of all functions, besides the columns of the rows.
@@ -216,7 +216,7 @@ class Function:
       error = (
         f'must return finite rewards, of at most {worker.LARGEST:g} with the '
         f'weight of {self._cfg.weight:g} as well: got {reply.bad[first]} for '
-        f'rollout {first}, of task {foreign.quote(rollouts[first].task.id)}; '
+        f'rollout {first}, of task {errors.quote(rollouts[first].task.id)}; '
         'None marks a rollout as not scorable'
       )
     if error:
@@ -249,7 +249,7 @@ class Function:
       except Exception as error:
         return worker.Reply(
           error='must get arguments that can be copied: got '
-          f'{name}: {foreign.error(error)}'
+          f'{name}: {errors.describe(error)}'
         )
     call = worker.Call(own, loggers, len(rollouts), self._cfg.weight)
     try:

@@ -17,7 +17,7 @@ from posttrain.envs import base
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.rollout import driver as drivers
 from posttrain.rollout import env_calls
-from posttrain.util import foreign
+from posttrain.util import errors
 
 # Above the uids of training rollouts and of evaluations.
 FIRST_UID = 2**62 + 2**49
@@ -135,7 +135,7 @@ def first_tasks(
     task = next(source)
     if task.tools is not None:
       raise ValueError(
-        f'envs.{foreign.text(env.name)}.env must have tasks without tools to '
+        f'envs.{errors.text(env.name)}.env must have tasks without tools to '
         'make pairs, as prompts of pairs have none: got some; train on rewards '
         'instead'
       )

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from posttrain.rollout import remote
-from posttrain.util import foreign
+from posttrain.util import errors
 
 START_SECONDS = 300.0  # the longest start of a worker, imports included
 OBJECT_STORE = 200 * 2**20  # bytes, of Ray on this machine
@@ -96,7 +96,7 @@ class _Handle:
     except Exception as error:  # of the host
       if isinstance(error, remote.Lost):
         raise
-      raise remote.Lost(foreign.error(error)) from error
+      raise remote.Lost(errors.describe(error)) from error
 
   def call(self, seconds: float, method: str, *args: Any) -> Any:
     """Returns the result of a method of the host."""

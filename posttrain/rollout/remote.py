@@ -38,7 +38,7 @@ from posttrain import schema, types
 from posttrain.chat import tool_specs
 from posttrain.envs import base, registry
 from posttrain.rollout import calls, env_calls, worker
-from posttrain.util import foreign, imports
+from posttrain.util import errors, imports
 
 # Workers lost in one call: before the episode gets one of its own, and in all.
 SHARED_LOSSES, MOST_LOSSES = 2, 4
@@ -128,7 +128,7 @@ class EpisodeHost:
     if method == 'open':
       env = self._envs[task.env]
       if isinstance(env, Exception):
-        where = f'{foreign.text(task.env)}/{foreign.text(task.id)}'
+        where = f'{errors.text(task.env)}/{errors.text(task.id)}'
         return env_calls.failure(where, 'make', env), 'make'
       self._episodes[uid] = env_calls.Calls(env, task)
     episode = self._episodes.get(uid)
@@ -329,7 +329,7 @@ class Calls(env_calls.EpisodeCalls):
           raise env_calls.EnvError(
             f'{self.where}: the worker of an episode must outlive it: '
             f'{self._losses} were lost in one call, the last in {self.method}: '
-            f'{foreign.text(error, 200)}'
+            f'{errors.text(error, 200)}'
           ) from None
       except TimedOut:
         self._lose()
@@ -407,7 +407,7 @@ class Reward:
         clock.restart()
         return self._handle.call(clock.timeout, 'call', message)
       except Lost as error:
-        lost = foreign.text(error, 200)
+        lost = errors.text(error, 200)
         self._lose(self._handle)
       except TimedOut:
         self._lose(self._handle)

@@ -20,10 +20,11 @@ import os
 import pickle
 import resource
 import signal
+import traceback
 from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple
 
-from posttrain.util import foreign, imports
+from posttrain.util import errors, imports
 
 LARGEST = 1e18  # the largest |reward|: advantages are float32, and squared
 _LARGEST_METRIC = 1e300  # the largest |metric|: means add them up
@@ -68,7 +69,7 @@ def answer(
 
   def log_extra(column, values):
     known = [plain(x) for x in values]
-    logged.setdefault(foreign.text(column, _QUOTED), []).extend(
+    logged.setdefault(errors.text(column, _QUOTED), []).extend(
       float(x)
       for x in known
       if isinstance(x, numbers.Real) and abs(x) <= _LARGEST_METRIC
@@ -104,7 +105,7 @@ def _reply(result: Any, call: Call, logged: Mapping[str, list[float]]) -> Reply:
   if values is None or len(values) != call.count:
     return Reply(
       error='must return a reward per rollout: got '
-      f'{got or foreign.quote(result, _QUOTED)}, expected {call.count}'
+      f'{got or errors.quote(result, _QUOTED)}, expected {call.count}'
     )
   rewards, bad = [], {}
   for index, value in enumerate(values):
@@ -116,18 +117,18 @@ def _reply(result: Any, call: Call, logged: Mapping[str, list[float]]) -> Reply:
       reward, good = None, False
     factor = max(1.0, abs(call.weight))
     if not good or not abs(reward or 0.0) * factor <= LARGEST:  # or NaN
-      reward, bad[index] = None, foreign.quote(value, _QUOTED)
+      reward, bad[index] = None, errors.quote(value, _QUOTED)
     rewards.append(reward)
   return Reply(tuple(rewards), bad, logged)
 
 
 def _raised(error: BaseException) -> Reply:
   """Returns the fault of a function that raised."""
-  place = foreign.place(error)
+  place = errors.place(error)
   return Reply(
-    error=f'must return rewards: it raised {foreign.error(error)}'
+    error=f'must return rewards: it raised {errors.describe(error)}'
     f'{f" ({place})" if place else ""}; None marks a rollout as not scorable',
-    stack=foreign.stack(error),
+    stack=''.join(traceback.format_tb(error.__traceback__, -12)),
     is_full=isinstance(error, MemoryError),
   )
 
@@ -162,7 +163,7 @@ def main(descriptor: int) -> None:
   try:
     fn = imports.function(path, 'fn')
   except BaseException as error:  # importing a module runs it
-    socket.send(Reply(error=f'must be importable: {foreign.error(error)}'))
+    socket.send(Reply(error=f'must be importable: {errors.describe(error)}'))
     return
   importlib.import_module('posttrain.types')  # numpy, before the limit
   _limit(memory)
