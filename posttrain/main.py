@@ -23,7 +23,6 @@ import os
 import re
 import socket
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
@@ -45,7 +44,9 @@ from posttrain.util import flags as flags_lib
 
 # Packages whose versions change numbers.
 _PACKAGES = ('jax', 'jaxlib', 'numpy', 'posttrain')
-_LOCK_SECONDS = 120.0  # for a lock that a lost host has left
+# How long a run of several processes waits for a lock: that of a host that is
+# gone may live on in a network file system.
+_LOCK_SECONDS = 120.0
 # Platform, None = this machine's; number of devices, and of hosts.
 Devices = tuple[str | None, int, int]
 
@@ -221,28 +222,9 @@ def hold(workdir: str, others: Sequence[str] = ()) -> Iterator[None]:
   with contextlib.ExitStack() as stack:
     with _writable():
       os.makedirs(workdir, exist_ok=True)
-      _lock(stack, workdir, others)
+      seconds = _LOCK_SECONDS if others else locks.BRIEFLY
+      stack.enter_context(locks.hold(workdir, '--workdir', others, seconds))
     yield
-
-
-def _lock(
-  stack: contextlib.ExitStack, workdir: str, others: Sequence[str]
-) -> None:
-  """Locks a workdir; with other processes, waits if it is locked.
-
-  On a network file system the lock of a host that is gone lives on for a while,
-  in which the run may be started again.
-  """
-  end = time.monotonic() + (_LOCK_SECONDS if others else 0.0)
-  while True:
-    try:
-      stack.enter_context(locks.hold(workdir, '--workdir', others))
-    except locks.Locked:
-      if time.monotonic() > end:
-        raise
-      time.sleep(1.0)
-    else:
-      return
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """A whole run: its files, its last line, stop and resume, aborts."""
 
-import contextlib
 import gc
 import gzip
 import json
@@ -18,7 +17,7 @@ from posttrain.checkpoints import reading
 from posttrain.metrics import writers
 from posttrain.stage import build, components
 from posttrain.training import step as train_step
-from posttrain.util import locks, preemption
+from posttrain.util import preemption
 
 pytestmark = pytest.mark.gate
 
@@ -360,22 +359,3 @@ def test_the_loop_fits_on_one_screen():
   import inspect
 
   assert len(inspect.getsource(train.train).splitlines()) <= 60
-
-
-def test_a_lock_that_a_lost_host_has_left_is_waited_for(tmp_path, monkeypatch):
-  """By a run of several processes; one process is refused at once."""
-  tries = []
-
-  def hold(*args):
-    tries.append(args)
-    if len(tries) % 3:
-      raise locks.Locked('one run at a time')
-    return contextlib.nullcontext()
-
-  monkeypatch.setattr(main.locks, 'hold', hold)
-  monkeypatch.setattr(main.time, 'sleep', lambda seconds: None)
-  with main.hold(str(tmp_path), ['process 1 on h']):
-    assert len(tries) == 3
-  with pytest.raises(locks.Locked), main.hold(str(tmp_path)):
-    raise AssertionError
-  assert len(tries) == 4

@@ -19,7 +19,7 @@ from posttrain.rollout.endpoint import client
 from posttrain.stage import learner, logbook, plan, profiles
 from posttrain.stage import selection as selections
 from posttrain.training import arrays, token_export
-from posttrain.util import locks, memory, preemption
+from posttrain.util import memory, preemption
 
 # Failures of environments, reward functions and servers, after which the run
 # can be resumed: the types that list the errors of a step, and all types.
@@ -296,12 +296,7 @@ class Job:
   def save(
     self, step: int, state: arrays.TrainState, pipeline_state: dict[str, Any]
   ) -> None:
-    """Starts to save everything that a resumed run needs.
-
-    Raises:
-      Locked: another run may write to this workdir.
-    """
-    locks.check(self.logbook.workdir)
+    """Starts to save everything that a resumed run needs."""
     selected = {}
     if self.selection is not None:
       over = self.selection.is_over

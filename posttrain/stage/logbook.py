@@ -16,7 +16,7 @@ from posttrain.metrics import display, estimates, trackers, writers
 from posttrain.metrics import goodput as goodputs
 from posttrain.pipeline import rollout_rows
 from posttrain.report import periodic
-from posttrain.util import files, locks, timers
+from posttrain.util import files, timers
 
 _MOST = 3  # rewards, and pass rates, that are shown
 
@@ -41,15 +41,11 @@ class Logbook:
     `time/programs` counts all programs that the stage has compiled so far;
     `time/compile` lies within the other times, `time/scoring` within
     `time/rollout`.
-
-    Raises:
-      Locked: another run may write to this workdir.
     """
     if not processes.is_first():
       self.clock.take()
       self.compiling.take()
       return
-    locks.check(self.workdir)
     times = {f'time/{k}': v for k, v in self.clock.take().items()}
     if self.report is not None:  # in every row: when it is due differs
       times.setdefault('time/report', 0.0)
