@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from posttrain import types
-from posttrain.util import foreign
 
 _PADS = {
   'temperatures': 1,
@@ -121,46 +120,57 @@ def check(
       temperature not positive; a ce member has a temperature other than 1.
   """
   for sample in samples:
-    _check_shapes(sample, longest, envs)
+    if sample.env not in envs:
+      _refuse(sample, 'env', f'be one of {envs}', sample.env)
+    if not 0 < len(sample) <= longest:
+      must = (
+        f'be in [1, {longest}], batch.row_tokens; raise it, or drop or '
+        'truncate the row'
+      )
+      _refuse(sample, 'length', must, len(sample))
+    for name in _FIELDS:
+      value = getattr(sample, name)
+      if value is None and name not in ('advantages', 'ref_logprobs'):
+        _refuse(sample, name, 'be given by streams.finalize', None)
+      if value is not None and np.shape(value) != (len(sample),):
+        must = f'have one entry per token, {(len(sample),)}'
+        _refuse(sample, name, must, np.shape(value))
   tokens = _join(samples)
+
+  def check_tokens(name: str, bad: np.ndarray, must: str) -> None:
+    if bad.any():
+      index = int(np.argmax(bad))
+      got = f'{tokens.fields[name][index]} at token {tokens.position[index]}'
+      _refuse(samples[tokens.sample[index]], name, must, got)
+
   for name in _FIELDS:
-    _check_tokens(tokens, name, ~np.isfinite(tokens.fields[name]), 'be finite')
-  # Nothing predicts token 0.
-  first = tokens.position == 0
+    check_tokens(name, ~np.isfinite(tokens.fields[name]), 'be finite')
   for component, name in _WEIGHTS.items():
-    bad = first & (tokens.weights(component) != 0)
-    _check_tokens(tokens, name, bad, 'be 0 at token 0')
-  _check_temperatures(tokens)
+    bad = (tokens.position == 0) & (tokens.weights(component) != 0)
+    check_tokens(name, bad, 'be 0 at token 0, which nothing predicts')
+  temperatures = tokens.fields['temperatures']
+  check_tokens('temperatures', temperatures <= 0, 'be > 0')
+  # Per token: in a rollout sampled at another temperature, the observations,
+  # say, may be ce members where their own temperature is 1.
+  check_tokens(
+    'temperatures',
+    (tokens.weights('ce') != 0) & (temperatures != 1),
+    'be 1 where ce_weights is not 0',
+  )
   for name, reader in ('advantages', 'rl'), ('ref_logprobs', 'ref_kl'):
-    _check_given(tokens, name, reader)
+    read = tokens.of_samples(tokens.weights(reader) != 0)
+    for index in np.flatnonzero(read).tolist():
+      if getattr(samples[index], name) is None:
+        must = f'be given by streams.finalize where {reader} has member tokens'
+        _refuse(samples[index], name, must, None)
   return tokens
 
 
-def _check_shapes(
-  sample: types.Sample, longest: int, envs: tuple[str, ...]
-) -> None:
-  """Checks environment, length, and that fields have a value per token."""
-  length = len(sample)
-  if sample.env not in envs:
-    _refuse(sample, 'env', 'be an environment of the stage', sample.env, envs)
-  if not 0 < length <= longest:
-    _refuse(
-      sample,
-      'length',
-      'be in [1, batch.row_tokens]',
-      length,
-      longest,
-      'raise batch.row_tokens, or drop or truncate the row',
-    )
-  for name in _FIELDS:
-    value = getattr(sample, name)
-    if value is None:
-      if name not in ('advantages', 'ref_logprobs'):
-        hint = 'streams.finalize sets them'
-        _refuse(sample, name, 'be given', None, hint=hint)
-    elif np.shape(value) != (length,):
-      got, must = np.shape(value), 'have one entry per token'
-      _refuse(sample, name, must, got, (length,))
+def _refuse(sample: types.Sample, name: str, must: str, got: Any) -> None:
+  raise ValueError(
+    f'sample of env {sample.env!r}, row {sample.row!r}: {name} must {must}: '
+    f'got {got!s:.200}'
+  )
 
 
 def _join(samples: Sequence[types.Sample]) -> _Tokens:
@@ -177,70 +187,6 @@ def _join(samples: Sequence[types.Sample]) -> _Tokens:
     ]
     fields[name] = np.concatenate(arrays or [none])
   return _Tokens(samples, index, np.arange(len(index)) - starts[index], fields)
-
-
-def _check_temperatures(tokens: _Tokens) -> None:
-  """Checks that all are positive, and 1 for ce members.
-
-  The check is per token: in a rollout sampled at another temperature, the
-  observations, say, may be ce members where their own temperature is 1. A token
-  that is also a member of another component has one temperature for both, and
-  is refused like the rest.
-  """
-  name, temperatures = 'temperatures', tokens.fields['temperatures']
-  _check_tokens(tokens, name, temperatures <= 0, 'be > 0')
-  _check_tokens(
-    tokens,
-    name,
-    (tokens.weights('ce') != 0) & (temperatures != 1),
-    'be 1 where ce_weights is not 0',
-    1,
-    'ce is a loss at temperature 1; set its weight there to 0, or the '
-    'temperature to 1',
-  )
-
-
-def _check_given(tokens: _Tokens, name: str, reader: str) -> None:
-  """Refuses samples without a stream that a member token reads."""
-  read = tokens.of_samples(tokens.weights(reader) != 0)
-  for index in np.flatnonzero(read).tolist():
-    sample = tokens.samples[index]
-    if getattr(sample, name) is None:
-      must = f'be given where {reader} has member tokens'
-      _refuse(sample, name, must, None, hint='streams.finalize sets them')
-
-
-def _check_tokens(
-  tokens: _Tokens,
-  name: str,
-  bad: np.ndarray,
-  must: str,
-  expected: Any = None,
-  hint: str = '',
-) -> None:
-  """Refuses the first token with a bad value of a field."""
-  if bad.any():
-    index = int(np.argmax(bad))
-    got = f'{tokens.fields[name][index]} at token {tokens.position[index]}'
-    _refuse(
-      tokens.samples[tokens.sample[index]], name, must, got, expected, hint
-    )
-
-
-def _refuse(
-  sample: types.Sample,
-  name: str,
-  must: str,
-  got: Any,
-  expected: Any = None,
-  hint: str = '',
-) -> None:
-  raise ValueError(
-    f'sample of env {sample.env!r}, row {sample.row!r}: {name} must {must}: '
-    f'got {foreign.quote(got)}'
-    + ('' if expected is None else f', expected {expected!r}')
-    + (f'; {hint}' if hint else '')
-  )
 
 
 def first_fit(

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from posttrain import types
-from posttrain.data import jsonl, row_files, rows
-from posttrain.util import files, foreign
+from posttrain.data import row_files, rows
+from posttrain.util import files
 
 COLUMNS = ('prompt', 'chosen', 'rejected', 'completion', 'label', 'margin')
 # What a preference may have, for errors.
@@ -55,19 +55,19 @@ def read(
   """Reads a data set, in its order.
 
   Args:
-    path: see `row_files.indexed`.
+    path: see `row_files.objects`.
     columns: column -> its name among those above.
-    split: see `row_files.indexed`.
+    split: see `row_files.objects`.
 
   Raises:
     ValueError: as `row_files.objects`; a row is not a preference; or no row has
       a column of `columns`.
   """
   columns = columns or {}
-  objects = rows.check_columns(row_files.objects(path, split), columns)
   try:
+    objects = rows.check_columns(row_files.objects(path, split), columns)
     return tuple(parse(raw, where, columns) for raw, where in objects)
-  except jsonl.NoRows as error:
+  except row_files.NoRows as error:
     raise ValueError(f'{error}; a preference must have {_FORM}') from None
 
 
@@ -129,7 +129,6 @@ def parse(
     ValueError: a column is missing, or has another form; the two answers are
       equal.
   """
-  present = sorted(raw)
   raw = rows.renamed(raw, columns, where) if columns else raw
   named = {column for column in COLUMNS if column in raw} - {'margin'}
   info = {key: value for key, value in raw.items() if key not in COLUMNS}
@@ -137,9 +136,8 @@ def parse(
     return _labelled(raw, info, where)
   if named not in ({'prompt', 'chosen', 'rejected'}, {'chosen', 'rejected'}):
     raise ValueError(
-      f'{where}: a preference must have {_FORM}: got columns '
-      f'{foreign.text(present)}{rows.renaming(raw, columns)}'
-      f'{rows.misspelt(raw, COLUMNS, columns, _KEY)}'
+      f'{where}: a preference must have {_FORM}: '
+      f'{rows.wrong_columns(raw, COLUMNS, columns, _KEY)}'
     )
   if 'prompt' in raw:
     prompt = rows.turns_of(raw['prompt'], 'prompt', 'user', where)
@@ -152,7 +150,7 @@ def parse(
   if answers[0] == answers[1]:
     raise ValueError(
       f'{where}: rejected must be another answer than chosen: got '
-      f'{foreign.quote(raw["rejected"])} twice; drop the row'
+      f'{raw["rejected"]!r:.200} twice; drop the row'
     )
   return Preference(prompt, *answers, where, _margin(raw, where), info)
 
@@ -165,12 +163,12 @@ def _labelled(
   answer = rows.answer_of(raw, 'completion', prompt, where)
   if not isinstance(raw['label'], bool):
     raise ValueError(
-      f'{where}: label must be true or false: got {foreign.quote(raw["label"])}'
+      f'{where}: label must be true or false: got {raw["label"]!r:.200}'
     )
   if 'margin' in raw:
     raise ValueError(
       f'{where}: margin must be left out: got '
-      f'{foreign.quote(raw["margin"])}, but there is one answer'
+      f'{raw["margin"]!r:.200}, but there is one answer'
     )
   both = (answer, None) if raw['label'] else (None, answer)
   return Preference(prompt, *both, where, info=info)
@@ -190,14 +188,11 @@ def _shared(raw: Mapping[str, Any], where: str) -> types.Messages:
   while shared and chosen[shared - 1]['role'] == 'assistant':
     shared -= 1
   if all(turn['role'] == 'system' for turn in chosen[:shared]):
-    hint = "; put the question into 'prompt', or at the beginning of both"
-    if 'conversations' in raw:
-      hint = rows.misspelt(raw, COLUMNS, None, _KEY)
     raise ValueError(
       f'{where}: chosen and rejected must be lists of messages that begin '
       "with the same question, where there is no column 'prompt': got "
-      f'{foreign.quote(raw["chosen"], 60)} and '
-      f'{foreign.quote(raw["rejected"], 60)}{hint}'
+      f'{raw["chosen"]!r:.60} and {raw["rejected"]!r:.60}; put the question '
+      "into 'prompt', or at the beginning of both"
     )
   return chosen[:shared]
 
@@ -209,7 +204,7 @@ def _margin(raw: Mapping[str, Any], where: str) -> float:
   if not (is_number and abs(margin) <= MAX_MARGIN):
     raise ValueError(
       f'{where}: margin must be a finite number of at most {MAX_MARGIN:g}: got '
-      f'{foreign.quote(margin)}'
+      f'{margin!r:.200}'
     )
   return float(margin)
 

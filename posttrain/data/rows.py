@@ -19,7 +19,7 @@ import numpy as np
 
 from posttrain import types
 from posttrain.chat import rendering, tool_specs
-from posttrain.util import foreign, json_files, spelling
+from posttrain.util import spelling
 
 COLUMNS = ('prompt', 'completion', 'messages')
 # What a row may have, for errors.
@@ -140,7 +140,7 @@ def check_columns(
   if left:
     raise ValueError(
       f'{first}: columns must name columns that the rows have: got '
-      f'{foreign.text(sorted(left))}, expected some of {foreign.text(shown)}'
+      f'{sorted(left)!s:.200}, expected some of {shown!s:.200}'
       f'{spelling.hint(sorted(left), shown)}'
     )
 
@@ -164,7 +164,7 @@ def renamed(
     if new in names:
       raise ValueError(
         f'{where}: columns must give each column a name of its own: got '
-        f'{foreign.quote(new)} for {foreign.quote([names[new], old])}; give '
+        f'{new!r:.200} for {[names[new], old]!r:.200}; give '
         'the other one another name'
       )
     names[new] = old
@@ -196,10 +196,7 @@ def parse(
     ValueError: a column is missing, contradicts another, or has another form.
   """
   if not isinstance(raw, Mapping):
-    raise ValueError(
-      f'{where}: a row must be an object: got {foreign.quote(raw)}'
-    )
-  present = sorted(raw)
+    raise ValueError(f'{where}: a row must be an object: got {raw!r:.200}')
   raw = renamed(raw, columns, where) if columns else raw
   named = tuple(column for column in COLUMNS if column in raw)
   info = {key: value for key, value in raw.items() if key not in COLUMNS}
@@ -218,27 +215,21 @@ def parse(
       completion = answer_of(raw, 'completion', prompt, where)
   else:
     raise ValueError(
-      f'{where}: a row must have {FORM}: got columns '
-      f'{foreign.text(present)}{renaming(raw, columns)}'
-      f'{misspelt(raw, COLUMNS, columns, key)}'
+      f'{where}: a row must have {FORM}: '
+      f'{wrong_columns(raw, COLUMNS, columns, key)}'
     )
   as_text = isinstance(raw.get('prompt'), str)
   tools = _tools(info.get('tools'), where)
   return Row(prompt, completion, where, info, as_text, tools)
 
 
-def renaming(raw: Mapping[str, Any], columns: Mapping[str, str] | None) -> str:
-  """Returns ', renamed to [...]' for an error; '' without new names."""
-  return f', renamed to {foreign.text(sorted(raw))}' if columns else ''
-
-
-def misspelt(
+def wrong_columns(
   raw: Mapping[str, Any],
   known: Sequence[str],
   columns: Mapping[str, str] | None,
   key: str,
 ) -> str:
-  """Returns what to do about a row whose columns are not the right ones.
+  """Returns the columns of a row with wrong ones, and what to do about it.
 
   Args:
     raw: the row, renamed.
@@ -246,28 +237,26 @@ def misspelt(
     columns: the new names, see `renamed`.
     key: dotted key of the new names.
   """
+  shown = f'got columns {sorted(raw)!s:.200}'
+  if columns:
+    shown += f', renamed by {dict(columns)!s:.200}'
   if 'conversations' in raw:
     column = 'messages' if 'messages' in known else 'prompt'
-    return f'; {rendering.SHAREGPT}, in a column {column!r}'
-  if 'text' in raw and 'messages' in known and not set(known) & set(raw):
-    prompts = f"""--{key}='{{"text": "prompt"}}' where they are prompts"""
-    return (
-      "; a text alone has no part that is the answer: split it into 'prompt' "
-      f"and 'completion', or {prompts}"
-    )
+    return f'{shown}; {rendering.SHAREGPT}, in a column {column!r}'
   absent = [old for old, new in (columns or {}).items() if new not in raw]
-  return (
+  hint = (
     spelling.hint(absent, tuple(raw))
     or spelling.hint(raw, known)
     or f"""; --{key}='{{"OWN": "prompt", ...}}' names them anew"""
   )
+  return shown + hint
 
 
 def _tools(value: Any, where: str) -> types.Tools | None:
   """Reads the column `tools`, a list of tools or its JSON; None = no tools."""
   try:
     if isinstance(value, str) and value.strip():
-      value = json_files.parse(value, 'tools')
+      value = json.loads(value)
     if not value:
       return None
     return types.Tools(tuple(tool_specs.plain(value)), 'text')
@@ -289,7 +278,7 @@ def answer_of(
   if turns[0]['role'] not in ('assistant', 'tool'):
     raise ValueError(
       f'{where}: {column} must begin with an assistant or tool turn, or with '
-      f'all of the prompt: got {foreign.quote(turns[0])} first; leave out the '
+      f'all of the prompt: got {turns[0]!r:.200} first; leave out the '
       'prompt'
     )
   return turns
@@ -310,7 +299,7 @@ def _require_answer(
   if not any(message['role'] == 'assistant' for message in turns):
     raise ValueError(
       f'{where}: {column} must hold an assistant turn: got '
-      f'{foreign.quote(raw[column])}; nothing would be trained on'
+      f'{raw[column]!r:.200}; nothing would be trained on'
     )
 
 
@@ -333,7 +322,7 @@ def _messages(value: Any, column: str, where: str) -> types.Messages:
       else 'a string or a list of messages'
     )
     raise ValueError(
-      f'{where}: {column} must be {expected}: got {foreign.quote(value)}'
+      f'{where}: {column} must be {expected}: got {value!r:.200}'
     )
   for index, message in enumerate(value):
     place = f'{where}: {column}[{index}]'

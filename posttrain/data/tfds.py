@@ -10,20 +10,15 @@ back as bytes.
 import json
 import os
 import pathlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from posttrain.data import rows
-from posttrain.util import foreign, json_files, tfds_names
+from posttrain.util import tfds_names
 
 VERSION = '1.0.0'
-# TFDS imports the module of every class that a features.json names. Its own:
-_FEATURE = re.compile(r'tensorflow_datasets\.core\.features(\.[A-Za-z]\w*)+')
-_CLASS_KEYS = ('pythonClassName', 'python_class_name', 'type')  # the last: old
-_JSON_KEYS = ('json', 'content')  # may hold JSON as a text
 _BATCH = 256  # examples that are read at a time, where all are
 # Names of a held-out split, in order of preference.
 _HELD_OUT = ('eval', 'validation', 'test')
@@ -77,8 +72,8 @@ class Examples(Sequence[tuple[Mapping[str, Any], str]]):
         A name may have another one, which then counts.
 
     Raises:
-      ValueError: there is no such data set or split, it is not in ArrayRecord,
-        or a feature is of a class that TFDS does not define.
+      ValueError: there is no such data set or split, or it is not in
+        ArrayRecord.
     """
     builder, folder, named = _open(path)
     names = _HELD_OUT if split == 'eval' else (split,)
@@ -95,9 +90,9 @@ class Examples(Sequence[tuple[Mapping[str, Any], str]]):
       self._source = builder.as_data_source(split=split)
     except (NotImplementedError, ValueError) as error:  # another format; slice
       raise ValueError(
-        f'{path}: the split {foreign.quote(split)} must be one that can be '
+        f'{path}: the split {split!r} must be one that can be '
         'read in any order, from files in ArrayRecord (`tfds build '
-        f'--file_format=array_record`): {foreign.text(error)}'
+        f'--file_format=array_record`): {error}'
       ) from error
 
   def __len__(self) -> int:
@@ -124,51 +119,17 @@ def _open(path: str | pathlib.Path) -> tuple[Any, str, str | None]:
   if tfds_names.is_name(folder):
     split = tfds_names.parse(folder).split
     folder = tfds_names.find(folder)
-  known = _versions(folder)
+  known = [
+    file.parent
+    for depth in range(4)
+    for file in pathlib.Path(folder).glob('*/' * depth + 'dataset_info.json')
+  ]
   if len(known) != 1:
     raise ValueError(
-      f'a TFDS folder must hold one data set: got {foreign.text(known)} in '
-      f'{foreign.quote(folder)}; name the folder of one version'
+      f'a TFDS folder must hold one data set: got {list(map(str, known))} in '
+      f'{folder!r}; name the folder of one version'
     )
-  for file in sorted(pathlib.Path(known[0]).rglob('features.json')):
-    _check_features(file)
   return tfds.builder_from_directory(known[0]), folder, split
-
-
-def _versions(folder: str) -> list[str]:
-  """Returns the data sets in a folder, at most three levels below it."""
-  known, depth = [], folder.rstrip(os.sep).count(os.sep)
-  for path, folders, names in os.walk(folder):
-    if 'dataset_info.json' in names:
-      known.append(path)
-    if path.count(os.sep) - depth >= 3:
-      folders.clear()
-  return sorted(known)
-
-
-def _check_features(file: pathlib.Path) -> None:
-  """Refuses a file whose classes are not all of TFDS itself."""
-  for name in _classes(json_files.read(file), str(file)):
-    if not _FEATURE.fullmatch(name):
-      raise ValueError(
-        f'{file} must name features of tensorflow_datasets.core.features only, '
-        f'since their modules are imported: got {foreign.quote(name)}; write '
-        'the data set with those'
-      )
-
-
-def _classes(node: Any, where: str) -> Iterator[str]:
-  """Yields the names of classes in a features.json."""
-  if isinstance(node, list):
-    for child in node:
-      yield from _classes(child, where)
-  for key, child in node.items() if isinstance(node, dict) else ():
-    if key in _CLASS_KEYS and isinstance(child, str):
-      yield child
-    elif key in _JSON_KEYS and isinstance(child, str):
-      yield from _classes(json_files.parse(child, where), where)
-    else:
-      yield from _classes(child, where)
 
 
 def _builder(examples: Mapping[str, list], name: str, folder: pathlib.Path):
@@ -217,7 +178,7 @@ def _example(row: rows.Row) -> dict[str, Any]:
     if set(message) != {'role', 'content'}:
       raise ValueError(
         f'{row.where}: a message must hold role and content only: got '
-        f'{foreign.quote(dict(message))}'
+        f'{message!r:.200}'
       )
   return {
     'prompt': [dict(message) for message in row.prompt],
@@ -238,11 +199,7 @@ def _row(example: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         dict(zip(fields, values, strict=True))
         for values in zip(*fields.values(), strict=True)
       ]
-  info = json_files.parse(raw.pop('info_json', '{}'), f'{where}: info_json')
-  if not isinstance(info, dict):
-    raise ValueError(
-      f'{where}: info_json must be a JSON object: got {foreign.quote(info)}'
-    )
+  info = json.loads(raw.pop('info_json', '{}'))
   return {**raw, **info}
 
 

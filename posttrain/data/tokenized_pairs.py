@@ -1,20 +1,27 @@
-"""Preferences as pairs of token sequences, from which `pipeline.pairs` draws.
+"""Preferences as pairs of token sequences, and their packing into batches.
 
-    preferences.Preference -> `tokenize` -> types.Pair
+    preferences.Preference -> `tokenize` -> types.Pair -> `pack` -> PairBatch
 
 Each answer is rendered after its prompt. KTO also compares with mismatched
 answers: answers to other prompts.
+
+Packing is first-fit-decreasing, as in `packing`, a pair whole in its row. The
+pairs that train come first; the mismatched ones follow in micro-batches of
+their own.
+
+Axes: M micro-batches, B rows, T tokens of a row, K pairs that a row may hold.
 """
 
 import dataclasses
 import logging
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from posttrain import types
 from posttrain.chat import rendering
-from posttrain.data import pair_packing, preferences, sources
+from posttrain.data import packing, preferences, sources
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,13 +91,13 @@ def tokenize(
       np.zeros(2, np.float32),
       preference.margin,
     )
-    length = pair_packing.length(pair)
-    if length <= row_tokens:
+    tokens = length(pair)
+    if tokens <= row_tokens:
       pairs.append(pair)
     elif too_long == 'error':
       raise ValueError(
         f'{preference.where}: both answers, with the prompt before each, must '
-        f'fit into batch.row_tokens={row_tokens}: got {length} tokens; raise '
+        f'fit into batch.row_tokens={row_tokens}: got {tokens} tokens; raise '
         "it, or set pairs.too_long to 'drop'"
       )
   if dropped := len(preference_rows) - len(pairs):
@@ -122,7 +129,7 @@ def mismatched(
       swapped = types.Pair(
         _swap(answers[i], answers[other]), None, np.zeros(2, np.float32)
       )
-      if pair_packing.length(swapped) <= row_tokens:
+      if length(swapped) <= row_tokens:
         result[i] = swapped
   if missing := result.count(None):
     logging.getLogger('absl').warning(
@@ -218,3 +225,122 @@ def _sample(
     temperatures=np.ones(n, np.float32),
     versions=np.full(n, -1, np.int32),
   )
+
+
+def length(pair: types.Pair) -> int:
+  """Returns the tokens of a pair: both answers, each with its prompt."""
+  return sum(len(answer) for answer in _answers(pair) if answer is not None)
+
+
+def pack(
+  pairs: Sequence[types.Pair],
+  mismatched: Sequence[types.Pair | None] = (),
+  *,
+  rows: int,
+  row_tokens: int,
+  per_row: int,
+  longest_pairs: int = 1,
+  pad_id: int = 0,
+) -> types.PairBatch:
+  """Packs pairs into `[M, rows, row_tokens]`.
+
+  M is computed for the pairs that surely fit into a row, even if fewer rows
+  suffice, so that batches of equally many pairs have the same shape.
+
+  Args:
+    pairs: the pairs that train.
+    mismatched: the pairs that KTO compares with, each with one answer, as
+      `chosen`; None = there is none for that pair.
+    rows: B.
+    row_tokens: T.
+    per_row: K, the most pairs in a row.
+    longest_pairs: the number of the longest pairs that fit into a row.
+    pad_id: token id of the padding.
+
+  Raises:
+    ValueError: a pair is longer than a row; names the data row.
+  """
+  bins = [
+    _assign_rows([p for p in x if p is not None], row_tokens, per_row)
+    for x in (pairs, mismatched)
+  ]
+  max_micro_batches = sum(
+    math.ceil(len(x) / (rows * longest_pairs)) for x in (pairs, mismatched)
+  )
+  num_micro_batches, num_mismatched = (math.ceil(len(x) / rows) for x in bins)
+  arrays = _padding((max_micro_batches * rows, row_tokens), per_row, pad_id)
+  for first_row, members in zip(
+    (0, num_micro_batches * rows), bins, strict=True
+  ):
+    for row, row_pairs in enumerate(members, first_row):
+      _write_row(arrays, row, row_pairs)
+  present = arrays['present'][: num_micro_batches * rows]
+  return types.PairBatch(
+    **{
+      name: x.reshape(max_micro_batches, rows, *x.shape[1:])
+      for name, x in arrays.items()
+    },
+    pairs=np.float32(present.all(-1).sum()),
+    answers=np.float32(present.sum()),
+    num_micro_batches=np.int32(num_micro_batches),
+    scored=np.int32(num_micro_batches + num_mismatched),
+    baseline=np.float32(0),
+  )
+
+
+def _padding(
+  shape: tuple[int, int], per_row: int, pad_id: int
+) -> dict[str, np.ndarray]:
+  """Returns the arrays of a batch without pairs, of shape [rows, ...]."""
+  rows = shape[0]
+  return {
+    'ids': np.full(shape, pad_id, np.int32),
+    'mask': np.zeros(shape, bool),
+    'segment_ids': np.zeros(shape, np.int32),
+    'positions': np.zeros(shape, np.int32),
+    'present': np.zeros((rows, per_row, 2), bool),
+    'ref_logprobs': np.zeros((rows, per_row, 2), np.float32),
+    'margins': np.zeros((rows, per_row), np.float32),
+  }
+
+
+def _answers(pair: types.Pair) -> tuple[types.Sample | None, ...]:
+  return pair.chosen, pair.rejected
+
+
+def _assign_rows(
+  pairs: Sequence[types.Pair], row_tokens: int, per_row: int
+) -> list[list[types.Pair]]:
+  """Returns the pairs of each row."""
+  for pair in pairs:
+    if length(pair) > row_tokens:
+      name = next(x.row for x in _answers(pair) if x is not None)
+      raise ValueError(
+        f'row {name}: both answers, with the prompt before each, must fit '
+        f'into batch.row_tokens={row_tokens}: got {length(pair)} tokens; '
+        "raise row_tokens, or set pairs.too_long to 'drop'"
+      )
+  bins, _ = packing.first_fit(
+    [length(pair) for pair in pairs], row_tokens, len(pairs), per_row
+  )
+  return [[pairs[index] for index in members] for members in bins]
+
+
+def _write_row(
+  arrays: dict[str, np.ndarray], row: int, pairs: Sequence[types.Pair]
+) -> None:
+  """Writes the pairs of one row into the arrays."""
+  start = 0
+  for k, pair in enumerate(pairs):
+    arrays['margins'][row, k] = pair.margin
+    for a, sample in enumerate(_answers(pair)):
+      if sample is None:
+        continue
+      place = (row, slice(start, start + len(sample)))
+      arrays['ids'][place] = sample.ids
+      arrays['mask'][place] = sample.mask
+      arrays['segment_ids'][place] = 2 * k + a + 1
+      arrays['positions'][place] = np.arange(len(sample))
+      arrays['present'][row, k, a] = True
+      arrays['ref_logprobs'][row, k, a] = pair.ref_logprobs[a]
+      start += len(sample)

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posttrain import schema
-from posttrain.data import jsonl, preferences
+from posttrain.data import preferences, row_files
 from posttrain.rewards import numeric
 from posttrain.util import foreign
 
@@ -39,7 +39,7 @@ def read(
     ValueError: a row is malformed; names its line.
   """
   pairs = []
-  for raw, where in jsonl.objects(path):
+  for raw, where in row_files.Lines(path):
     question = _text(raw, 'question', where)
     prompt = '\n\n'.join(filter(None, (question, instruction)))
     solutions = [

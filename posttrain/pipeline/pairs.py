@@ -20,7 +20,7 @@ import numpy as np
 
 from posttrain import schema, types
 from posttrain.chat import rendering
-from posttrain.data import pair_packing, preferences, sources, tokenized_pairs
+from posttrain.data import preferences, sources, tokenized_pairs
 from posttrain.envs import base as env_base
 from posttrain.pipeline import base
 
@@ -216,7 +216,7 @@ class PairPipeline(base.Pipeline):
     """
     self._data, self._train = data, splits.train
     every = (*splits.train.pairs, *splits.held_out.pairs)
-    shortest = min(map(pair_packing.length, every))
+    shortest = min(map(tokenized_pairs.length, every))
     self._per_row = data.stage.batch.packed_tokens // shortest
     self._source = sources.Shuffled(
       range(len(splits.train.pairs)), data.seed, splits.fingerprint
@@ -240,7 +240,7 @@ class PairPipeline(base.Pipeline):
   def pack(self, pairs: tokenized_pairs.TokenizedPairs) -> types.PairBatch:
     """Packs any number of pairs in rows of the stage's shape."""
     _, rows, row_tokens = self._data.shape
-    return pair_packing.pack(
+    return tokenized_pairs.pack(
       pairs.pairs,
       pairs.mismatched,
       rows=rows,

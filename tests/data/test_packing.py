@@ -76,20 +76,6 @@ def test_first_fit_decreasing(given_lengths, row_tokens, expected):
   assert lengths(batch) == expected and not left
 
 
-def test_a_sample_of_one_token_is_dropped_though_first_fit_takes_it():
-  """[7, 5, 3, 2, 2, 1] in rows of 8; the 1 has no member token."""
-  batch, left = pack([make(n) for n in (7, 5, 3, 2, 2, 1)])
-  assert lengths(batch) == [[7], [5, 3], [2, 2]] and not left
-  bins, _ = packing.first_fit([7, 5, 3, 2, 2, 1], 8, 9)
-  assert bins == [[0, 5], [1, 2], [3, 4]]
-
-
-def test_ties_keep_their_order_of_arrival():
-  samples = [make(4, row=str(i), ids=np.full(4, i, np.int32)) for i in range(4)]
-  batch, _ = pack(samples)
-  assert batch.ids[:2, 0, ::4].tolist() == [[0, 1], [2, 3]]
-
-
 def test_positions_segments_and_pads():
   batch, _ = pack([make(4), make(2, env='chats')], row_tokens=8)
   (row,) = batch.positions[0]
@@ -141,16 +127,6 @@ def test_shapes_and_dtypes_are_fixed():
   )
 
 
-@pytest.mark.parametrize(
-  'count, used_micro_batches', [(0, 0), (1, 1), (2, 1), (3, 2), (6, 3)]
-)
-def test_micro_batches_with_tokens_come_first(count, used_micro_batches):
-  batch, _ = pack([make(8)] * count, rows=2, micro_batches=3)
-  assert batch.num_micro_batches == used_micro_batches
-  used = batch.segment_ids.any(axis=(1, 2))
-  assert used.tolist() == [i < used_micro_batches for i in range(3)]
-
-
 def test_leftovers_come_back_in_order_and_are_not_counted():
   samples = [make(n, row=str(i)) for i, n in enumerate((3, 8, 2, 7, 8))]
   batch, left = pack(samples, rows=2, micro_batches=1)
@@ -159,31 +135,6 @@ def test_leftovers_come_back_in_order_and_are_not_counted():
   # A short sample fills a gap in an earlier row.
   batch, left = pack([make(6), make(7), make(2)], rows=1, micro_batches=2)
   assert lengths(batch) == [[7], [6, 2]] and not left
-
-
-def test_samples_of_two_components_share_a_row():
-  """Literal streams, always materialized."""
-  a = make(6, start=6, ce_weights=f32(0, 0, 0, 1, 1, 1))
-  b = make(4, start=1)
-  batch, _ = pack([b, a], row_tokens=10)
-  assert batch.rl_weights[0, 0].tolist() == [0] * 7 + [1] * 3
-  assert batch.ce_weights[0, 0].tolist() == [0, 0, 0, 1, 1, 1] + [0] * 4
-  assert (batch.rl_count, batch.ce_count, batch.ref_kl_count) == (3, 3, 0)
-
-
-def test_counts_are_of_members_not_sums_of_weights():
-  batch, _ = pack(
-    [
-      make(
-        4,
-        rl_weights=f32(0, 0.5, -2, 0),
-        ce_weights=f32(0, 0, 0, 0.25),
-        ref_kl_weights=f32(0, 0.1, 0.1, 0.1),
-        ref_logprobs=f32(0, -1, -2, -3),
-      )
-    ]
-  )
-  assert (batch.rl_count, batch.ce_count, batch.ref_kl_count) == (2, 1, 3)
 
 
 def test_sequences_are_samples_with_an_rl_member():
@@ -204,18 +155,6 @@ def test_rl_weights_count_only_on_the_mask():
   assert batch.rl_weights[0, 0, :4].tolist() == [0, 0, 1, 1]
   assert batch.rl_count == 2
   assert batch.ce_count == 1  # ce ignores the mask
-
-
-def test_temperatures_are_per_token_and_1_at_pads():
-  batch, _ = pack(
-    [
-      make(3, temperatures=np.full(3, 0.7, np.float32)),
-      make(2, temperatures=np.full(2, 1.1, np.float32)),
-    ]
-  )
-  np.testing.assert_array_equal(
-    batch.temperatures[0, 0], f32(0.7, 0.7, 0.7, 1.1, 1.1, 1, 1, 1)
-  )
 
 
 def test_samples_without_members_are_dropped():
@@ -329,3 +268,58 @@ def test_every_sample_is_packed_once_whole_and_unchanged(case):
     assert all(
       sum(row) + shortest > shape['row_tokens'] for row in lengths(batch)
     )
+
+
+@pytest.mark.parametrize(
+  'fields, words',
+  [
+    ({'env': 'nope'}, 'env must be one of .*nope'),
+    ({'length': 9}, r'in \[1, 8\], batch.row_tokens.*got 9'),
+    ({'length': 0}, 'length must be in'),
+    ({'ce_weights': f32(1, 0, 0, 0)}, 'ce_weights must be 0 at token 0'),
+    ({'ids': np.zeros(3, np.int32)}, r'mask must have one entry .*\(3,\)'),
+    ({'rl_weights': f32(0, 1, 1)}, r'entry per token, \(4,\): got \(3,\)'),
+    ({'rl_weights': None}, 'rl_weights must be given by streams.finalize'),
+    ({'advantages': None}, 'advantages must be given .* where rl'),
+    ({'advantages': f32(0, np.nan, 0, 0)}, 'finite: got nan at token 1'),
+    (
+      {'ref_kl_weights': f32(0, 0, 1, 0), 'ref_logprobs': None},
+      'ref_logprobs must be given .* where ref_kl',
+    ),
+    ({'temperatures': f32(1, 1, 0, 1)}, 'temperatures must be > 0'),
+    (
+      {'start': 4, 'ce_weights': f32(0, 1, 1, -1)}
+      | {'temperatures': f32(1, 1, 1, 0.5)},
+      'temperatures must be 1 where ce.*0.5 at token 3',
+    ),
+    # Also a member of rl: its one temperature cannot serve both.
+    (
+      {'start': 2, 'ce_weights': f32(0, 0, 1, 0)}
+      | {'temperatures': f32(1, 1, 2, 2)},
+      '2.0 at token 2',
+    ),
+  ],
+)
+def test_errors_of_check_name_environment_and_row(fields, words):
+  fields = {'length': 4, 'env': 'sums', 'row': 'data.jsonl:3', **fields}
+  place = f"env {fields['env']!r}, row 'data.jsonl:3'"
+  with pytest.raises(ValueError, match=f'{place}.*{words}'):
+    pack([make(3), make(**fields)])
+
+
+def test_ce_members_may_have_temperature_1_in_a_rollout_at_another_one():
+  sample = make(
+    5,
+    start=3,
+    ce_weights=f32(0, 1, 1, 0, 0),
+    temperatures=f32(1, 1, 1, 0.7, 0.7),
+  )
+  batch, _ = pack([sample])
+  assert (batch.rl_count, batch.ce_count) == (2, 2)
+
+
+def test_a_sample_of_the_joined_row_s_length_is_too_long():
+  """Such a row holds several samples; none may be longer than `longest`."""
+  pack([make(4)], row_tokens=8, longest=4)
+  with pytest.raises(ValueError, match='batch.row_tokens.* got 5'):
+    pack([make(5)], row_tokens=8, longest=4)

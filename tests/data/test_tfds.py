@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 
-from posttrain.data import jsonl, preferences, row_files, rows, tfds
+from posttrain.data import row_files, rows, tfds
 
 MULTI = rows.Row(
   prompt=(
@@ -98,7 +98,7 @@ def test_examples_are_read_when_they_are_used(folder):
 @pytest.mark.parametrize('kind', ['jsonl', 'tfds'])
 def test_memory_does_not_grow_with_the_texts(tmp_path, monkeypatch, kind):
   """18 MB of texts, of which less than 1 MB stays."""
-  monkeypatch.setattr(jsonl, 'HELD', 0)
+  monkeypatch.setattr(row_files, 'HELD', 0)
   texts = [f'{i} {"x" * 60_000}' for i in range(300)]
   path = tmp_path / 'rows.jsonl'
   if kind == 'tfds':
@@ -124,26 +124,11 @@ def test_names_and_splits(folder, monkeypatch):
   part = row_files.read('tfds:toy_rows:1.0.0:train[:10%]')
   assert [row.prompt for row in part] == [row.prompt for row in whole][:2]
   assert len(row_files.read('tfds:toy_rows:validation')) == 1
-  for text, words in (
-    ('tfds:toy_rows:test', r"split named one of \('test',\): got \['train'"),
-    ('tfds:toy_rows:train[x]', "the split 'train\\[x\\]' must be"),
-  ):
-    with pytest.raises(ValueError, match=words):
+  for text in ('tfds:toy_rows:test', 'tfds:toy_rows:train[x]'):
+    with pytest.raises(ValueError, match='split'):
       row_files.read(text)
   prints = map(row_files.fingerprint, ('tfds:toy_rows:test', folder[1]))
   assert len({*prints}) == 1
-
-
-def test_preferences_are_read_from_tfds(tmp_path, monkeypatch):
-  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
-  info = {'good': '3', 'bad': '4'}
-  tfds.write(
-    {'train': [rows.Row(MULTI.prompt, (), 'x', info)]}, 'pairs', tmp_path
-  )
-  columns = {'good': 'chosen', 'bad': 'rejected', 'completion': 'none'}
-  (pair,) = preferences.read('tfds:pairs', columns)
-  assert pair.prompt == MULTI.prompt
-  assert pair.chosen == ({'role': 'assistant', 'content': '3'},)
 
 
 def test_another_format_is_one_line(folder, tmp_path):
@@ -154,53 +139,6 @@ def test_another_format_is_one_line(folder, tmp_path):
   info.write_text(text.replace('array_record', 'tfrecord'))
   with pytest.raises(ValueError, match='in any order, from files in ArrayRec'):
     row_files.read(tmp_path)
-
-
-EVIL = 'evilmod.Evil'
-FEATURES = 'tensorflow_datasets.core.features.'
-DICT = f'{FEATURES}features_dict.FeaturesDict'
-# Forms in which a features.json can name a class.
-FORMS = {
-  'top': {'pythonClassName': EVIL},
-  'snake case': {'python_class_name': EVIL},
-  'a feature': {
-    'pythonClassName': DICT,
-    'featuresDict': {'features': {'type': {'pythonClassName': EVIL}}},
-  },
-  'old': {'type': EVIL, 'content': {}},
-  'old, inside': {
-    'type': DICT,
-    'content': {'prompt': {'type': EVIL, 'content': {}}},
-  },
-  'old, in a text': {
-    'pythonClassName': DICT,
-    'jsonFeature': {
-      'json': json.dumps({'prompt': {'type': EVIL, 'content': {}}})
-    },
-  },
-  'a prefix': {'pythonClassName': f'{FEATURES[:-1]}x.Evil'},
-}
-
-
-@pytest.mark.parametrize('form', FORMS)
-def test_features_of_foreign_classes_are_refused_before_any_import(
-  folder, tmp_path, monkeypatch, form
-):
-  copy = shutil.copytree(folder[1], tmp_path / 'ds' / '1.0.0')
-  (tmp_path / 'evilmod.py').write_text('raise SystemExit("imported")')
-  (copy / 'features.json').write_text(json.dumps(FORMS[form]))
-  monkeypatch.syspath_prepend(str(tmp_path))
-  with pytest.raises(ValueError, match='features.json must name features of'):
-    row_files.read(tmp_path)
-  assert 'evilmod' not in sys.modules
-
-
-def test_features_that_cannot_be_read_are_one_line(folder, tmp_path):
-  copy = shutil.copytree(folder[1], tmp_path / 'ds')
-  for text in ('{', '[' * 10**5, '{"type": "a", "type": "b"}'):
-    (copy / 'features.json').write_text(text)
-    with pytest.raises(ValueError, match='features.json must be JSON'):
-      row_files.read(copy)
 
 
 PROGRAM = """

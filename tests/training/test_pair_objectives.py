@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from posttrain import schema, scoring, tree, types
-from posttrain.data import pair_packing
+from posttrain.data import tokenized_pairs
 from posttrain.losses import combine
 from posttrain.models import reward_head, transformer
 from posttrain.training import pair_objectives
@@ -63,7 +63,7 @@ def _choices(count=6, seed=0):
 
 def _pack(choices, others=(), rows=2):
   """With dead micro-batches behind: one program for all but other `rows`."""
-  batch = pair_packing.pack(
+  batch = tokenized_pairs.pack(
     choices, others, rows=rows, row_tokens=32, per_row=2
   )
   more = 6 - len(batch.ids)

@@ -1,0 +1,301 @@
+"""Files of rows: accepted forms, and errors that name the row."""
+
+import datetime
+import json
+import os
+import pathlib
+
+import pyarrow as pa
+import pytest
+from pyarrow import feather, parquet
+
+from posttrain.data import row_files
+
+DATA = os.environ.get('POSTTRAIN_DATA')
+needs_data = pytest.mark.skipif(
+  DATA is None, reason='POSTTRAIN_DATA (folder of real files) is unset'
+)
+USER = {'role': 'user', 'content': 'hé'}
+ASSISTANT = {'role': 'assistant', 'content': 'yo'}
+
+
+def write(path, *lines):
+  path.write_text(
+    '\n'.join(
+      line if isinstance(line, str) else json.dumps(line) for line in lines
+    ),
+    encoding='utf-8',
+  )
+  return path
+
+
+def read_one(tmp_path, row):
+  (parsed,) = row_files.read(write(tmp_path / 'rows.jsonl', row))
+  return parsed
+
+
+@pytest.mark.parametrize(
+  'row, prompt, completion',
+  [
+    ({'prompt': 'hé', 'completion': 'yo'}, (USER,), (ASSISTANT,)),
+    ({'prompt': [USER], 'completion': 'yo'}, (USER,), (ASSISTANT,)),
+    ({'prompt': 'hé', 'completion': [ASSISTANT]}, (USER,), (ASSISTANT,)),
+    # A prompt's assistant turns are given (few-shot), not trained.
+    (
+      {'prompt': [USER, ASSISTANT, USER], 'completion': 'yo'},
+      (USER, ASSISTANT, USER),
+      (ASSISTANT,),
+    ),
+    # The prompt again, before the completion.
+    ({'prompt': 'hé', 'completion': [USER, ASSISTANT]}, (USER,), (ASSISTANT,)),
+    ({'messages': [USER, ASSISTANT]}, (USER,), (ASSISTANT,)),
+    # For answers that are sampled.
+    ({'prompt': 'hé'}, (USER,), ()),
+    ({'prompt': [USER]}, (USER,), ()),
+    (
+      {'messages': [USER, ASSISTANT, USER, ASSISTANT]},
+      (USER,),
+      (ASSISTANT, USER, ASSISTANT),
+    ),
+  ],
+)
+def test_accepted_columns(tmp_path, row, prompt, completion):
+  parsed = read_one(tmp_path, {**row, 'level': 3})
+  assert (parsed.prompt, parsed.completion) == (prompt, completion)
+  assert parsed.info == {'level': 3}
+
+
+def test_blank_lines_are_skipped_but_numbered(tmp_path):
+  row = {'prompt': 'a', 'completion': 'b'}
+  path = write(
+    tmp_path / 'rows.jsonl', '\ufeff' + json.dumps(row), '', '  ', row, ''
+  )
+  assert [parsed.where for parsed in row_files.read(path)] == [
+    f'{path}:1',
+    f'{path}:4',
+  ]
+
+
+@pytest.mark.parametrize(
+  'row, words',
+  [
+    ('{"prompt": ', ('one JSON object', 'column 12')),
+    ('{"level": NaN}', ('must be finite: got NaN',)),
+    ('[' * 9999, ('one JSON object',)),
+    ('{"prompt": "a\\ud800"}', ('content must be Unicode',)),
+    ({'promt': 'a', 'completion': 'b'}, ("prompt instead of 'promt'",)),
+    ({'conversations': []}, ('ShareGPT', "'messages'")),
+    ({'text': 'a'}, ("--config.STAGE.envs.ENV.env.columns='{",)),
+    ('[1]', ('must be an object',)),
+    (
+      {'question': 'a', 'answer': 'b'},
+      ("'prompt' and 'completion'", 'question'),
+    ),
+    ({'completion': 'a'}, ("'prompt' and 'completion'",)),
+    ({'prompt': 'a', 'completion': 'b', 'messages': []}, ('or',)),
+    ({'prompt': 3, 'completion': 'b'}, ('prompt must be a string or', '3')),
+    ({'messages': 'a'}, ('messages must be a list of messages',)),
+    ({'messages': ['a']}, ('messages[0] must be an object',)),
+    ({'messages': [USER]}, ('messages must hold an assistant turn',)),
+    (
+      {'prompt': 'a', 'completion': [USER]},
+      ('completion must hold an assistant turn',),
+    ),
+    (
+      {'prompt': 'a', 'completion': [USER, ASSISTANT]},
+      ('completion must begin with an assistant or tool turn', 'hé'),
+    ),
+    (
+      {'messages': [USER, {'role': 'gpt', 'content': ''}]},
+      ('messages[1].role must be one of', "'gpt'"),
+    ),
+    (
+      {'messages': [USER, {'role': 'assistant', 'content': None}]},
+      ('messages[1].content must be a string', 'None'),
+    ),
+  ],
+)
+def test_errors_name_file_and_line(tmp_path, row, words):
+  good = {'prompt': 'a', 'completion': 'b'}
+  path = write(tmp_path / 'rows.jsonl', good, row)
+  with pytest.raises(ValueError) as error:
+    row_files.read(path)
+  assert str(error.value).startswith(f'{path}:2: ')
+  assert all(word in str(error.value) for word in words)
+
+
+def test_missing_and_empty_files_are_refused(tmp_path):
+  with pytest.raises(ValueError, match='must exist'):
+    row_files.read(tmp_path / 'none.jsonl')
+  for name, content in (('rows.jsonl', ''), ('rows.csv', 'prompt\n')):
+    with pytest.raises(
+      ValueError, match="hold rows: .* must have 'prompt' and"
+    ):
+      row_files.read(write(tmp_path / name, content))
+
+
+@pytest.mark.parametrize('rows', ['[{}]', '[\n{}\n]\n'])
+def test_a_json_list_is_no_jsonl(rows, tmp_path):
+  path = write(tmp_path / 'rows.jsonl', rows)
+  with pytest.raises(ValueError, match='rows.jsonl:1: .*has an object on each'):
+    row_files.read(path)
+  path = write(tmp_path / 'rows.jsonl', '{"prompt": "a"}\n[1]\n')
+  with pytest.raises(ValueError, match=r'rows.jsonl:2: .*: got \[1\]$'):
+    row_files.read(path)
+
+
+@needs_data
+def test_gsm8k_rows_are_read_once_their_columns_are_renamed(tmp_path):
+  raw = pathlib.Path(DATA) / 'gsm8k' / 'test.jsonl'
+  with pytest.raises(ValueError, match="test.jsonl:1: .*'question'"):
+    row_files.read(raw)
+  with raw.open() as lines:
+    raw_rows = [json.loads(line) for line in lines]
+  path = write(
+    tmp_path / 'rows.jsonl',
+    *(
+      {'prompt': row['question'], 'completion': row['answer']}
+      for row in raw_rows
+    ),
+  )
+  parsed = row_files.read(path)
+  assert len(parsed) == len(raw_rows) == 1319
+  assert parsed[7].prompt[0]['content'] == raw_rows[7]['question']
+  assert all('####' in row.completion[0]['content'] for row in parsed)
+
+
+@pytest.mark.parametrize('held', [0, 2**20])
+def test_rows_are_read_again_from_their_lines(tmp_path, monkeypatch, held):
+  monkeypatch.setattr(row_files, 'HELD', held)
+  path = tmp_path / 'rows.jsonl'
+  lines = [
+    '{"prompt": "a"}',
+    '',
+    '{"prompt": "h\u00e9"}',
+    '  ',
+    '{"prompt": "c"}',
+  ]
+  path.write_text('\n'.join(lines), encoding='utf-8')
+  index = row_files.objects(path)
+  expected = [
+    ({'prompt': 'a'}, f'{path}:1'),
+    ({'prompt': 'hé'}, f'{path}:3'),
+    ({'prompt': 'c'}, f'{path}:5'),
+  ]
+  assert list(index) == expected == [index[i] for i in range(len(index))]
+
+
+def test_a_small_file_may_change_during_a_run(tmp_path):
+  path = write(tmp_path / 'rows.jsonl', {'prompt': 'a'})
+  parsed = row_files.read(path)
+  path.unlink()
+  assert parsed[0].prompt[0]['content'] == 'a'
+
+
+def test_columns_of_other_names(tmp_path):
+  row = {'question': 'a', 'solution': 'b', 'prompt_id': 7}
+  path = write(tmp_path / 'rows.jsonl', row, {**row, 'hint': 'x'})
+  columns = {'question': 'prompt', 'solution': 'completion', 'hint': 'why'}
+  first, second = row_files.read(path, columns)
+  assert first.prompt == ({'role': 'user', 'content': 'a'},)
+  assert first.completion == ({'role': 'assistant', 'content': 'b'},)
+  assert first.as_text and first.info == {'prompt_id': 7}
+  assert second.info == {'prompt_id': 7, 'why': 'x'}
+  swapped = {'question': 'completion', 'solution': 'prompt'}
+  assert row_files.read(path, swapped)[0].prompt[0]['content'] == 'b'
+
+
+@pytest.mark.parametrize(
+  'columns, words',
+  [
+    ({'answer': 'prompt'}, 'rows.jsonl:1: a row must'),
+    ({'question': 'prompt', 'nope': 'why'}, '1: columns must name'),
+    ({'questoin': 'prompt'}, "question instead of 'questoin'"),
+    ({'question': 'prompt', 'solution': 'prompt'}, "own: got 'prompt' for"),
+  ],
+)
+def test_wrong_columns_name_the_row(tmp_path, columns, words):
+  row = {'question': 'a', 'solution': 'b', 'prompt_id': 7}
+  path = write(tmp_path / 'rows.jsonl', row)
+  with pytest.raises(ValueError, match=words):
+    row_files.read(path, columns)
+
+
+def stream(table, path):
+  with pa.ipc.new_stream(path, table.schema) as writer:
+    writer.write_table(table, max_chunksize=1)
+
+
+WRITERS = {
+  'a.parquet': lambda table, path: parquet.write_table(
+    table, path, row_group_size=1
+  ),
+  'a.feather': lambda table, path: feather.write_feather(table, str(path)),
+  'a.arrow': stream,
+}
+
+
+@pytest.mark.parametrize('name', WRITERS)
+def test_tables_hold_the_rows_of_json(tmp_path, name):
+  path = tmp_path / name
+  named = {**ASSISTANT, 'name': 'x'}
+  table = pa.Table.from_pylist(
+    [
+      {'messages': [USER, ASSISTANT], 'level': 3},
+      {'messages': [USER, named], 'level': None},
+    ]
+  )
+  WRITERS[name](table, path)
+  objects = row_files.objects(path)
+  expected = [
+    ({'messages': [USER, ASSISTANT], 'level': 3}, f'{path}:1'),
+    ({'messages': [USER, named]}, f'{path}:2'),
+  ]
+  assert list(objects) == expected == [objects[0], objects[1]]
+  row, _ = row_files.read(path)
+  assert (row.prompt, row.completion) == ((USER,), (ASSISTANT,))
+  assert row.info == {'level': 3}
+
+
+def test_csv(tmp_path):
+  path = tmp_path / 'a.csv'
+  path.write_text(
+    '\ufeffprompt,completion,answer\n"1,\n2",yo,\n\nhé,"say ""x""",07\n'
+  )
+  objects = row_files.objects(path)
+  expected = [
+    ({'prompt': '1,\n2', 'completion': 'yo', 'answer': ''}, f'{path}:3'),
+    ({'prompt': 'hé', 'completion': 'say "x"', 'answer': '07'}, f'{path}:5'),
+  ]
+  assert list(objects) == expected == [objects[0], objects[1]]
+  columns = {'completion': 'why', 'answer': 'completion'}
+  first, second = row_files.read(path, columns)
+  assert first.completion[0]['content'] == '' and second.info['why']
+
+
+@pytest.mark.parametrize(
+  'name, content, message',
+  [
+    ('a.jsonl', b'\n{"prompt": "\xff"}', 'a.jsonl:2: .*UTF-8'),
+    ('a.csv', b'a,b\n1,2\n1,2,3\n', r'a.csv:3: a row must have the 2 values'),
+    ('a.csv', b'a,a\n1,2\n', r'a.csv: a table must name each column once'),
+    ('a.csv', b'a\n\xff\n', 'a.csv must be CSV in UTF-8'),
+    ('a.csv', b'a,b\n"1,2\n', 'a.csv must be CSV in UTF-8'),
+    ('a.parquet', b'PAR1', 'a.parquet must be a table of its kind'),
+    ('a.arrow', b'{"a": 1}\n', 'a.arrow must be a table of its kind'),
+  ],
+)
+def test_a_malformed_file_is_named(tmp_path, name, content, message):
+  (tmp_path / name).write_bytes(content)
+  with pytest.raises(ValueError, match=message):
+    list(row_files.objects(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+  'value', [float('nan'), b'x', datetime.date(2026, 1, 2)]
+)
+def test_values_that_json_lacks_are_refused_by_row(tmp_path, value):
+  table = pa.table({'prompt': ['a', 'b'], 'x': pa.array([None, value])})
+  parquet.write_table(table, tmp_path / 'a.parquet')
+  with pytest.raises(ValueError, match=r'a.parquet:2: x must hold texts'):
+    list(row_files.objects(tmp_path / 'a.parquet'))
