@@ -140,10 +140,13 @@ class Lines(Objects):
         '; this file looks like a JSON list: JSONL has an object on each line'
       )
     try:
-      row = json.loads(line, parse_constant=_refuse_constant)
+      row = json.loads(line.rstrip(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
+      problem = str(error)
+      if isinstance(error, json.JSONDecodeError):
+        problem = f'{error.msg} at column {error.pos + 1}'
       raise ValueError(
-        f'{where}: a line must be one JSON object in UTF-8: {error}: got '
+        f'{where}: a line must be one JSON object in UTF-8: {problem}; got '
         f'{line!r:.60}{hint}'
       ) from error
     if not isinstance(row, Mapping):

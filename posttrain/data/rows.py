@@ -262,7 +262,8 @@ def _tools(value: Any, where: str) -> types.Tools | None:
     return types.Tools(tuple(tool_specs.plain(value)), 'text')
   except ValueError as error:
     raise ValueError(
-      f'{where}: {error}; a column of another meaning needs another name, by '
+      f'{where}: column tools: {error}; a column of another meaning needs '
+      'another name, by '
       'the option `columns`'
     ) from None
 

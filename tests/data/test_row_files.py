@@ -79,7 +79,7 @@ def test_blank_lines_are_skipped_but_numbered(tmp_path):
 @pytest.mark.parametrize(
   'row, words',
   [
-    ('{"prompt": ', ('one JSON object', 'column 12')),
+    ('{"prompt": ', ('one JSON object', 'at column')),
     ('{"level": NaN}', ('must be finite: got NaN',)),
     ('[' * 9999, ('one JSON object',)),
     ('{"prompt": "a\\ud800"}', ('content must be Unicode',)),
