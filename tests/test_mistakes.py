@@ -52,7 +52,6 @@ MISTAKES = (
     'config.grpo.init',
     "'stage:sft'",
   ),
-<<<<<<< HEAD
   ('sft:small,row.jsonl', "'row.jsonl'", 'did you mean rows.jsonl?'),
   ('sft:small,broken.jsonl', '/broken.jsonl:2', '4 + 1 ='),
   ('sft:small,list.jsonl', '/list.jsonl:1'),
@@ -62,39 +61,6 @@ MISTAKES = (
   ('sft:small,trl-lib/Capybara', "'trl-lib/Capybara'"),
   (
     'grpo:small,rows.jsonl,rewards:shrt',
-=======
-  'A file that does not exist': (
-    "got 'row.jsonl'",
-    'a file of data must exist',
-    'there is no file /data/row.jsonl; did you mean rows.jsonl?',
-  ),
-  'A row that is not JSON': (
-    '/data/broken.jsonl:2',
-    'got b\'{"prompt": "4 + 1 ="',
-    'must be one JSON object',
-  ),
-  'A missing column': (
-    '/data/rows.jsonl:1',
-    "got columns ['completion', 'prompt']",
-    "must have 'prompt', 'chosen' and 'rejected'",
-  ),
-  'A prompt that is longer than a row of the batch': (
-    '/data/long.jsonl:1',
-    'below batch.row_tokens=1024: got 1504 tokens',
-    'raise row_tokens, or shorten the prompt',
-  ),
-  'A JSON list in place of lines': (
-    '/data/list.jsonl:1',
-    'looks like a JSON list',
-    'JSONL has an object on each line',
-  ),
-  'A data set of the hub': (
-    "the argument after the recipe's name",
-    "got 'trl-lib/Capybara', which is no directory",
-    "datasets.load_dataset('trl-lib/Capybara'",
-  ),
-  'A function that does not exist': (
->>>>>>> b1937a4 (Data: changelog, messages)
     'config.grpo.envs.data.rewards.shrt.fn',
     'rewards:shrt',
   ),
