@@ -19,7 +19,7 @@ import numpy as np
 
 from posttrain import types
 from posttrain.chat import rendering, tool_specs
-from posttrain.util import spelling
+from posttrain.util import errors
 
 COLUMNS = ('prompt', 'completion', 'messages')
 # What a row may have, for errors.
@@ -141,7 +141,7 @@ def check_columns(
     raise ValueError(
       f'{first}: columns must name columns that the rows have: got '
       f'{sorted(left)!s:.200}, expected some of {shown!s:.200}'
-      f'{spelling.hint(sorted(left), shown)}'
+      f'{errors.nearest(min(left), shown)}'
     )
 
 
@@ -243,13 +243,7 @@ def wrong_columns(
   if 'conversations' in raw:
     column = 'messages' if 'messages' in known else 'prompt'
     return f'{shown}; {rendering.SHAREGPT}, in a column {column!r}'
-  absent = [old for old, new in (columns or {}).items() if new not in raw]
-  hint = (
-    spelling.hint(absent, tuple(raw))
-    or spelling.hint(raw, known)
-    or f"""; --{key}='{{"OWN": "prompt", ...}}' names them anew"""
-  )
-  return shown + hint
+  return f"""{shown}; --{key}='{{"OWN": "prompt", ...}}' names them anew"""
 
 
 def _tools(value: Any, where: str) -> types.Tools | None:

@@ -65,7 +65,7 @@ def test_a_labelled_answer_is_chosen_or_rejected():
     ({'prompt': 'a', 'chosen': 'b'}, 'got columns'),
     (
       {'prompt': 'a', 'choosen': 'b', 'rejected': 'c'},
-      "; did you mean chosen instead of 'choosen'?",
+      "['choosen', 'prompt', 'rejected']",
     ),
     ({'prompt': 'a', 'chosen': 'b', 'rejected': 'b'}, 'another answer'),
     ({'prompt': 'a', 'chosen': 'b', 'rejected': 5}, 'rejected must be'),

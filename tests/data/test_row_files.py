@@ -83,7 +83,7 @@ def test_blank_lines_are_skipped_but_numbered(tmp_path):
     ('{"level": NaN}', ('must be finite: got NaN',)),
     ('[' * 9999, ('one JSON object',)),
     ('{"prompt": "a\\ud800"}', ('content must be Unicode',)),
-    ({'promt': 'a', 'completion': 'b'}, ("prompt instead of 'promt'",)),
+    ({'promt': 'a', 'completion': 'b'}, ("['completion', 'promt']",)),
     ({'conversations': []}, ('ShareGPT', "'messages'")),
     ({'text': 'a'}, ("--config.STAGE.envs.ENV.env.columns='{",)),
     ('[1]', ('must be an object',)),
@@ -210,7 +210,7 @@ def test_columns_of_other_names(tmp_path):
   [
     ({'answer': 'prompt'}, 'rows.jsonl:1: a row must'),
     ({'question': 'prompt', 'nope': 'why'}, '1: columns must name'),
-    ({'questoin': 'prompt'}, "question instead of 'questoin'"),
+    ({'question': 'prompt', 'levle': 'x'}, 'columns must name'),
     ({'question': 'prompt', 'solution': 'prompt'}, "own: got 'prompt' for"),
   ],
 )
