@@ -13,8 +13,7 @@ import pathlib
 from typing import Any
 
 from posttrain import schema
-from posttrain.models import hf_rope
-from posttrain.util import foreign, json_files
+from posttrain.util import json_files
 
 # Fields that do not change a model's function.
 _OURS = ('dtype', 'remat', 'attention')
@@ -95,6 +94,21 @@ _PLAIN = {
   'per_layer_config': None,
   'transformers_weights': None,
 }
+_ROPES = {'default': 'none', 'linear': 'linear', 'llama3': 'llama3'}
+_SCALING = {  # (our field, their key, its type)
+  'default': (),
+  'linear': (('factor', 'factor', float),),
+  'llama3': (
+    ('factor', 'factor', float),
+    ('original_length', 'original_max_position_embeddings', int),
+    ('low_frequency', 'low_freq_factor', float),
+    ('high_frequency', 'high_freq_factor', float),
+  ),
+}
+_KINDS = ('full_attention', 'sliding_attention')
+_THETA, _GEMMA3_THETA, _GEMMA3_LOCAL_THETA = 10_000.0, 1e6, 10_000.0
+
+
 # Our fields, by the keys from which they are read.
 _KEYS = {
   'layers': 'num_hidden_layers',
@@ -139,7 +153,7 @@ def read(folder: str | pathlib.Path) -> schema.Model:
     key = _KEYS.get(error.field, error.field)
     key = '' if key == error.field else f'{key}: '
     raise ValueError(f'{path}: {key}{error}') from error
-  except hf_rope.Unsupported as error:
+  except (TypeError, ValueError) as error:
     raise ValueError(f'{path}: {error}') from error
 
 
@@ -184,33 +198,37 @@ def _parse(text: dict[str, Any]) -> schema.Model:
   family = _family(text)
   for key, value in _PLAIN.items():
     if text.get(key) not in (None, value):
-      got = foreign.quote(text[key])
-      raise hf_rope.Unsupported(f'{key} must be {value!r}: got {got}')
+      raise ValueError(f'{key} must be {value!r}: got {text[key]!r}')
   c = {**family.absent, **text}
 
   def get(key):
     if c.get(key) is None:
-      raise hf_rope.Unsupported(f'{key} must be given: got none')
+      raise ValueError(f'{key} must be given: got none')
     return c[key]
 
   activation = get('hidden_activation' if family.is_gemma else 'hidden_act')
-  _check_activation(activation, c['model_type'], family)
+  expected = family.fixed.get('activation', 'silu')
+  if _ACTIVATIONS.get(activation) != expected:
+    raise ValueError(
+      f'the activation of a {c["model_type"]} must be {expected!r}: got '
+      f'{activation!r}'
+    )
   heads, width = get('num_attention_heads'), get('hidden_size')
   kv_heads, head_dim = c.get('num_key_value_heads'), c.get('head_dim')
-  if head_dim is None and all(type(x) is int and x > 0 for x in (heads, width)):
-    head_dim = width // heads
+  if head_dim is None:
+    head_dim = width // max(heads, 1)
   model = schema.Model(
     vocab_size=get('vocab_size'),
     layers=get('num_hidden_layers'),
     embed_dim=width,
     heads=heads,
     kv_heads=heads if kv_heads is None else kv_heads,
-    head_dim=0 if head_dim is None else head_dim,
+    head_dim=head_dim,
     mlp_dim=get('intermediate_size'),
     norm_eps=get('rms_norm_eps'),
     tied_head=c.get('tie_word_embeddings', False),
     **_scores(c, family),
-    **hf_rope.read(c, two_bases=family.windows == 'pattern'),
+    **_rope(c, two_bases=family.windows == 'pattern'),
     **family.fixed,
   )
   # The layers are counted by now: a list of them is short.
@@ -219,12 +237,85 @@ def _parse(text: dict[str, Any]) -> schema.Model:
   return dataclasses.replace(model, local_layers=local, window=window)
 
 
+def _rope(c: dict[str, Any], two_bases: bool) -> dict[str, Any]:
+  """Returns rope_theta, rope_scaling and local_rope_theta of `schema.Model`.
+
+  Version 4 of transformers has rope_theta, rope_scaling and, for Gemma 3,
+  rope_local_base_freq; version 5 rope_parameters, of Gemma 3 one for each kind
+  of layer. Where both are there, each key of version 4 precedes or fills in
+  those of version 5 as it does in transformers.
+
+  Args:
+    c: the config.
+    two_bases: whether local layers have a base of their own (Gemma 3).
+  """
+  scaling = c.get('rope_scaling') or {}
+  parameters = c.get('rope_parameters') or {}
+  if not two_bases:
+    full = {
+      'rope_theta': c.get('rope_theta', _THETA),
+      **(scaling or parameters),
+    }
+    if any(isinstance(x, dict) for x in full.values()):
+      raise ValueError(
+        'rope_parameters must be the same for all layers of this model_type: '
+        f'got {full!r}'
+      )
+    return {
+      'rope_theta': _as_float(full['rope_theta']),
+      'rope_scaling': _scaling(full, c),
+    }
+  if parameters.keys() - set(_KINDS):
+    raise ValueError(
+      f'rope_parameters must have keys of {_KINDS}: got {list(parameters)}'
+    )
+  full, local = (parameters.get(kind) or {} for kind in _KINDS)
+  full = {'rope_theta': c.get('rope_theta', _GEMMA3_THETA), **full, **scaling}
+  theta = c.get('rope_local_base_freq', _GEMMA3_LOCAL_THETA)
+  local = {'rope_theta': theta, **local}
+  if _scaling(local, {}).kind != 'none':
+    raise ValueError(f'RoPE of local layers must not be scaled: got {local!r}')
+  return {
+    'rope_theta': _as_float(full['rope_theta']),
+    'rope_scaling': _scaling(full, c),
+    'local_rope_theta': _as_float(local['rope_theta']),
+  }
+
+
+def _scaling(node: dict[str, Any], c: dict[str, Any]) -> schema.RopeScaling:
+  kind = node.get('rope_type', node.get('type', 'default'))
+  if kind not in _ROPES:
+    raise ValueError(f'rope_type must be one of {tuple(_ROPES)}: got {kind!r}')
+  if node.get('partial_rotary_factor') not in (None, 1.0):
+    got = node['partial_rotary_factor']
+    raise ValueError(f'partial_rotary_factor must be 1.0: got {got!r}')
+  key = 'original_max_position_embeddings'
+  if key in c:  # precedes the one beside the other numbers
+    node = {**node, key: c[key]}
+  values = {}
+  for ours, theirs, kind_of in _SCALING[kind]:
+    if node.get(theirs) is None:
+      raise ValueError(f'{theirs} must be given: got none')
+    values[ours] = kind_of(node[theirs])
+  try:
+    return schema.RopeScaling(kind=_ROPES[kind], **values)
+  except schema.FieldError as error:
+    keys = {ours: theirs for ours, theirs, _ in _SCALING[kind]}
+    key = keys.get(error.field, error.field)
+    raise ValueError(f'rope_scaling.{key} {error.detail}') from error
+
+
+def _as_float(value: Any) -> Any:
+  """Returns an integer as a float, anything else as it is."""
+  return float(value) if type(value) is int and abs(value) < 2**53 else value
+
+
 def _scores(c, family: _Family) -> dict[str, Any]:
   """Returns the scale of attention scores and the caps, which Gemma has."""
   if not family.is_gemma:
     return {}
   return {
-    'query_scale': hf_rope.as_float(c['query_pre_attn_scalar']),
+    'query_scale': _as_float(c['query_pre_attn_scalar']),
     # Gemma 3 has the key as well, but transformers does not read it there.
     'attention_softcap': c['attn_logit_softcapping']
     if family.windows == 'alternate'
@@ -236,28 +327,16 @@ def _scores(c, family: _Family) -> dict[str, Any]:
 def _family(text: dict[str, Any]) -> _Family:
   """Returns the family of `model_type` and `architectures`."""
   name, architectures = text.get('model_type'), text.get('architectures')
-  family = _FAMILIES.get(name) if isinstance(name, str) else None
-  named = architectures is None or (
-    isinstance(architectures, list)
-    and family is not None
-    and family.architecture in architectures
-  )
-  if family is None or not named:
-    raise hf_rope.Unsupported(
+  family = _FAMILIES.get(str(name))
+  if family is None or family.architecture not in (
+    architectures or [family.architecture]
+  ):
+    raise ValueError(
       'model_type must be one of '
       f'{ {name: f.architecture for name, f in _FAMILIES.items()} }: got '
-      f'{foreign.quote(name)}, architectures {foreign.quote(architectures)}'
+      f'{name!r}, architectures {architectures!r}'
     )
   return family
-
-
-def _check_activation(name: Any, model_type: str, family: _Family) -> None:
-  expected = family.fixed.get('activation', 'silu')
-  if not isinstance(name, str) or _ACTIVATIONS.get(name) != expected:
-    raise hf_rope.Unsupported(
-      f'the activation of a {model_type} must be {expected!r}: got '
-      f'{foreign.quote(name)}'
-    )
 
 
 def _local_layers(c, layers: int, windows: str) -> tuple[int, ...]:
@@ -274,58 +353,30 @@ def _local_layers(c, layers: int, windows: str) -> tuple[int, ...]:
   if windows == 'none':
     return ()
   used = windows != 'upper' or (
-    _flag(c, 'use_sliding_window') and c['sliding_window'] is not None
+    c.get('use_sliding_window') and c['sliding_window'] is not None
   )
   kinds = c.get('layer_types')
   if kinds is not None:
-    local = _named_layers(kinds, layers)
+    names = ('full_attention', 'sliding_attention')
+    if len(kinds) != layers or any(kind not in names for kind in kinds):
+      raise ValueError(
+        f'layer_types must name full_attention or sliding_attention for each '
+        f'of {layers} layers: got {kinds!r}'
+      )
+    local = [kind == 'sliding_attention' for kind in kinds]
     if any(local) and not used:
-      raise hf_rope.Unsupported(
+      raise ValueError(
         'use_sliding_window and sliding_window must be set where layer_types '
         'names sliding_attention: got none'
       )
   elif windows == 'upper':
-    first = _count(c, 'max_window_layers', 0)
-    local = [used and i >= first for i in range(layers)]
+    local = [used and i >= c['max_window_layers'] for i in range(layers)]
   else:
-    pattern = 2
-    if windows == 'pattern':
-      pattern = _count(c, 'sliding_window_pattern', 1)
+    pattern = c['sliding_window_pattern'] if windows == 'pattern' else 2
+    if not pattern:
+      raise ValueError(f'sliding_window_pattern must be > 0: got {pattern!r}')
     local = [(i + 1) % pattern != 0 for i in range(layers)]
   return tuple(i for i, is_local in enumerate(local) if is_local)
-
-
-def _named_layers(kinds: Any, layers: int) -> list[bool]:
-  """Returns whether each layer of `layer_types` is local."""
-  names = ('full_attention', 'sliding_attention')
-  ok = isinstance(kinds, list) and len(kinds) == layers
-  if not ok or any(kind not in names for kind in kinds):
-    raise hf_rope.Unsupported(
-      f'layer_types must name full_attention or sliding_attention for each of '
-      f'{layers} layers: got {foreign.quote(kinds)}'
-    )
-  return [kind == 'sliding_attention' for kind in kinds]
-
-
-def _flag(c, key: str) -> bool:
-  """Returns the value of a key that is true or false; missing = false."""
-  value = c.get(key, False)
-  if not isinstance(value, bool):
-    raise hf_rope.Unsupported(
-      f'{key} must be true or false: got {foreign.quote(value)}'
-    )
-  return value
-
-
-def _count(c, key: str, least: int) -> int:
-  """Returns the value of a key that is an integer of at least `least`."""
-  value = c[key]
-  if type(value) is not int or value < least:
-    raise hf_rope.Unsupported(
-      f'{key} must be an integer of at least {least}: got '
-      f'{foreign.quote(value)}'
-    )
-  return value
 
 
 def _unparse(cfg: schema.Model) -> dict[str, Any]:
@@ -333,6 +384,13 @@ def _unparse(cfg: schema.Model) -> dict[str, Any]:
   name, family = _matching_family(cfg)
   activations = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
   activation = activations[cfg.activation]
+  rope = {ours: theirs for theirs, ours in _ROPES.items()}[
+    cfg.rope_scaling.kind
+  ]
+  scaling: dict[str, Any] | None = {
+    key: getattr(cfg.rope_scaling, ours) for ours, key, _ in _SCALING[rope]
+  }
+  scaling = {'rope_type': rope, **scaling} if scaling else None
   text = {
     'architectures': [family.architecture],
     'model_type': name,
@@ -346,13 +404,28 @@ def _unparse(cfg: schema.Model) -> dict[str, Any]:
     'rms_norm_eps': cfg.norm_eps,
     'tie_word_embeddings': cfg.tied_head,
     'rope_theta': cfg.rope_theta,
-    'rope_scaling': hf_rope.write(cfg.rope_scaling),
+    'rope_scaling': scaling,
     'hidden_act': activation,
   }
   if family.is_gemma:
-    text |= {'hidden_activation': activation, **_gemma_keys(cfg)}
+    text |= {
+      'hidden_activation': activation,
+      'query_pre_attn_scalar': int(cfg.query_scale or cfg.head_dim),
+      'attn_logit_softcapping': cfg.attention_softcap,
+      'final_logit_softcapping': cfg.logit_softcap,
+    }
+    if cfg.local_rope_theta is not None:
+      text['rope_local_base_freq'] = cfg.local_rope_theta
   if family.is_gemma or cfg.local_layers:
-    text |= _window_keys(cfg, family)
+    text |= {
+      # Of a Gemma, transformers wants one even if no layer uses it.
+      'sliding_window': cfg.window or family.absent.get('sliding_window'),
+      'use_sliding_window': True,
+      'layer_types': [
+        'sliding_attention' if i in cfg.local_layers else 'full_attention'
+        for i in range(cfg.layers)
+      ],
+    }
   return text
 
 
@@ -370,26 +443,3 @@ def _matching_family(cfg: schema.Model) -> tuple[str, _Family]:
     'model must be of one architecture to be written as a HuggingFace '
     f'directory: got a mixture, {features}'
   )
-
-
-def _gemma_keys(cfg: schema.Model) -> dict[str, Any]:
-  keys = {
-    'query_pre_attn_scalar': int(cfg.query_scale or cfg.head_dim),
-    'attn_logit_softcapping': cfg.attention_softcap,
-    'final_logit_softcapping': cfg.logit_softcap,
-  }
-  if cfg.local_rope_theta is not None:
-    keys['rope_local_base_freq'] = cfg.local_rope_theta
-  return keys
-
-
-def _window_keys(cfg: schema.Model, family: _Family) -> dict[str, Any]:
-  return {
-    # Of a Gemma, transformers wants one even if no layer uses it.
-    'sliding_window': cfg.window or family.absent.get('sliding_window'),
-    'use_sliding_window': True,
-    'layer_types': [
-      'sliding_attention' if i in cfg.local_layers else 'full_attention'
-      for i in range(cfg.layers)
-    ],
-  }

@@ -4,9 +4,7 @@ config.json                        the model: `hf_config`
 model.safetensors, or model-00001-of-00002.safetensors, ...
 model.safetensors.index.json       the file of each tensor, if several
 
-Other people write these files: an index names files of its own folder only,
-and headers are compared with the model before a weight is read. (The files may
-be links, as they are in a cache of downloads.)
+Headers are compared with the model before a weight is read.
 """
 
 import contextlib
@@ -22,12 +20,11 @@ import safetensors
 
 from posttrain import processes
 from posttrain.util import files as files_lib
-from posttrain.util import foreign, json_files
+from posttrain.util import json_files
 
 SINGLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 DTYPES = {'F32': 'float32', 'F16': 'float16', 'BF16': 'bfloat16'}
-HEAD, TABLE = 'lm_head.weight', 'model.embed_tokens.weight'
-_CHUNK = 2**22  # numbers of a tensor that are compared at a time
+HEAD = 'lm_head.weight'
 _CACHED = 2**18  # numbers whose copy stays in the processor's cache
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -38,21 +35,24 @@ Files = dict[pathlib.Path, list[str]]
 def find(folder: pathlib.Path, shapes: Shapes, single: str = SINGLE) -> Files:
   """Returns {file: names of its tensors} of a model; reads headers only.
 
-  If the head is tied and a file has one all the same, the two are compared.
-
   Args:
     folder: the directory.
     shapes: all tensors of the model, and no other.
     single: name of the one file; that of a model may be several, in an index.
 
   Raises:
-    ValueError: names the file or the tensor that is missing, unknown, twice
-      there, of another shape or of an unknown dtype; or the tied head differs.
+    ValueError: names the file or the tensor that is missing, unknown,
+      of another shape or of an unknown dtype.
   """
   paths, index = [folder / single], folder / INDEX
   if single == SINGLE and not paths[0].is_file() and index.is_file():
-    paths = [folder / file for file in _indexed(index)]
-  files, places = {}, {}
+    files = json_files.read_object(index).get('weight_map')
+    if not isinstance(files, dict) or not files:
+      raise ValueError(
+        f"{index} must have a 'weight_map' of tensors to files: got {files!r}"
+      )
+    paths = [folder / file for file in sorted(set(files.values()))]
+  files, present = {}, set()
   for path in paths:
     if not path.is_file():
       raise ValueError(
@@ -60,25 +60,22 @@ def find(folder: pathlib.Path, shapes: Shapes, single: str = SINGLE) -> Files:
         'files (other formats are not read)'
       )
     with _open(path) as file:
-      present = list(file.keys())
-      files[path] = [x for x in present if not _ignored(x, shapes)]
+      # A tied head and RoPE's table are redundant.
+      files[path] = [
+        x
+        for x in file.keys()
+        if not (x == HEAD and x not in shapes)
+        and not x.endswith('rotary_emb.inv_freq')
+      ]
       for name in files[path]:
         _check(path, name, file.get_slice(name), shapes)
-    for name in present:
-      if name in places:
-        raise ValueError(
-          f'{path}: tensor {foreign.text(name)} must be in one file: got it in '
-          f'{places[name].name} as well'
-        )
-      places[name] = path
-  missing = [name for name in shapes if name not in places]
+        present.add(name)
+  missing = [name for name in shapes if name not in present]
   if missing:
     raise ValueError(
       f'{folder} must hold tensor {missing[0]}: got none, nor '
       f'{len(missing) - 1} others of the model that config.json describes'
     )
-  if HEAD in places and HEAD not in shapes:
-    _check_tied(places, shapes[TABLE])
   return files
 
 
@@ -219,62 +216,8 @@ def _open(path: pathlib.Path):
       yield file
   except (safetensors.SafetensorError, OSError) as error:
     raise ValueError(
-      f'{path} must be a whole safetensors file: {foreign.text(error)}; '
-      'download it again'
+      f'{path} must be a whole safetensors file: {error}; download it again'
     ) from error
-
-
-def _indexed(index: pathlib.Path) -> list[str]:
-  """Returns the sorted file names in an index.
-
-  Raises:
-    ValueError: it is no JSON of tensors to files, or names a file of another
-      folder.
-  """
-  files = json_files.read_object(index).get('weight_map')
-  if not isinstance(files, dict) or not files:
-    raise ValueError(
-      f"{index} must have a 'weight_map' of tensors to files: got "
-      f'{foreign.quote(files)}'
-    )
-  for name in files.values():
-    if not _is_file_name(name):
-      raise ValueError(
-        f'{index} must name safetensors files of its own folder: got '
-        f'{foreign.quote(name)}'
-      )
-  return sorted(set(files.values()))
-
-
-def _is_file_name(name: object) -> bool:
-  """Returns whether a value can be the name of a file beside the index."""
-  return (
-    isinstance(name, str)
-    and name.endswith('.safetensors')
-    and name.isprintable()
-    and not set(name) & set('/\\')
-    and len(name.encode()) <= 255
-  )
-
-
-def _check_tied(
-  places: Mapping[str, pathlib.Path], shape: tuple[int, ...]
-) -> None:
-  """Checks that a head of its own has the values of the embedding table."""
-  with _open(places[HEAD]) as file, _open(places[TABLE]) as other:
-    head, table = file.get_slice(HEAD), other.get_slice(TABLE)
-    _check(places[HEAD], HEAD, head, {HEAD: shape})
-    step = max(_CHUNK // shape[1], 1)
-    for start in range(0, shape[0], step):
-      end = min(start + step, shape[0])
-      ours, theirs = (x[start:end] for x in (table, head))
-      if not np.array_equal(ours.astype('f4'), theirs.astype('f4')):
-        raise ValueError(
-          f'{places[HEAD]}: tensor {HEAD} must equal {TABLE}, because '
-          'tie_word_embeddings is true: got other values; set '
-          'tie_word_embeddings to false in config.json to use this head, or '
-          'delete the tensor'
-        )
 
 
 def _shards(size: Mapping[str, int], shard_bytes: int) -> Iterator[list[str]]:
@@ -289,23 +232,17 @@ def _shards(size: Mapping[str, int], shard_bytes: int) -> Iterator[list[str]]:
   yield names
 
 
-def _ignored(name: str, shapes: Shapes) -> bool:
-  """Returns whether a tensor is redundant: a tied head, or RoPE's table."""
-  tied_head = name == HEAD and name not in shapes
-  return tied_head or name.endswith('rotary_emb.inv_freq')
-
-
 def _check(path: pathlib.Path, name: str, part, shapes: Shapes) -> None:
   if name not in shapes:
     raise ValueError(
-      f'{path}: tensor {foreign.text(name)} must belong to the model: '
+      f'{path}: tensor {name!r} must belong to the model: '
       'config.json describes one without it'
     )
   shape, dtype = tuple(part.get_shape()), part.get_dtype()
   if shape != shapes[name]:
     raise ValueError(
       f'{path}: tensor {name} must have shape {shapes[name]}, by '
-      f'config.json: got {foreign.text(shape)}'
+      f'config.json: got {shape}'
     )
   if dtype not in DTYPES:
     raise ValueError(

