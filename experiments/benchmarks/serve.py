@@ -3,53 +3,139 @@
     python -m experiments.benchmarks.serve [--preset=small] [--requests=64]
         [--prompt=32] [--new=64] [--slots=64] [--repeats=1]
 
-Writes a random model of a preset into a temporary HuggingFace directory and
-starts the server on it, a process of its own on the loopback device. The same
-requests are sent all at once and one after the other, alternately, and both
-must sample the same tokens. The cost of a decode step is that of all slots, so
-requests are also sent one after the other to a server of one slot. Prints one
-JSON object: new tokens per second (medians over the repeats), and the ratios of
-the first to the others.
+Trains a model of a preset for one step and starts the server on it, a process
+of its own on the loopback device. The same requests are sent all at once and
+one after the other, alternately, and both must sample the same tokens. The cost
+of a decode step is that of all slots, so requests are also sent one after the
+other to a server of one slot. Prints one JSON object: new tokens per second
+(medians over the repeats), and the ratios of the first to the others.
 """
 
 import argparse
 import asyncio
-import dataclasses
-import json
+import contextlib
+import multiprocessing
+import os
 import pathlib
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 
 import httpx
 
 from experiments.benchmarks import timing
 
+NAME = 'bench'  # of the model
+EVERY = 0.05  # seconds between two requests of `watch`
 
-def publish(preset: str, folder: pathlib.Path) -> None:
-  """Writes a random model, with the byte tokenizer."""
-  import jax
 
-  from posttrain import schema
-  from posttrain.chat import pretrained, rendering
-  from posttrain.models import hf, transformer
+class Server:
+  """A server process with a model that has hardly been trained."""
 
-  renderer = rendering.load(schema.Tokenizer())
-  model = dataclasses.replace(
-    schema.PRESETS[preset], vocab_size=renderer.tokenizer.vocab_size
-  )
-  params = transformer.init(jax.random.key(0), model)
-  hf.save(params, model, folder, dtype='float32')
-  pretrained.write(renderer, folder)
+  def __init__(self, folder: pathlib.Path, *argv: str, preset: str = 'tiny'):
+    """Starts it, and waits for its address.
+
+    Args:
+      folder: holds the model, which is trained if it is missing.
+      *argv: arguments of `posttrain.serve`.
+      preset: the model's sizes.
+    """
+    model = folder / NAME
+    if not model.exists():
+      words = ['--config=configs/arithmetic_sft.py:tiny', f'--workdir={model}']
+      words += ['--config.sft.steps=1', '--config.sft.optim.warmup_steps=0']
+      words += [f'--config.model={preset}', '--config.sft.eval.prompts=1']
+      command = [sys.executable, '-m', 'posttrain.main', *words]
+      subprocess.run(command, check=True, capture_output=True)
+    begin = time.monotonic()
+    words = ['--port=0', f'--checkpoint={model}', *argv]
+    with (folder / 'server.log').open('a') as log:
+      self.process = subprocess.Popen(
+        [sys.executable, '-m', 'posttrain.serve', *words],
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+      )
+    assert self.process.stdout is not None
+    words = self.process.stdout.readline().split()
+    assert words, (folder / 'server.log').read_text()[-900:]
+    self.url = httpx.URL(words[-1].removesuffix('/v1'))
+    self.seconds = time.monotonic() - begin  # to start
+
+  @property
+  def address(self) -> tuple[str, int]:
+    """Host and port."""
+    assert self.url.port is not None
+    return self.url.host, self.url.port
+
+  def client(self, timeout: float = 60) -> httpx.Client:
+    """Returns a new client."""
+    return httpx.Client(base_url=self.url, timeout=timeout)
+
+  def post(self, path: str, **fields) -> httpx.Response:
+    """Sends a request for the model."""
+    with self.client() as client:
+      return client.post(f'/v1/{path}', json={'model': NAME, **fields})
+
+  def megabytes(self) -> int:
+    """Returns the resident memory."""
+    status = pathlib.Path(f'/proc/{self.process.pid}/status').read_text()
+    return int(status.partition('VmRSS:')[2].split()[0]) // 1024
+
+  def descriptors(self) -> int:
+    """Returns the number of open file descriptors."""
+    return len(os.listdir(f'/proc/{self.process.pid}/fd'))
+
+  def stop(self) -> int:
+    """Stops the process; returns its exit code."""
+    self.process.terminate()
+    try:
+      return self.process.wait(30)
+    finally:
+      self.process.kill()
+
+
+@contextlib.contextmanager
+def watch(server: Server) -> Iterator[list[float]]:
+  """Yields a list that has the longest delay of /health after the block.
+
+  A process of its own measures it: a busy client is not a busy server.
+  """
+  spawn = multiprocessing.get_context('spawn')
+  ours, theirs = spawn.Pipe()
+  process = spawn.Process(target=_measure, args=(str(server.url), theirs))
+  process.start()
+  ours.recv()  # it has begun
+  result: list[float] = []
+  try:
+    yield result
+  finally:
+    ours.send(None)
+    result.append(ours.recv())
+    process.join()
+
+
+def _measure(url: str, pipe) -> None:
+  """Asks /health until the pipe has a message; sends the longest delay."""
+  longest = 0.0
+  with httpx.Client(base_url=url, timeout=60) as client:
+    client.get('/health')
+    pipe.send(None)
+    while not pipe.poll(EVERY):
+      begin = time.monotonic()
+      client.get('/health').raise_for_status()
+      longest = max(longest, time.monotonic() - begin)
+  pipe.send(longest)
 
 
 def bodies(args) -> list[dict]:
   """Returns requests with distinct prompts and completions of equal length."""
   return [
     {
-      'model': 'bench',
+      'model': NAME,
       'prompt': [(7 * i + j * j) % 256 for j in range(args.prompt)],
       'max_tokens': args.new,
       'seed': i,
@@ -62,17 +148,17 @@ def bodies(args) -> list[dict]:
 
 async def complete(client: httpx.AsyncClient, body: dict) -> list[int]:
   """Returns the sampled ids of a request."""
-  response = await client.post('/completions', json=body)
+  response = await client.post('/v1/completions', json=body)
   response.raise_for_status()
   return response.json()['choices'][0]['token_ids']
 
 
-async def measure(url: str, args, at_once: tuple[bool, ...]) -> list[float]:
+async def measure(server: Server, args, at_once: tuple[bool, ...]):
   """Returns new tokens per second, per entry of `at_once`."""
   requests, seconds = bodies(args), [[] for _ in at_once]
   limits = httpx.Limits(max_connections=args.requests)
   async with httpx.AsyncClient(
-    base_url=url, timeout=None, limits=limits
+    base_url=server.url, timeout=None, limits=limits
   ) as client:
     expected = [await complete(client, body) for body in requests]  # compiles
     assert all(len(ids) == args.new for ids in expected)
@@ -91,33 +177,31 @@ async def measure(url: str, args, at_once: tuple[bool, ...]) -> list[float]:
   return [tokens / statistics.median(clock) for clock in seconds]
 
 
-def serve(folder: str, args, slots: int, at_once: tuple[bool, ...]):
-  """Returns `measure` of a server with so many slots."""
-  with subprocess.Popen(
-    [
-      sys.executable,
-      '-m',
-      'posttrain.serve',
-      '--port=0',
-      f'--checkpoint={folder}/bench',
-      f'--slots={slots}',
-      f'--max_model_len={args.prompt + args.new}',
-    ],
-    stdout=subprocess.PIPE,
-    text=True,
-  ) as server:
+def throughput(args, folder: pathlib.Path) -> None:
+  """Prints the tokens per second of two servers."""
+  rates = []
+  for slots, at_once in ((args.slots, (True, False)), (1, (False,))):
+    argv = f'--slots={slots}', f'--max_model_len={args.prompt + args.new}'
+    server = Server(folder, *argv, preset=args.preset)
     try:
-      url = server.stdout.readline().split()[-1]
-      return asyncio.run(measure(url, args, at_once))
+      rates += asyncio.run(measure(server, args, at_once))
     finally:
-      server.terminate()
-
-
-def main(argv: list[str]) -> None:
-  """Runs the command."""
-  parser = argparse.ArgumentParser(
-    prog='python -m experiments.benchmarks.serve'
+      server.stop()
+  together, alone, one_slot = (timing.rounded(rate) for rate in rates)
+  timing.emit(
+    **vars(args),
+    together_tokens_per_s=together,
+    one_by_one_tokens_per_s=alone,
+    ratio=timing.rounded(together / alone),
+    one_slot_tokens_per_s=one_slot,
+    ratio_to_one_slot=timing.rounded(together / one_slot),
   )
+  timing.emit_matmul()
+
+
+def main(argv=None) -> None:
+  """Runs the command."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--preset', default='small')
   for name, default in (
     ('requests', 64),
@@ -129,23 +213,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument(f'--{name}', type=int, default=default)
   args = parser.parse_args(argv)
   with tempfile.TemporaryDirectory() as folder:
-    publish(args.preset, pathlib.Path(folder) / 'bench')
-    together, alone = serve(folder, args, args.slots, (True, False))
-    (one_slot,) = serve(folder, args, 1, (False,))
-  print(
-    json.dumps(
-      {
-        **vars(args),
-        'together_tokens_per_s': round(together, 1),
-        'one_by_one_tokens_per_s': round(alone, 1),
-        'ratio': round(together / alone, 2),
-        'one_slot_tokens_per_s': round(one_slot, 1),
-        'ratio_to_one_slot': round(together / one_slot, 2),
-      }
-    )
-  )
-  timing.emit_matmul()
+    throughput(args, pathlib.Path(folder))
 
 
 if __name__ == '__main__':
-  main(sys.argv[1:])
+  main()

@@ -1,1 +1,1 @@
-"""Trials of `experiments.trials`, one module per place of the fault."""
+"""Trials: one per promise about faults; `python -m experiments.trials`."""

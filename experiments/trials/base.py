@@ -4,15 +4,17 @@
     def damaged_step(scratch: base.Scratch) -> str:
       workdir = scratch.finished_run()
       ...                                      # inject the fault
-      done = base.command('posttrain.main', ..., cwd=scratch.folder)
-      base.expect_line(done, exits.USAGE, 'must be', 'move that folder')
-      return 'refused: exit 2, names the file'
+      done = base.command('posttrain.main', *scratch.tiny(workdir))
+      base.expect_line(done, base.USAGE, 'that folder')
+      return 'exit 2, the folder is named'
 
-A trial returns what it saw, in words, and raises AssertionError where that
-falls short of its promise.
+A trial returns a line about what happened, and raises AssertionError where that
+falls short of its promise. Trials use commands, the files of a workdir and the
+server's HTTP alone.
 """
 
 import dataclasses
+import json
 import os
 import pathlib
 import shutil
@@ -21,24 +23,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-TINY = 'configs/arithmetic.py:tiny'
-
-
-class NotTried(Exception):
-  """Raised by a trial that needs a package that is not installed."""
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MAIN, TINY = 'posttrain.main', 'configs/arithmetic.py:tiny'
+# Exit codes of the commands.
+DONE, FAILED, USAGE, NO_REWARD, STALLED, PEER_LOST = range(6)
+PREEMPTED, INTERRUPTED = 75, 130
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
   """One promise and the function that tries to break it."""
 
-  area: str  # the table's first column
+  area: str
   promise: str
   run: Callable[['Scratch'], str]
-  alone: bool  # it measures time: nothing runs beside it
 
   @property
   def name(self) -> str:
@@ -48,11 +48,11 @@ class Trial:
 TRIALS: list[Trial] = []
 
 
-def trial(area: str, promise: str, *, alone: bool = False) -> Callable:
+def trial(area: str, promise: str) -> Callable:
   """Registers a function of a `Scratch` as a trial."""
 
   def register(run: Callable[['Scratch'], str]) -> Callable:
-    TRIALS.append(Trial(area, promise, run, alone))
+    TRIALS.append(Trial(area, promise, run))
     return run
 
   return register
@@ -89,19 +89,15 @@ def start(
   """
   pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE}
   paths = [str(ROOT), os.environ.get('PYTHONPATH', '')]
-  variables = {
-    **os.environ,
-    'PYTHONPATH': os.pathsep.join(filter(None, paths)),
-    **(env or {}),
-  }
+  path = os.pathsep.join(filter(None, paths))
   return subprocess.Popen(
     [sys.executable, '-m', module, *map(os.fspath, argv)],
     **{'cwd': ROOT, 'text': True, 'errors': 'replace', **pipes, **options},
-    env=variables,
+    env={**os.environ, 'PYTHONPATH': path, **(env or {})},
   )
 
 
-def finish(process: subprocess.Popen, timeout: float = 180) -> Done:
+def finish(process: subprocess.Popen, timeout: float = 300) -> Done:
   """Waits for a command; kills it after `timeout` seconds (code -9)."""
   begin = time.monotonic()
   try:
@@ -113,11 +109,15 @@ def finish(process: subprocess.Popen, timeout: float = 180) -> Done:
   return Done(process.returncode, out or '', err or '', seconds)
 
 
-def command(
-  module: str, *argv: str | os.PathLike[str], timeout: float = 180, **options
-) -> Done:
+def command(module: str, *argv, timeout: float = 300, **options) -> Done:
   """Runs `python -m module argv` to its end; see `start`."""
   return finish(start(module, *argv, **options), timeout)
+
+
+def stop(process: subprocess.Popen, number: int = signal.SIGTERM) -> Done:
+  """Sends a signal; waits for the end."""
+  process.send_signal(number)
+  return finish(process, 60)
 
 
 def expect(done: Done, code: int, *words: str) -> None:
@@ -125,7 +125,7 @@ def expect(done: Done, code: int, *words: str) -> None:
   assert done.code == code, f'exit {done.code}, not {code}: {done.err[-900:]}'
   assert 'Traceback' not in done.err, f'a traceback: {done.err[-900:]}'
   for word in words:
-    assert word in done.err, f'{word!r} is not said: {done.err[-900:]}'
+    assert word in done.err, f'{word!r} is not in: {done.err[-900:]}'
 
 
 def expect_line(done: Done, code: int, *words: str) -> None:
@@ -144,17 +144,12 @@ class Scratch:
     self.folder, self._shared = folder, shared
     folder.mkdir(parents=True)
 
-  @property
-  def cache(self) -> pathlib.Path:
-    """The compilation cache that all trials share."""
-    return self._shared.cache
-
   def tiny(self, workdir: str | os.PathLike[str], *argv: str) -> list[str]:
     """Returns arguments of `posttrain.main`: two small stages, 4 + 2 steps."""
     return [
       f'--config={TINY}',
       f'--workdir={os.fspath(workdir)}',
-      f'--config.compilation_cache={self.cache}',
+      f'--config.compilation_cache={self._shared.cache}',
       '--config.checkpoint.every=2',
       '--config.metrics.progress=False',
       '--config.sft.steps=4',
@@ -166,8 +161,7 @@ class Scratch:
 
   def finished_run(self) -> pathlib.Path:
     """Returns a new copy of the workdir of a finished `tiny` run."""
-    number = len(list(self.folder.glob('finished*')))
-    copy = self.folder / f'finished{number}'
+    copy = self.folder / f'finished{len(list(self.folder.glob("finished*")))}'
     return pathlib.Path(shutil.copytree(self._shared.run(self), copy))
 
 
@@ -179,11 +173,11 @@ class Shared:
     self._run, self._lock = folder / 'run', threading.Lock()
 
   def run(self, scratch: Scratch) -> pathlib.Path:
-    """Returns the workdir of the finished run; nobody may write to it."""
+    """Returns the workdir of the finished run, which no trial may change."""
     with self._lock:
       if not self._run.exists():
         workdir = self._run.with_name('run_unfinished')
-        done = command('posttrain.main', *scratch.tiny(workdir), timeout=300)
+        done = command(MAIN, *scratch.tiny(workdir))
         assert done.code == 0, done.err
         workdir.rename(self._run)
     return self._run
@@ -199,12 +193,8 @@ def wait_for(
     time.sleep(every)
 
 
-def stop(process: subprocess.Popen, number: int = signal.SIGTERM) -> Done:
-  """Sends a signal; waits for the end."""
-  process.send_signal(number)
-  return finish(process, 60)
-
-
-def words(values: Sequence[object]) -> str:
-  """Returns values with commas between them."""
-  return ', '.join(map(str, values))
+def rows(workdir: pathlib.Path) -> list[dict]:
+  """Returns the whole rows of a run's metrics.jsonl; [] if it is missing."""
+  path = workdir / 'metrics.jsonl'
+  lines = path.read_text().split('\n')[:-1] if path.exists() else []
+  return [json.loads(line) for line in lines]

@@ -1,10 +1,9 @@
-"""A run with a fault in a given phase, aimed by its name.
+"""A run with a fault in a given phase.
 
     python -m experiments.trials.doomed OPTIONS ARGUMENT...
 
-OPTIONS is a JSON object, see `Watch`; the arguments are those of
-`posttrain.main`, whose code has no part in this. The phases are compile,
-rollout, update, save and eval.
+OPTIONS is a JSON object of the arguments of `Fault`; the others are those of
+`posttrain.main`, whose code has no part in this. `PHASES` has the phases.
 """
 
 import collections
@@ -15,20 +14,24 @@ import signal
 import sys
 import threading
 import time
-from typing import Any
 
 import jax
-from jax._src import compiler
 
 from posttrain import main
 from posttrain.checkpoints import store
 from posttrain.decode import engine
 from posttrain.evaluation import evaluator
-from posttrain.rollout import driver
-from posttrain.training import step as train_step
+from posttrain.training import step
+
+PHASES = {  # phase -> the function that an entry into it calls
+  'rollout': (engine.Engine, 'poll'),  # once per chunk
+  'update': (step.TrainStep, '__call__'),
+  'save': (store.Checkpointer, 'save'),
+  'eval': (evaluator.Evaluator, 'measure'),
+}
 
 
-class Watch:
+class Fault:
   """Counts entries into phases; injects a fault into one of them."""
 
   def __init__(
@@ -46,28 +49,17 @@ class Watch:
         an errno, such as 'ENOSPC', which is raised.
     """
     self.entries = collections.Counter()
-    self._report = report
+    self._report, self._fault = report, fault
     self._planned, self._delay = (phase, entry), delay
-    self._fault = fault
-    self._inside = []
+    self._inside: list[str] = []
 
-  def wrap(
-    self, phase: str, owner: Any, name: str, counts=True, nested=False
-  ) -> None:
-    """Makes `owner.name` a phase; within another it is a part of that.
-
-    Args:
-      phase: the phase's name.
-      owner: a class or module.
-      name: its function.
-      counts: whether an entry into it can have the fault.
-      nested: whether it is a phase of its own within another, too.
-    """
+  def wrap(self, phase: str, owner: type, name: str) -> None:
+    """Makes `owner.name` a phase; within another it is a part of that."""
     wrapped = getattr(owner, name)
 
     def watched(*args, **kwargs):
       self._inside.append(phase)
-      if counts and (nested or self._inside[0] == phase):
+      if self._inside[0] == phase:
         self._enter(phase)
       try:
         # Dispatched device work belongs to the phase, too.
@@ -100,16 +92,12 @@ class Watch:
 
 
 def run(options: str, *argv: str) -> int:
-  """Runs `posttrain.main` under a watch; returns its exit code."""
-  watch = Watch(**json.loads(options))
-  watch.wrap('eval', evaluator.Evaluator, 'measure')
-  watch.wrap('rollout', driver, 'run_all', counts=False)
-  watch.wrap('rollout', engine.Engine, 'poll')  # once per chunk and stop
-  watch.wrap('update', train_step.TrainStep, '__call__')
-  watch.wrap('save', store.Checkpointer, 'save')
-  watch.wrap('compile', compiler, 'compile_or_get_cached', nested=True)
+  """Runs `posttrain.main` with a fault; returns its exit code."""
+  fault = Fault(**json.loads(options))
+  for phase, (owner, name) in PHASES.items():
+    fault.wrap(phase, owner, name)
   code = main.main(argv)
-  watch.write_report(watch.entries)
+  fault.write_report(fault.entries)
   return code
 
 

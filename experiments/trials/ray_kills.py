@@ -8,60 +8,47 @@ some of its steps one that is in the middle of a call is killed (SIGKILL). The
 undisturbed run calls both in threads.
 
 trainer: `experiments.launch.cluster` runs two trainers, one of which is killed
-in the middle of a step, and all are started again. The undisturbed run is the
-same command, without a kill.
+in the middle of a step, and all are started again.
 
 Parameters, optimizer state and metrics (except times and the count of lost
-workers) must be equal bit by bit. Prints one JSON object per line; exits non-
-zero where something differs.
+workers) must be equal bit by bit. Prints one JSON object per line; exits
+non-zero where something differs.
 """
 
 import argparse
 import contextlib
-import json
 import os
 import pathlib
 import random
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 
-from experiments.trials import kill_resume
-from posttrain.metrics import writers
+from experiments.trials import base, kill_resume
 
-# Steps of a run with workers, and how many of them have a kill, each a random
-# time after its beginning, in seconds.
-STEPS, KILLS_EACH, DELAY = 12, 5, (0.0, 0.3)
-LIMIT = 600  # the longest run, in seconds
+STEPS, KILLS, LIMIT = 12, 5, 600
 COUNT = 'rollout/worker_restarts'
-# Title of a worker's process while it runs a call.
-BUSY = b'ray::_Actor.call'
+RECIPE = 'experiments/launch/cluster/waiting_grpo.py'
+TITLES = {  # of the process to kill, in its command line
+  'workers': b'ray::_Actor.call',  # while it runs a call
+  'trainer': b'--process_id=',
+}
 
 
-def command(what: str, workdir: pathlib.Path, disturbed: bool) -> list[str]:
-  """Returns the arguments of a run."""
+def start(what: str, workdir: pathlib.Path, disturbed: bool):
+  """Starts a run; its output is beside the workdir."""
+  words = [f'--workdir={workdir}']
   if what == 'workers':
-    recipe = 'experiments/launch/cluster/waiting_grpo.py' + ':ray' * disturbed
-    words = [f'--config={recipe}', f'--config.grpo.steps={STEPS}']
-    return ['posttrain.main', *words, f'--workdir={workdir}']
-  return [
-    'experiments.launch.cluster',
-    '--config=configs/arithmetic.py:tiny',
-    f'--workdir={workdir}',
-    '--hosts=2',
-    '--config.checkpoint.every=5',
-  ]
-
-
-def launch(words: list[str], log: pathlib.Path) -> subprocess.Popen:
-  """Starts a run; what it prints is in `log`."""
-  with log.open('wb') as file:
-    return subprocess.Popen(
-      [sys.executable, '-m', *words], stdout=file, stderr=file
-    )
+    words += [f'--config={RECIPE}{":ray" * disturbed}']
+    words += [f'--config.grpo.steps={STEPS}']
+  else:
+    words += ['--config=configs/arithmetic.py:tiny', '--hosts=2']
+    words += ['--config.checkpoint.every=5']
+  module = base.MAIN if what == 'workers' else 'experiments.launch.cluster'
+  with pathlib.Path(f'{workdir}.log').open('wb') as log:
+    return base.start(module, *words, stdout=log, stderr=subprocess.STDOUT)
 
 
 def descendants(pid: int) -> dict[int, bytes]:
@@ -79,114 +66,58 @@ def descendants(pid: int) -> dict[int, bytes]:
   return {child: titles.get(child, b'') for child in pids}
 
 
-def kill_workers(
-  process: subprocess.Popen, rng: random.Random, workdir: pathlib.Path
-) -> int:
-  """Kills a busy worker in each of some steps; returns how many."""
+def kill(process, title: bytes, rng: random.Random, end: float) -> int:
+  """Kills a process of a run whose command line has a title; 0: none."""
+  while process.poll() is None and time.monotonic() < end:
+    found = [x for x, t in descendants(process.pid).items() if title in t]
+    if found:
+      with contextlib.suppress(ProcessLookupError):
+        os.kill(rng.choice(found), signal.SIGKILL)
+      return 1
+  return 0
+
+
+def disturb(what: str, process, rng: random.Random, workdir) -> int:
+  """Kills processes after some rows of metrics; returns how many."""
   kills, end = 0, time.monotonic() + LIMIT
-  for step in sorted(rng.sample(range(1, STEPS + 1), KILLS_EACH)):
-    wait_for_rows(workdir, step, process)
-    time.sleep(rng.uniform(*DELAY))
-    busy = []
-    while not busy and process.poll() is None and time.monotonic() < end:
-      busy = [
-        child
-        for child, title in descendants(process.pid).items()
-        if title.startswith(BUSY)
-      ]
-    with contextlib.suppress(ProcessLookupError, IndexError):
-      os.kill(rng.choice(busy), signal.SIGKILL)
-      kills += 1
+  rows = sorted(rng.sample(range(1, STEPS + 1), KILLS))
+  for row in rows if what == 'workers' else [rng.randint(12, 35)]:
+    while process.poll() is None and len(base.rows(workdir)) < row:
+      time.sleep(0.01)
+    time.sleep(rng.uniform(0, 0.3))
+    kills += kill(process, TITLES[what], rng, end)
   return kills
 
 
-def wait_for_rows(
-  workdir: pathlib.Path, count: int, process: subprocess.Popen
-) -> None:
-  """Waits until a run has written so many rows of metrics, or has ended."""
-  path, end = workdir / 'metrics.jsonl', time.monotonic() + LIMIT
-  while process.poll() is None and time.monotonic() < end:
-    if path.exists() and len(writers.read(str(path))) >= count:
-      return
-    time.sleep(0.01)
-
-
-def kill_trainer(
-  process: subprocess.Popen, rng: random.Random, workdir: pathlib.Path
-) -> int:
-  """Kills a trainer after a random number of steps; returns 1 if it did."""
-  wait_for_rows(workdir, rng.randint(12, 35), process)
-  time.sleep(rng.uniform(*DELAY))
-  trainers = [
-    child
-    for child, title in descendants(process.pid).items()
-    if b'--process_id=' in title
-  ]
-  if trainers:
-    os.kill(rng.choice(sorted(trainers)), signal.SIGKILL)
-  return min(len(trainers), 1)
-
-
-KILLS = {'workers': kill_workers, 'trainer': kill_trainer}
-
-
-def finish(process: subprocess.Popen, log: pathlib.Path) -> float:
-  """Waits for a run; exits if it failed."""
-  begin = time.monotonic()
-  try:
-    code = process.wait(LIMIT)
-  except subprocess.TimeoutExpired:
-    process.kill()
-    code = 'a timeout'
-  if code:
-    sys.exit(f'the run ended with {code}:\n{log.read_text()[-5000:]}')
-  return time.monotonic() - begin
-
-
-def outcome(workdir: pathlib.Path) -> tuple[dict, int]:
-  """Returns a run's arrays and metrics, and the count of lost workers."""
+def outcome(process, workdir: pathlib.Path) -> tuple[dict, int]:
+  """Waits for a run; returns its outcome, and the count of lost workers."""
+  if code := process.wait(LIMIT):
+    log = pathlib.Path(f'{workdir}.log').read_text()
+    sys.exit(f'the run ended with {code}:\n{log[-5000:]}')
   result = kill_resume.outcome(workdir)
-  lost = [row.pop(COUNT, 0) for row in result['rows']]
-  return result, max(lost)
+  return result, max(row.pop(COUNT, 0) for row in result['rows'])
 
 
 def main(argv=None) -> None:
-  """Runs the command."""
+  """Runs the trials; exits with 1 if one differs."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--what', choices=KILLS, required=True)
+  parser.add_argument('--what', choices=TITLES, required=True)
   parser.add_argument('--trials', type=int, default=10)
   parser.add_argument('--seed', type=int, default=0)
   args = parser.parse_args(argv)
+  rng, good = random.Random(args.seed), True
   with tempfile.TemporaryDirectory() as folder:
-    sys.exit(check(args, pathlib.Path(folder)))
-
-
-def check(args, scratch: pathlib.Path) -> int:
-  """Runs the trials; returns 1 if one differs."""
-  rng, wrong, log = random.Random(args.seed), [], scratch / 'log.txt'
-  whole = scratch / 'undisturbed'
-  seconds = finish(launch(command(args.what, whole, False), log), log)
-  truth, _ = outcome(whole)
-  row = {'undisturbed_s': round(seconds, 1), 'rows': len(truth['rows'])}
-  print(json.dumps(row), flush=True)
-  for trial in range(args.trials):
-    workdir, begin = scratch / f'trial_{trial}', time.monotonic()
-    process = launch(command(args.what, workdir, True), log)
-    kills = KILLS[args.what](process, rng, workdir)
-    finish(process, log)
-    other, lost = outcome(workdir)
-    differs = kill_resume.differences(truth, other)
-    row = {
-      'trial': trial,
-      'kills': kills,
-      'lost': lost,
-      'seconds': round(time.monotonic() - begin, 1),
-      'restarts': len(re.findall('before restart', log.read_text())),
-      'differs': differs,
-    }
-    print(json.dumps(row), flush=True)
-    wrong += differs if kills else ['no kill']
-  return bool(wrong)
+    whole = pathlib.Path(folder, 'undisturbed')
+    truth, _ = outcome(start(args.what, whole, False), whole)
+    for trial in range(args.trials):
+      workdir = pathlib.Path(folder, f'trial_{trial}')
+      process = start(args.what, workdir, True)
+      kills = disturb(args.what, process, rng, workdir)
+      other, lost = outcome(process, workdir)
+      differs = kill_resume.differences(truth, other)
+      good &= bool(kills) and not differs
+      kill_resume.emit(trial=trial, kills=kills, lost=lost, differs=differs)
+  sys.exit(not good)
 
 
 if __name__ == '__main__':

@@ -1,0 +1,395 @@
+"""Trials of runs: signals, hangs, the machine, workdirs, rows, users' code."""
+
+import json
+import os
+import pathlib
+import resource
+import shutil
+import signal
+import subprocess
+
+from experiments.trials import base, faulty, kill_resume
+from posttrain import envs, schema
+
+MODULE = 'experiments.trials.faulty'
+# Phase -> the entry into it that has the fault.
+ENTRIES = {'rollout': 1, 'update': 3, 'save': 2, 'eval': 2}
+TRAIN_ON = '--config.sft.steps=100000'
+
+
+def doomed(scratch: base.Scratch, fault: str, phase: str, workdir, *argv: str):
+  """Runs `tiny` with a fault in a phase; returns the finished command."""
+  options = {'fault': fault, 'phase': phase, 'entry': ENTRIES[phase]}
+  words = json.dumps(options), *scratch.tiny(workdir, *argv)
+  return base.command('experiments.trials.doomed', *words)
+
+
+def check_same(scratch: base.Scratch, workdir: pathlib.Path) -> None:
+  """Runs to the end; checks all bits against an undisturbed run."""
+  base.expect(base.command(base.MAIN, *scratch.tiny(workdir)), base.DONE)
+  truth = kill_resume.outcome(scratch.finished_run())
+  wrong = kill_resume.differences(truth, kill_resume.outcome(workdir))
+  assert not wrong, f'differing bits: {wrong}'
+
+
+# Faults of a process.
+
+
+@base.trial('signals', 'SIGTERM in a phase saves: 75; SIGKILL; the same bits')
+def in_phases(scratch: base.Scratch) -> str:
+  for phase in ENTRIES:
+    workdir = scratch.folder / phase
+    done = doomed(scratch, 'SIGTERM', phase, workdir)
+    base.expect(done, base.PREEMPTED)
+    doomed(scratch, 'SIGKILL', phase, workdir)
+    check_same(scratch, workdir)
+  return f'{", ".join(ENTRIES)}: exit 75, killed, then the same bits'
+
+
+@base.trial('signals', 'Ctrl-C is one line and exit 130; the run continues')
+def interrupted(scratch: base.Scratch) -> str:
+  workdir = scratch.folder / 'run'
+  base.expect(doomed(scratch, 'SIGINT', 'update', workdir), base.INTERRUPTED)
+  check_same(scratch, workdir)
+  return 'exit 130; then the same bits'
+
+
+@base.trial('watchdog', 'a hang in any phase ends the run; it continues')
+def hangs(scratch: base.Scratch) -> str:
+  seconds = []
+  for phase in ENTRIES:
+    workdir = scratch.folder / phase
+    limits = ('first_seconds=20', 'seconds=20', 'exit_seconds=25')
+    argv = [f'--config.watchdog.{x}' for x in limits]
+    done = doomed(scratch, 'hang', phase, workdir, *argv)
+    assert done.code in (base.STALLED, -signal.SIGKILL), done.err[-900:]
+    assert phase in done.err, f'the phase is not named: {done.err[-900:]}'
+    seconds.append(f'{phase} {done.seconds:.0f} s')
+    check_same(scratch, workdir)
+  return f'ended after {", ".join(seconds)}, each named; then the same bits'
+
+
+@base.trial('watchdog', '--time_limit saves and ends in time')
+def time_limit(scratch: base.Scratch) -> str:
+  workdir, limit = scratch.folder / 'run', 40
+  scratch.finished_run()  # compiles
+  argv = scratch.tiny(workdir, TRAIN_ON, '--config.checkpoint.every=100000')
+  done = base.command(base.MAIN, *argv, f'--time_limit={limit}s')
+  base.expect(done, base.PREEMPTED)
+  assert done.seconds < limit, f'{done.seconds:.1f} s'
+  return f'limit {limit} s: ended after {done.seconds:.1f} s'
+
+
+# Faults of the machine.
+
+
+@base.trial('machine', 'a full disk is one line; what was saved is kept')
+def disk_full(scratch: base.Scratch) -> str:
+  folder = scratch.folder / 'disk'
+  folder.mkdir()
+  mount = ['mount', '-t', 'tmpfs', '-o', 'size=3m', 'tmpfs', str(folder)]
+  real = not subprocess.run(mount, capture_output=True).returncode
+  argv = scratch.tiny(folder / 'run', '--config.checkpoint.keep_last=100')
+  try:
+    if real:
+      done = base.command(base.MAIN, *argv, '--config.sft.steps=400')
+    else:
+      done = doomed(scratch, 'ENOSPC', 'save', folder / 'run')
+    base.expect_line(done, base.FAILED, 'No space left on device')
+    sound = len(list(folder.glob('run/checkpoints/sft/*/state')))
+    assert sound, 'no checkpoint is left'
+  finally:
+    if real:
+      subprocess.run(['umount', '-l', folder], check=True)
+  kind = 'a real one' if real else 'injected'
+  return f'{kind}: exit 1, one line, {sound} checkpoints kept'
+
+
+@base.trial('machine', 'files that may not grow, and a removed workdir: a line')
+def files(scratch: base.Scratch) -> str:
+  size = resource.RLIMIT_FSIZE, (20_000, 20_000)
+  done = base.command(
+    base.MAIN,
+    *scratch.tiny(scratch.folder / 'size'),
+    preexec_fn=lambda: resource.setrlimit(*size),
+  )
+  base.expect_line(done, base.FAILED, 'File too large')
+  workdir = scratch.folder / 'removed'
+  process = base.start(base.MAIN, *scratch.tiny(workdir, TRAIN_ON))
+  base.wait_for(lambda: len(base.rows(workdir)) > 3, 120)
+  shutil.rmtree(workdir, ignore_errors=True)
+  base.expect_line(base.finish(process, 90), base.FAILED)
+  return 'ulimit -f, a removed workdir: exit 1, one line'
+
+
+# Faults of a workdir.
+
+
+@base.trial('resume', 'two runs never write to one workdir')
+def lock(scratch: base.Scratch) -> str:
+  workdir = scratch.folder / 'run'
+  argv = scratch.tiny(workdir, TRAIN_ON)
+  null = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}
+  first = base.start(base.MAIN, *argv, **null)
+  try:
+    base.wait_for(lambda: base.rows(workdir), 120)
+    done = base.command(base.MAIN, *argv)
+    base.expect_line(done, base.USAGE, str(first.pid))
+  finally:
+    first.kill()
+    first.wait()
+  after, count = base.start(base.MAIN, *argv), len(base.rows(workdir))
+  base.wait_for(lambda: len(base.rows(workdir)) > count + 3, 120)
+  base.expect(base.stop(after), base.PREEMPTED)
+  steps = [row['step'] for row in base.rows(workdir)]
+  assert steps == list(range(len(steps))), steps
+  return f'exit 2, names the process; after kill -9 free; {len(steps)} rows'
+
+
+@base.trial('resume', 'other options are refused by name')
+def options(scratch: base.Scratch) -> str:
+  changes = {
+    'config.sft.optim.lr': '0.5',
+    'config.grpo.envs.arithmetic.group_size': '2',
+    'config.seed': '9',
+  }
+  for key, value in changes.items():
+    argv = scratch.tiny(scratch.finished_run(), f'--{key}={value}')
+    done = base.command(base.MAIN, *argv)
+    base.expect_line(done, base.USAGE, key.removeprefix('config.'))
+  return f'{len(changes)} of {len(changes)} refused by name'
+
+
+def _cut(path: pathlib.Path) -> None:
+  os.truncate(path, path.stat().st_size // 2)
+
+
+def _cut_largest(step: pathlib.Path) -> None:
+  """Cuts the largest file of a step's arrays in half."""
+  files = [x for x in (step / 'state').rglob('*') if x.is_file()]
+  _cut(max(files, key=lambda x: x.stat().st_size))
+
+
+# What happens to the last step of the first stage.
+DAMAGE = {
+  'host cut': lambda step: _cut(step / 'host/metadata'),
+  'host deep': lambda step: (step / 'host/metadata').write_text('[' * 10**5),
+  'arrays cut': _cut_largest,
+  'all gone': lambda step: [shutil.rmtree(step), step.mkdir()],
+  'a file beside it': lambda step: (step.parent / '99').write_text('x'),
+}
+
+
+@base.trial('resume', 'a run with a damaged step trains on, bit for bit')
+def damage(scratch: base.Scratch) -> str:
+  truth = base.rows(scratch.finished_run())
+  losses = [row.get('loss/total') for row in truth]
+  for name, harm in DAMAGE.items():
+    workdir = scratch.finished_run()
+    shutil.rmtree(workdir / 'checkpoints/grpo')
+    harm(workdir / 'checkpoints/sft/4')
+    done = base.command(base.MAIN, *scratch.tiny(workdir))
+    base.expect(done, base.DONE)
+    got = [row.get('loss/total') for row in base.rows(workdir)]
+    assert got == losses, f'{name}: other losses'
+  return f'{", ".join(DAMAGE)}: {len(losses)} rows equal'
+
+
+@base.trial('resume', 'garbage in files of a workdir is a line that names it')
+def garbage(scratch: base.Scratch) -> str:
+  kinds = (b'garbage', b'\x00' * 500, b'[' * 10_000, b'{"stage": "sft"}')
+  for line in kinds:
+    path = scratch.finished_run() / 'metrics.jsonl'
+    lines = path.read_bytes().split(b'\n')
+    path.write_bytes(b'\n'.join([*lines[:2], line, *lines[3:]]))
+    done = base.command(base.MAIN, *scratch.tiny(path.parent))
+    base.expect_line(done, base.USAGE, f'{path}:3')
+  for data in (b'', b'{"stages": ["sft"', b'[' * 200_000, bytes(range(256))):
+    path = scratch.folder / 'config.json'
+    path.write_bytes(data)
+    done = base.command(base.MAIN, f'--config={path}', '--dry_run')
+    base.expect_line(done, base.USAGE, 'config.json')
+  return 'metrics.jsonl, config.json: exit 2; file and line are named'
+
+
+# Faults of data.
+
+DEEP = '[' * 100_000 + ']' * 100_000
+LONG = 'x' * 4_000_000
+ROW = '{"prompt": "a", "completion": "b"}'
+ROWS = {
+  'deep': DEEP,
+  'long': f'"{LONG}"',
+  'open': '{"prompt": "a"',
+  'bytes': '\udcff',
+  'a list': '[1]',
+  'a number': '{"prompt": 7, "completion": "b"}',
+  'a long completion': f'{{"prompt": "a", "completion": ["{LONG}"]}}',
+  'messages': f'{{"messages": "{LONG}"}}',
+  'role': f'{{"messages": [{{"role": "{LONG}", "content": ""}}]}}',
+  'not finite': '{"prompt": "a", "completion": "b", "level": 1e999}',
+}
+
+
+@base.trial('rows', 'a hostile row is one line that names file and row')
+def rows(scratch: base.Scratch) -> str:
+  longest = 0
+  for row in ROWS.values():
+    path = scratch.folder / 'rows.jsonl'
+    path.write_text(f'{ROW}\n{row}', errors='surrogateescape')
+    env = json.dumps({'type': 'rows', 'path': str(path)})
+    done = base.command(
+      base.MAIN,
+      *scratch.tiny(scratch.folder / 'run', '--dry_run'),
+      f'--config.sft.envs.arithmetic.env={env}',
+    )
+    base.expect_line(done, base.USAGE, f'{path}:2')
+    longest = max(longest, len(done.last))
+  return f'{len(ROWS)} kinds: exit 2, lines of at most {longest} characters'
+
+
+# Faults of users' code.
+
+
+def rewarded(rewards: dict) -> str:
+  """Returns the flag that adds rewards to the environment's grade."""
+  entries = json.dumps({'env': {}, **rewards})
+  return f'--config.grpo.envs.arithmetic.rewards={entries}'
+
+
+@base.trial('rewards', 'a failing call leaves its rollouts out, and is counted')
+def rewards(scratch: base.Scratch) -> str:
+  seen = []
+  for fault in faulty.FAULTS:
+    workdir = scratch.folder / fault.replace(' ', '_')
+    entry = {
+      'fn': f'{MODULE}:reward',
+      'kwargs': {'fault': fault, 'folder': str(scratch.folder)},
+      'timeout': 5.0,
+      'isolate': True,
+    }
+    done = base.command(
+      base.MAIN, *scratch.tiny(workdir, rewarded({'x': entry}))
+    )
+    base.expect(done, base.DONE)
+    own = [row for row in base.rows(workdir) if row['stage'] == 'grpo']
+    faults = [row.get('rewards/x/faults/arithmetic', 0) for row in own[1:]]
+    none = fault == 'closes'  # harmless to a function
+    assert faults[1] == 0 and bool(faults[0]) != none, (fault, faults)
+    seen.append(f'{fault} {faults[0]:g}')
+  return f'faults in step 1 of 2: {", ".join(seen)}; exit 0'
+
+
+@base.trial('rewards', 'functions get copies; the process ends with its run')
+def copies(scratch: base.Scratch) -> str:
+  entry = {'fn': f'{MODULE}:edits', 'kwargs': {'notes': []}}
+  both = {'a': entry, 'b': {**entry, 'isolate': True}}
+  done = base.command(
+    base.MAIN, *scratch.tiny(scratch.folder / 'run', rewarded(both))
+  )
+  base.expect(done, base.DONE)
+  last = base.rows(scratch.folder / 'run')[-1]
+  means = [last[f'rewards/{name}/arithmetic'] for name in both]
+  assert means == [1.0, 1.0], f'an edit was seen: {means}'
+  return 'edits of arguments are not seen, in a thread or a process'
+
+
+@base.trial('rewards', 'a stage whose every reward failed ends with code 3')
+def no_reward(scratch: base.Scratch) -> str:
+  entry = {'fn': 'experiments.trials.faulty:never', 'isolate': True}
+  argv = scratch.tiny(scratch.folder / 'run', rewarded({'x': entry}))
+  done = base.command(base.MAIN, *argv)
+  base.expect_line(done, base.NO_REWARD)
+  return f'exit 3: {done.last}'
+
+
+@base.trial('environments', 'a fault costs its episode, and is counted')
+def environments(scratch: base.Scratch) -> str:
+  seen = []
+  for fault in ('raises', 'hangs', 'swallows'):
+    env = {
+      'type': 'custom',
+      'import_path': f'{MODULE}:Env',
+      'kwargs': {'fault': fault, 'blocking': True},
+    }
+    workdir = scratch.folder / fault
+    done = base.command(
+      base.MAIN,
+      *scratch.tiny(workdir, '--config.sft.steps=1'),
+      f'--config.grpo.envs.arithmetic.env={json.dumps(env)}',
+      '--config.grpo.rollout.env_timeout=2',
+      '--config.grpo.rollout.max_errors=999',
+    )
+    base.expect(done, base.DONE)
+    lines = [
+      line
+      for path in workdir.glob('rollouts/grpo_*errors_*.jsonl')
+      for line in path.read_text().splitlines()
+    ]
+    assert lines, 'no error is written'
+    seen.append(f'{fault}: {len(lines)} errors')
+  return f'{"; ".join(seen)}; exit 0'
+
+
+# What a model writes.
+
+QUERIES = """
+ATTACH '{out}' AS x
+VACUUM INTO '{out}'
+PRAGMA query_only = OFF
+PRAGMA temp_store_directory = '{out}'
+SELECT * FROM pragma_database_list
+SELECT name FROM sqlite_master
+SELECT 1; DROP TABLE {t}
+DELETE FROM {t}
+CREATE TABLE loot AS SELECT 1
+WITH x AS (SELECT 1) DELETE FROM {t} RETURNING *
+SELECT load_extension('x')
+SELECT readfile('/etc/passwd')
+SELECT writefile('{out}', 'x')
+SELECT edit('x', 'touch {out}')
+SELECT zeroblob(999999999)
+SELECT hex(randomblob(999999999))
+SELECT printf('%999999999d', 1)
+SELECT replace('aaaa', 'a', zeroblob(99999999))
+SELECT strftime(printf('%999999999d', 1))
+SELECT date('now', '+999999999999 days')
+SELECT 'aaaaaaaaaaaaaaaaaaaaaaaaaaaa' LIKE '%a%a%a%a%a%a%a%a%a%a%a%a%ab' FROM {8}
+SELECT group_concat(x.name || '{long}') FROM {8}
+SELECT count(*) FROM {8}
+SELECT DISTINCT p0.name || p7.name FROM {8} ORDER BY p3.name
+SELECT max(strftime('{long}', p0.name)) FROM {8}
+WITH RECURSIVE x(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM x) SELECT max(a) FROM x
+SELECT {deep}
+"""  # noqa: E501
+
+
+@base.trial('sql', 'nasty SQL gets an error or rows; nothing escapes')
+def sql(scratch: base.Scratch) -> str:
+  env = envs.make('sql', schema.Sql(budget=100))
+  (task,) = env.source('train', 0).take(1)
+  table = task.prompt[-1]['content'].partition('tables: ')[2].split(',')[0]
+  words = {
+    '{out}': str(scratch.folder / 'out'),
+    '{t}': table.strip(),
+    '{long}': '%J%f' * 300,
+    '{8}': ', '.join(f'{table.strip()} p{i}' for i in range(8)),
+    '{deep}': '(' * 900 + '1' + ')' * 900,
+  }
+  queries, slowest = QUERIES.strip().splitlines(), 0.0
+  episode = env.make(task)
+  episode.reset()
+  for query in queries:
+    for word, text in words.items():
+      query = query.replace(word, text)
+    begin = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+    out = episode.step(f'QUERY {query}', False)
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_utime - begin
+    slowest = max(slowest, used)
+    assert not out.done and len(f'{out.messages}') < 100_000, query
+  (out,) = episode.step(f'QUERY SELECT count(*) FROM {table}', False).messages
+  episode.close()
+  assert any(c.isdigit() for c in out['content']), out
+  assert not list(scratch.folder.iterdir()), 'a file was written'
+  assert slowest < 5, f'a query took {slowest:.1f} s of processor time'
+  return f'{len(queries)} queries, the slowest {slowest:.2f} s; no file'

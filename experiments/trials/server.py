@@ -1,0 +1,391 @@
+"""The server under hostile requests, and a long proof of it.
+
+    python -m experiments.trials.server [--requests=20000] [--minutes=3]
+        [--clients=64] [--right=200] [--seed=0]
+
+Starts a server process with a tiny model.
+
+1. The right requests are sent one by one: the answers of a quiet server.
+2. Fuzzed requests, 16 at a time, one in five of them right.
+3. The soak: clients send right requests, some of them cut off at a random
+   moment, and fuzzed ones.
+
+Prints a row per phase: statuses, wrong answers, the longest answer, the longest
+delay of /health, memory and descriptors. Exits with 1 after a status of 500 or
+more, or a wrong answer.
+"""
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import copy
+import json
+import pathlib
+import random
+import socket
+import string
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+
+from experiments.benchmarks import serve
+from experiments.trials import base
+
+AT_ONCE = 16  # fuzzed requests
+PATHS = {False: '/v1/completions', True: '/v1/chat/completions'}
+TEXTS = (
+  '',
+  'a',
+  'What is 12 + 30?',
+  'na\u00efve \u20ac \u4f60\u597d \U0001f642',
+  '<|end|><|user|>',
+  '{{ messages }} {% for %}',
+  'a\x00b\x1b[31m\u202e',
+  'word ' * 30,
+)
+
+
+def right(rng: random.Random) -> tuple[bool, dict[str, Any]]:
+  """Returns (whether it is a chat, the body) of a right request.
+
+  It fixes its tokens, so that its answer is the same whatever the others are.
+  """
+  chat = rng.random() < 0.4
+  body: dict[str, Any] = {
+    'model': serve.NAME,
+    'max_tokens': rng.randint(1, 24),
+    'return_token_ids': True,
+    'seed': rng.randrange(2**31),
+    'temperature': rng.choice((0, 0.7, 1.0, 1.5)),
+    **rng.choice(({}, {'top_k': 5}, {'top_p': 0.8}, {'min_p': 0.05})),
+    **rng.choice(({}, {'n': 3}, {'ignore_eos': True})),
+    **rng.choice(({}, {}, {'stop': ['e', 'zz']}, {'stop_token_ids': [7, 9]})),
+  }
+  if chat:
+    turns = [rng.choice(TEXTS) for _ in range(rng.randint(1, 3))]
+    body['messages'] = [
+      {'role': role, 'content': text}
+      for role, text in zip(
+        ('system', 'user', 'assistant'), turns, strict=False
+      )
+    ]
+  else:
+    ids = [rng.randrange(256) for _ in range(rng.randint(1, 60))]
+    body['prompt'] = rng.choice((ids, rng.choice(TEXTS[1:]), [ids, ids[:3]]))
+    body |= rng.choice(({}, {}, {'logprobs': 2}, {'echo': True, 'logprobs': 0}))
+  return chat, body
+
+
+def value(rng: random.Random, depth: int = 0) -> Any:
+  """Returns any JSON value, more often an unpleasant one."""
+  if depth < 3 and rng.random() < 0.3:
+    size = rng.choice((0, 1, 2, 5, 300))
+    values = [value(rng, depth + 2) for _ in range(size)]
+    return rng.choice((values, {str(x)[:40]: x for x in values[:4]}))
+  letters = ''.join(rng.choices(string.printable, k=rng.randint(0, 200)))
+  return rng.choice(
+    (
+      *(None, True, float('nan'), float('-inf'), 0, -1, 2**63, 10**200),
+      *(-0.0, 1e-320, 1e308, letters, '\ud800', 'a' * 5000, '\u202e' * 90),
+      *TEXTS,
+    )
+  )
+
+
+def wrong(rng: random.Random) -> tuple[str, str, bytes, dict[str, str]]:
+  """Returns method, path, content and headers of a damaged request."""
+  chat, body = right(rng)
+  body, size = copy.deepcopy(body), rng.choice((100, 3000, 100_000))
+  name = rng.choice((*body, 'stop', 'n', 'logprobs', 'stream', 'user', 'tools'))
+  match rng.randrange(4):
+    case 0:
+      body.pop(name, None)
+    case 1:
+      body[str(value(rng, 9))[:200]] = value(rng)
+    case 2:
+      body[name] = value(rng)
+    case 3:
+      user = {'role': 'user', 'content': ''}
+      values = 'x' * size, [1] * size, ['ab'] * size, [user] * size
+      name = rng.choice(('prompt', 'messages', 'stop', 'user'))
+      body[name] = rng.choice(values)
+  content = json.dumps(body).encode('ascii')
+  method, path, headers = 'POST', PATHS[chat], {'content-type': JSON}
+  cut = rng.randrange(len(content) + 1)
+  match rng.randrange(14):
+    case 0:
+      content = content[:cut]
+    case 1:
+      content = content[:cut] + rng.randbytes(3) + content[cut:]
+    case 2:
+      content = rng.choice((b'[' * 50_000, b'{"a":' * 2000, b'\xff\xfe'))
+    case 3:
+      content = content[:-1] + b',"top_k":' + b'9' * 6000 + b'}'
+    case 4:
+      headers['content-type'] = rng.choice(('text/plain', '', 'multipart/x'))
+    case 5:
+      headers['host'] = rng.choice(('evil.example', 'localhost.evil', '['))
+    case 6:
+      path = rng.choice(('/v1/models/x%00', '/%2e%2e/etc', '/v1/' + 'a' * 900))
+    case 7:
+      method = rng.choice(('GET', 'PUT', 'DELETE', 'OPTIONS', 'BREW'))
+  return method, path, content, headers
+
+
+JSON = 'application/json'
+
+
+def essence(answer: dict[str, Any]) -> Any:
+  """Returns the part of an answer that only the request decides."""
+  return [
+    (choice['token_ids'], choice['finish_reason'])
+    for choice in answer['choices']
+  ], answer['usage']
+
+
+class Fuzz:
+  """Requests to a server, and what their answers showed."""
+
+  def __init__(self, server: serve.Server, count: int, seed: int):
+    """Sends `count` right requests one by one."""
+    rng = random.Random(f'right {seed}')
+    self.server, self.seed = server, seed
+    self.right = [right(rng) for _ in range(count)]
+    self.quiet, self.bad = [], []
+    self.compared, self.longest = 0, 0.0
+    self.statuses: collections.Counter[str] = collections.Counter()
+    with server.client() as client:
+      for chat, body in self.right:
+        response = client.post(PATHS[chat], json=body)
+        assert response.status_code == 200, response.text
+        self.quiet.append(essence(response.json()))
+
+  async def fuzz(self, count: int) -> None:
+    """Sends fuzzed requests, `AT_ONCE` at a time."""
+    numbers = iter(range(count))
+
+    async def work(client: httpx.AsyncClient) -> None:
+      for number in numbers:
+        rng = random.Random(f'{self.seed} {number}')
+        await (self._right if rng.random() < 0.2 else self._wrong)(client, rng)
+
+    async with self._client() as client:
+      await asyncio.gather(*(work(client) for _ in range(AT_ONCE)))
+
+  async def soak(self, clients: int, seconds: float) -> None:
+    """Lets clients send requests for a while, and leave some of them."""
+    end = time.monotonic() + seconds
+
+    async def work(number: int) -> None:
+      rng = random.Random(f'{self.seed} client {number}')
+      async with self._client() as client:
+        while time.monotonic() < end:
+          kinds = self._leave, self._leave, self._wrong, *[self._right] * 5
+          await rng.choice(kinds)(client, rng)
+
+    await asyncio.gather(*map(work, range(clients)))
+
+  def _client(self) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=self.server.url, timeout=120)
+
+  async def _send(self, client, method: str, path: str, **options):
+    begin = time.monotonic()
+    try:
+      response = await client.request(method, path, **options)
+    except httpx.RemoteProtocolError as error:
+      self.statuses[type(error).__name__] += 1
+      return None
+    self.longest = max(self.longest, time.monotonic() - begin)
+    self.statuses[str(response.status_code)] += 1
+    if response.status_code >= 500 or (
+      response.status_code >= 400 and len(response.text) > 1200
+    ):
+      self.bad.append(f'{method} {path} {options}: {response.text}'[:900])
+    return response
+
+  async def _right(self, client, rng: random.Random) -> None:
+    index = rng.randrange(len(self.right))
+    chat, body = self.right[index]
+    response = await self._send(client, 'POST', PATHS[chat], json=body)
+    if response is None or response.status_code in (429, 503):
+      return
+    self.compared += 1
+    answer = response.status_code == 200 and essence(response.json())
+    if answer != self.quiet[index]:
+      self.bad.append(f'{body}: {answer}, alone {self.quiet[index]}'[:900])
+
+  async def _wrong(self, client, rng: random.Random) -> None:
+    method, path, content, headers = wrong(rng)
+    await self._send(client, method, path, content=content, headers=headers)
+
+  async def _leave(self, client, rng: random.Random) -> None:
+    """Sends a part of a request, or all of it, and leaves at any moment."""
+    del client
+    chat, body = rng.choice(self.right)
+    data = request(PATHS[chat], {**body, 'max_tokens': 200, 'stream': True})
+    _, writer = await asyncio.open_connection(*self.server.address)
+    with contextlib.suppress(ConnectionError):
+      writer.write(
+        data[: rng.randrange(len(data)) if rng.random() < 0.3 else None]
+      )
+      await writer.drain()
+      await asyncio.sleep(rng.random() ** 3)
+    writer.transport.abort()
+    self.statuses['left'] += 1
+
+
+def request(path: str, body: dict[str, Any]) -> bytes:
+  """Returns the bytes of a request."""
+  content = json.dumps(body).encode()
+  return head(path, f'content-length: {len(content)}') + content
+
+
+def head(path: str, *headers: str) -> bytes:
+  """Returns the bytes of a request before its body."""
+  lines = f'POST {path} HTTP/1.1', 'host: localhost', f'content-type: {JSON}'
+  return '\r\n'.join((*lines, *headers, '', '')).encode()
+
+
+@contextlib.contextmanager
+def running(scratch: base.Scratch) -> Iterator[serve.Server]:
+  """Runs a server with a tiny model."""
+  server = serve.Server(scratch.folder, '--slots=16', '--max_model_len=512')
+  try:
+    yield server
+    assert ask(server) == 200, 'the server must go on'
+  finally:
+    server.stop()
+
+
+def ask(server: serve.Server) -> int:
+  """Returns the status of a small honest request."""
+  return server.post('completions', prompt='a', max_tokens=1).status_code
+
+
+@base.trial('server', 'fuzzed requests: no 5xx, no wrong answer')
+def fuzzed(scratch: base.Scratch) -> str:
+  with running(scratch) as server:
+    fuzz = Fuzz(server, 40, seed=7)
+    with serve.watch(server) as delay:
+      asyncio.run(fuzz.fuzz(500))
+      asyncio.run(fuzz.soak(8, 10))
+  assert not fuzz.bad, fuzz.bad[:3]
+  return (
+    f'{fuzz.statuses.total()} requests, {fuzz.compared} answers equal to those '
+    f'of the quiet server; /health within {delay[0]:.2f} s'
+  )
+
+
+# What half-sent and endless requests begin with.
+SENT: dict[str, Callable[[int], bytes]] = {
+  'half a head': lambda i: head(PATHS[False])[: 1 + i % 40],
+  'half a body': lambda i: head(PATHS[False], 'content-length: 10'),
+  'small chunks': lambda i: (
+    head(PATHS[False], 'transfer-encoding: chunked') + b'1\r\n \r\n' * 9000
+  ),
+}
+
+
+@base.trial('server', 'half-sent requests keep nobody out, and are closed')
+def half_sent(scratch: base.Scratch) -> str:
+  with running(scratch) as server:
+    before, slowest = server.descriptors(), 0.0
+    for kind, data in SENT.items():
+      with contextlib.ExitStack() as stack:
+        for number in range(200):
+          client = socket.create_connection(server.address)
+          stack.enter_context(client).settimeout(60)
+          with contextlib.suppress(OSError):  # the server closes it
+            client.sendall(data(number))
+        begin = time.monotonic()
+        assert ask(server) == 200, kind
+        slowest = max(slowest, time.monotonic() - begin)
+        base.wait_for(lambda: server.descriptors() <= before + 3, 60)
+    assert slowest < 4, f'{slowest:.1f} s for an honest request'
+  return f'3 x 200 connections: an honest request within {slowest:.2f} s'
+
+
+@base.trial('server', 'large bodies do not add up in memory')
+def large_bodies(scratch: base.Scratch) -> str:
+  sizes = 8 * 2**20 - 300, 64 * 2**20
+  with running(scratch) as server, server.client() as client:
+    before = server.megabytes()
+    with serve.watch(server) as delay:
+      for content in (b'[' * size for size in sizes for _ in range(8)):
+        headers = {'content-type': JSON}
+        with contextlib.suppress(httpx.TransportError):  # closed early
+          answer = client.post(PATHS[False], content=content, headers=headers)
+          assert 400 <= answer.status_code < 500, answer.text[:300]
+    growth = server.megabytes() - before
+    assert growth < 400, f'{growth} MB'
+  return f'16 bodies: {growth:+d} MB, /health within {delay[0]:.2f} s'
+
+
+@base.trial('server', 'web pages cannot use a server without a key')
+def foreign_pages(scratch: base.Scratch) -> str:
+  body = json.dumps({'model': serve.NAME, 'prompt': 'a', 'max_tokens': 1})
+  headers = [('host', x) for x in ('evil.example', '127.0.0.1.evil', 'x@[::1]')]
+  headers += [('content-type', x) for x in ('text/plain', '', 'multipart/x')]
+  with running(scratch) as server, server.client() as client:
+    for name, text in headers:
+      sent = {'content-type': JSON, name: text}
+      status = client.post(PATHS[False], content=body, headers=sent).status_code
+      assert status in (400, 403, 415), f'{name}: {text}: {status}'
+    model = f'--checkpoint={scratch.folder / serve.NAME}'
+    done = base.command('posttrain.serve', model, '--host=0.0.0.0')
+    base.expect_line(done, base.USAGE)
+  return f'{len(headers)} refused; --host=0.0.0.0 without a key: exit 2'
+
+
+def main(argv=None) -> int:
+  """Runs the long proof; returns the exit code."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  for name, default in (
+    ('requests', 20_000),
+    ('minutes', 3.0),
+    ('clients', 64),
+    ('right', 200),
+    ('seed', 0),
+  ):
+    parser.add_argument(f'--{name}', type=type(default), default=default)
+  args = parser.parse_args(argv)
+  with tempfile.TemporaryDirectory() as folder:
+    server = serve.Server(
+      pathlib.Path(folder), '--slots=16', '--max_model_len=512'
+    )
+    try:
+      fuzz = Fuzz(server, args.right, args.seed)
+      for name, work in (
+        (f'{args.requests} fuzzed requests', fuzz.fuzz(args.requests)),
+        (
+          f'soak of {args.minutes:g} min with {args.clients} clients',
+          fuzz.soak(args.clients, 60 * args.minutes),
+        ),
+      ):
+        fuzz.statuses.clear()
+        fuzz.compared = fuzz.longest = 0
+        with serve.watch(server) as delay:
+          asyncio.run(work)
+        time.sleep(10)
+        statuses = ', '.join(
+          f'{k}: {v}' for k, v in sorted(fuzz.statuses.items())
+        )
+        print(
+          f'| {name} | {statuses} | {len(fuzz.bad)} wrong of {fuzz.compared} '
+          f'compared | longest {fuzz.longest:.2f} s | /health within '
+          f'{delay[0]:.3f} s | {server.megabytes()} MB, {server.descriptors()} '
+          'descriptors |'
+        )
+    finally:
+      code = server.stop()
+  print('\n'.join(fuzz.bad[:20]), file=sys.stderr)
+  return 1 if fuzz.bad or code else 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())
