@@ -6,15 +6,25 @@
     python -m experiments.benchmarks growth --shape=S --threads=1
     python -m experiments.benchmarks logprobs --vocab=32768
 
-`train_step`, `decode` and `grpo` alternate our train step, our engine and our
-whole GRPO step with the yardsticks of `plain_jax` and `plain_jax_decode`, under
-the same noise, and measure the machine's matrix product in between. On a shared
-machine, tokens per CPU second is the number to read. See `train_step`,
-`decode` and `grpo`. `growth` has curves of what a token costs,
-see `growth`.
+The first three alternate our work with that of `plain_jax`, under the same
+noise, and measure the machine's matrix product in between. On a shared machine,
+tokens per CPU second is the number to read.
 
-`logprobs` compares the chunked linear head with full logits, each in a process
-of its own, because peak memory is a property of a process.
+train_step  64 rows of 160 tokens, cross-entropy on all of them, AdamW
+decode      64 sequences of 32 prompt and 128 new tokens, no stop token: 64
+            prompts, and (`ours_groups`) 8 prompts for 8 sequences each.
+            --refill: the prefill of a prompt of 64, by the slots' capacity
+grpo        8 prompts of 32 tokens, 8 samples of 32 tokens for each, one update
+            over micro-batches of 1,024 tokens, from the tasks to the new
+            weights. In `ours_live` the rewards of every group differ; in
+            `ours_mixed` 4 of the 8 groups are tied, and pruned. --first: the
+            seconds of building everything and of the first step, in fresh
+            processes, with an empty compilation cache and with a full one
+growth      what a token costs by the capacity of a slot (`decode`, of which 32
+            tokens are used; `prefill`) and by the tokens of a row (`train`: one
+            sequence, or packed with segments of 64)
+logprobs    the chunked linear head against full logits, each in a process of
+            its own, because peak memory is a property of a process
 """
 
 import argparse
@@ -22,113 +32,313 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 
-from experiments.benchmarks import decode, growth, grpo, timing, train_step
+import numpy as np
+
+from experiments.benchmarks import timing
+
+BATCH, PROMPT, NEW, GROUP = 64, 32, 128, 8  # of `decode`
+CAPACITIES = (64, 128, 256, 512, 1024, 2048, 4096)
+MICRO_TOKENS = 2048  # of `growth`
 
 
 def main(argv=None) -> None:
   """Runs the command, with `--threads` threads."""
-  args = parse(argv)
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  runs = {x.__name__: x for x in (train_step, decode, grpo, growth, logprobs)}
+  add = parser.add_argument
+  add('bench', choices=runs)
+  add('--shape', choices=('S', 'M'), default='S')
+  add('--threads', type=int, help='default: all')
+  add('--repeats', type=int, default=5)
+  add('--micro-rows', type=int, default=4, help='train_step')
+  add('--dtype', default='float32', help='train_step')
+  add('--remat', default='none', help='train_step')
+  add('--refill', action='store_true', help='decode')
+  add('--first', action='store_true', help='grpo')
+  add('--kinds', default='decode,prefill,train', help='growth')
+  add('--vocab', type=int, default=32768, help='logprobs')
+  add('--tokens', type=int, default=2048, help='logprobs')
+  add('--embed-dim', type=int, default=256, help='logprobs')
+  add('--impl', help='grpo, logprobs: only this one, in this process')
+  add('--cache', help='grpo: a compilation cache, with --impl')
+  args = parser.parse_args(argv)
   if args.threads:
     # jax reads both when it creates its client.
     os.environ['NPROC'] = str(args.threads)
     if args.threads == 1:
       flag = '--xla_cpu_multi_thread_eigen=false'
       os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {flag}'
-  args.run(args)
+  from posttrain.util import memory
+
+  memory.keep_freed_memory()  # as `posttrain.main` does, for all
+  runs[args.bench](args)
 
 
-def parse(argv):
-  """Reads the command line; `run` is the benchmark's function."""
-  parser = argparse.ArgumentParser(prog='python -m experiments.benchmarks')
-  commands = parser.add_subparsers(required=True)
-  for name, run in (
-    ('train_step', train_step.main),
-    ('decode', decode.main),
-    ('grpo', grpo.main),
-    ('growth', growth.main),
-    ('logprobs', linear_head),
-  ):
-    command = commands.add_parser(name)
-    command.set_defaults(run=run)
-    command.add_argument('--threads', type=int, help='default: all')
-    command.add_argument('--repeats', type=int, default=5)
-    if name != 'logprobs':
-      command.add_argument('--shape', choices=('S', 'M'), default='S')
-    OPTIONS[name](command.add_argument)
-  return parser.parse_args(argv)
+def compare(args, works: dict, amount: float, unit: str, **fields) -> None:
+  """Runs works in turns; prints a row for each, and of the matrix product."""
+  clocks = {'matmul': timing.matmul_clock()}
+  first = {}
+  for name, make in works.items():
+    begin = time.perf_counter()
+    work = make()
+    work()  # compiles
+    first[name] = timing.rounded(time.perf_counter() - begin)
+    clocks[name] = timing.Clock(work)
+  timing.alternate(clocks, args.repeats)
+  gflops = clocks['matmul'].rates(timing.MATMUL_GFLOP, 'gflop')
+  timing.emit_matmul(gflops, args.threads)
+  for name in works:
+    timing.emit(
+      bench=args.bench,
+      impl=name,
+      shape=args.shape,
+      threads=args.threads,
+      **clocks[name].rates(amount, unit),
+      cpu_seconds=timing.rounded(clocks[name].median_cpu),
+      first_s=first[name],
+      **fields,
+    )
 
 
-def _train_step_options(add) -> None:
-  add('--micro-rows', type=int, default=4)
-  add('--dtype', default='float32')
-  add('--remat', default='none')
-
-
-def _grpo_options(add) -> None:
-  add('--first', action='store_true', help='only the first steps')
-  help = 'only the first step of this implementation, in this process'
-  add('--impl', choices=grpo.makers(), help=help)
-  add('--cache', help='cold:FOLDER or warm:FOLDER, with --impl')
-
-
-def _growth_options(add) -> None:
-  add('--kinds', help='decode,prefill,train,ragged; default all')
-  add('--picture', help='file of a picture of the curves')
-
-
-def _logprobs_options(add) -> None:
-  add('--vocab', type=int, default=32768)
-  add('--tokens', type=int, default=2048)
-  add('--embed-dim', type=int, default=256)
-  add('--vocab-chunk', type=int)
-  add('--impl', choices=('chunked', 'plain'))
-
-
-OPTIONS = {
-  'train_step': _train_step_options,
-  'decode': lambda add: add(
-    '--refill', action='store_true', help='by capacity'
-  ),
-  'grpo': _grpo_options,
-  'growth': _growth_options,
-  'logprobs': _logprobs_options,
-}
-
-
-def linear_head(args) -> None:
-  """Measures the linear head in two processes, or `--impl` in this one."""
-  if args.impl is not None:
-    _linear_head(args)
-    return
-  for impl in ('chunked', 'plain'):
-    command = [sys.executable, '-m', 'experiments.benchmarks', 'logprobs']
-    command += [
-      f'--{name.replace("_", "-")}={value}'
-      for name, value in {**vars(args), 'impl': impl}.items()
-      if name != 'run' and value is not None
-    ]
-    subprocess.run(command, check=True)
-
-
-def _linear_head(args) -> None:
-  """Measures forward and backward pass of one implementation."""
+def train_step(args) -> None:
+  """Compares a train step."""
   import jax
+
+  from experiments.benchmarks import plain_jax, works
+
+  shape = plain_jax.SHAPES[args.shape]
+  size = (plain_jax.ROWS, plain_jax.TOKENS)
+  ids = np.random.default_rng(0).integers(0, shape.vocab_size, size, np.int32)
+  cfg = works.model(shape, dtype=args.dtype, remat=args.remat)
+
+  def plain():
+    init_state, step = plain_jax.make_step(shape, args.micro_rows)
+    state = init_state(jax.random.key(0))
+
+    def work():
+      nonlocal state
+      state, loss = step(state, ids)
+      loss.block_until_ready()
+
+    return work
+
+  makers = {
+    'ours': lambda: works.update(cfg, works.make_batch(ids, args.micro_rows)),
+    'plain': plain,
+  }
+  flops = plain_jax.train_flops(shape, size[1])
+  compare(args, makers, ids.size, 'tokens', flops_per_token=flops)
+
+
+def decode(args) -> None:
+  """Compares decoding, or measures refills by capacity."""
+  import jax
+
+  from experiments.benchmarks import plain_jax, works
+
+  shape = plain_jax.SHAPES[args.shape]
+  if args.refill:
+    ids = np.random.default_rng(0).integers(0, shape.vocab_size, (1, 64))
+    for group in (1, GROUP):
+      # The first token comes with the prompt, and nothing is decoded.
+      makers = {
+        capacity: lambda capacity=capacity, group=group: works.generate(
+          shape,
+          ids.repeat(group, 0),
+          [1] * group,
+          16,
+          capacity=capacity,
+          prefill_rows=8,
+        )
+        for capacity in CAPACITIES[3:]
+      }
+      compare(args, makers, 1, 'refills', group=group)
+    return
+  ids = prompts(shape.vocab_size, BATCH)
+
+  def ours(count: int):
+    return works.generate(
+      shape,
+      ids[:count].repeat(BATCH // count, 0),
+      [NEW] * BATCH,
+      BATCH,
+      capacity=PROMPT + NEW,
+      prefill_rows=min(count, 32),
+      prefill_tokens=PROMPT,
+    )
+
+  def plain():
+    params, key = plain_jax.init(jax.random.key(0), shape), jax.random.key(1)
+    return lambda: jax.device_get(
+      plain_jax.generate(params, shape, ids, key, NEW)
+    )
+
+  makers = {
+    'ours': lambda: ours(BATCH),
+    'ours_groups': lambda: ours(BATCH // GROUP),
+    'plain': plain,
+  }
+  compare(args, makers, BATCH * NEW, 'tokens')
+
+
+def prompts(vocab: int, count: int, length: int = PROMPT) -> np.ndarray:
+  """Returns random ids i32[count, length]."""
+  return np.random.default_rng(0).integers(0, vocab, (count, length), np.int32)
+
+
+def grpo(args) -> None:
+  """Compares steps, or measures first steps in processes, or one of those."""
+  from experiments.benchmarks import plain_jax, works
+
+  shape = plain_jax.SHAPES[args.shape]
+  size = works.PROMPTS, works.PROMPT
+  makers = {
+    'ours_live': lambda: works.grpo(shape, tied=0),
+    'ours_mixed': lambda: works.grpo(shape, tied=works.PROMPTS // 2),
+    'plain': lambda: plain_jax.make_grpo(
+      shape,
+      group=works.GROUP,
+      new=works.NEW,
+      rows=works.MICRO_ROWS,
+      prompts=np.random.default_rng(0).integers(97, 123, size),
+      reward=lambda task, ids: works.reward(ids.tobytes()),
+    ),
+  }
+  if args.impl:
+    first_step(args, makers[args.impl])
+  elif not args.first:
+    compare(args, makers, 1, 'steps')
+  for name in ('ours_live', 'plain') if args.first else ():
+    for _ in range(args.repeats):
+      with tempfile.TemporaryDirectory() as folder:
+        for _ in ('cold', 'warm'):
+          again(args, impl=name, cache=folder)
+
+
+def again(args, **flags) -> None:
+  """Runs this benchmark in another process, with some other flags."""
+  flags = {**vars(args), 'first': None, 'refill': None, **flags}
+  command = [sys.executable, '-m', 'experiments.benchmarks', flags.pop('bench')]
+  command += [
+    f'--{name.replace("_", "-")}={value}'
+    for name, value in flags.items()
+    if value is not None
+  ]
+  subprocess.run(command, check=True)
+
+
+def first_step(args, make) -> None:
+  """Prints the seconds of building a work, and of its first call."""
+  import jax
+
+  from posttrain import compilation
+
+  jax.devices()
+  compilation.enable_compilation_cache(args.cache)
+  wall, cpu = time.perf_counter(), time.process_time()
+  with compilation.CompileCounter() as compilations:
+    work = make()
+    ready = time.perf_counter()
+    work()
+  timing.emit(
+    bench='grpo_first',
+    impl=args.impl,
+    shape=args.shape,
+    threads=args.threads,
+    first_step_s=timing.rounded(time.perf_counter() - wall),
+    first_step_cpu_s=timing.rounded(time.process_time() - cpu),
+    process_cpu_s=timing.rounded(time.process_time()),  # with the imports
+    build_s=timing.rounded(ready - wall),
+    programs=compilations.count,
+    compile_s=timing.rounded(compilations.seconds),
+  )
+
+
+def growth(args) -> None:
+  """Prints CPU microseconds per token: medians of works in turns."""
+  from experiments.benchmarks import plain_jax, works
+
+  shape = plain_jax.SHAPES[args.shape]
+
+  def generate(capacity: int, prompt: int, new: int):
+    ids, counts = prompts(shape.vocab_size, BATCH, prompt), [new] * BATCH
+    sizes = {'prefill_rows': 32, 'prefill_tokens': 32}
+    return works.generate(shape, ids, counts, BATCH, capacity=capacity, **sizes)
+
+  def train(row: int, segment: int):
+    rows = MICRO_TOKENS // row
+    ids = prompts(shape.vocab_size, 2 * rows, row)
+    batch = works.make_batch(ids, rows, [segment] * rows)
+    return works.update(works.model(shape), batch)
+
+  # Kind -> curve, size -> work, its tokens, and a work that is subtracted.
+  points = {
+    'decode': {
+      ('32 tokens used', x): (generate(x, 8, 24), BATCH * 23, generate(x, 8, 1))
+      for x in CAPACITIES
+    },
+    'prefill': {
+      ('prompts of 64', x): (generate(x, 64, 1), BATCH * 64)
+      for x in CAPACITIES[1:]
+    },
+    'train': {
+      (f'segments of {segment}', row): (train(row, segment), 2 * MICRO_TOKENS)
+      for row in CAPACITIES[:-1]
+      for segment in {64, row}
+    },
+  }
+  for kind in args.kinds.split(','):
+    clocks = {
+      (*key, i): timing.Clock(work)
+      for key, (own, _, *less) in points[kind].items()
+      for i, work in enumerate([own, *less])
+    }
+    timing.alternate(clocks, args.repeats)
+    for (curve, size), (_, tokens, *less) in points[kind].items():
+      seconds = clocks[curve, size, 0].median_cpu
+      seconds -= clocks[curve, size, 1].median_cpu if less else 0
+      timing.emit(
+        bench=f'growth_{kind}',
+        shape=args.shape,
+        curve=curve,
+        size=size,
+        cpu_us_per_token=timing.rounded(1e6 * seconds / tokens),
+      )
+  timing.emit_matmul(threads=args.threads)
+
+
+def logprobs(args) -> None:
+  """Measures the linear head in two processes, or `--impl` in this one."""
+  if args.impl is None:
+    for impl in ('chunked', 'plain'):
+      again(args, impl=impl)
+    return
+  import jax
+  import jax.numpy as jnp
+
+  from posttrain.losses import logprobs as logprobs_lib
+
+  def chunked(hidden, weight, targets):
+    return logprobs_lib.linear(hidden, weight, targets)[0].sum()
+
+  def plain(hidden, weight, targets):
+    log_probs = jax.nn.log_softmax(hidden @ weight)
+    return jnp.take_along_axis(log_probs, targets[:, None], axis=1).sum()
 
   n, d, v = args.tokens, args.embed_dim, args.vocab
   keys = jax.random.split(jax.random.key(0), 3)
-  hidden = jax.random.normal(keys[0], (n, d))
-  weight = jax.random.normal(keys[1], (d, v)) / d**0.5
-  targets = jax.random.randint(keys[2], (n,), 0, v)
-  before = peak_rss_mib()
-  start = time.perf_counter()
-  step = jax.jit(jax.value_and_grad(logprobs_loss(args), (0, 1)))
-  step = step.lower(hidden, weight, targets).compile()
-  compile_s = time.perf_counter() - start
-  clock = timing.Clock(
-    lambda: jax.block_until_ready(step(hidden, weight, targets))
+  arrays = (
+    jax.random.normal(keys[0], (n, d)),
+    jax.random.normal(keys[1], (d, v)) / d**0.5,
+    jax.random.randint(keys[2], (n,), 0, v),
   )
+  loss = {'chunked': chunked, 'plain': plain}[args.impl]
+  before = peak_rss_mib()
+  step = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*arrays).compile()
+  clock = timing.Clock(lambda: jax.block_until_ready(step(*arrays)))
   timing.alternate({'work': clock}, args.repeats)
   temp = step.memory_analysis().temp_size_in_bytes
   timing.emit(
@@ -139,30 +349,11 @@ def _linear_head(args) -> None:
     embed_dim=d,
     threads=args.threads,
     **clock.rates(n, 'tokens'),
-    compile_s=timing.rounded(compile_s),
     temp_mib=timing.rounded(temp / 2**20),
     peak_rss_mib=peak_rss_mib(),
     rss_before_mib=before,
   )
   timing.emit_matmul(threads=args.threads)
-
-
-def logprobs_loss(args):
-  """Returns the function (hidden, weight, targets) -> sum of logprobs."""
-  import jax
-  import jax.numpy as jnp
-
-  from posttrain.losses import logprobs
-
-  def chunked(hidden, weight, targets):
-    chunk = args.vocab_chunk
-    return logprobs.linear(hidden, weight, targets, vocab_chunk=chunk)[0].sum()
-
-  def full(hidden, weight, targets):
-    log_probs = jax.nn.log_softmax(hidden @ weight)
-    return jnp.take_along_axis(log_probs, targets[:, None], axis=1).sum()
-
-  return {'chunked': chunked, 'plain': full}[args.impl]
 
 
 def peak_rss_mib() -> int:

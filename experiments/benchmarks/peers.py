@@ -24,8 +24,9 @@ import threading
 
 import numpy as np
 
-from experiments.benchmarks import decode, grpo, plain_jax, timing, train_step
+from experiments.benchmarks import plain_jax, timing, works
 
+DECODED, PROMPT, NEW = 64, 32, 128  # of `decode`
 PAIRS, PAIR_PROMPT, ANSWER = 16, 32, 32  # of `dpo`
 STEPS = 10_000  # more than a trainer is asked for
 
@@ -158,15 +159,15 @@ def decode_works(shape, folder: str) -> tuple:
 
   del folder
   model = llama(shape).eval()
-  ids = decode.prompts(shape.vocab_size, decode.BATCH)
-  ids = torch.tensor(ids, dtype=torch.long)
-  new = decode.NEW
+  size = DECODED, PROMPT
+  ids = np.random.default_rng(0).integers(0, shape.vocab_size, size, np.int32)
+  theirs_ids, new = torch.tensor(ids, dtype=torch.long), NEW
 
   @torch.inference_mode()
   def theirs():
     out = model.generate(
-      ids,
-      attention_mask=torch.ones_like(ids),
+      theirs_ids,
+      attention_mask=torch.ones_like(theirs_ids),
       do_sample=True,
       top_k=0,
       min_new_tokens=new,
@@ -174,8 +175,16 @@ def decode_works(shape, folder: str) -> tuple:
     )
     assert out.shape[1] == ids.shape[1] + new
 
-  ours = decode.ours(shape, decode.BATCH)
-  return decode.BATCH * new, 'tokens', ours, theirs
+  ours = works.generate(
+    shape,
+    ids,
+    [new] * DECODED,
+    DECODED,
+    capacity=PROMPT + new,
+    prefill_rows=32,
+    prefill_tokens=PROMPT,
+  )
+  return DECODED * new, 'tokens', ours, theirs
 
 
 def train_works(shape, folder: str) -> tuple:
@@ -197,8 +206,8 @@ def train_works(shape, folder: str) -> tuple:
     optimizer.step()
     optimizer.zero_grad()
 
-  args = argparse.Namespace(dtype='float32', remat='none', micro_rows=rows)
-  ours = train_step.ours(args, shape, ids.astype(np.int32))
+  batch = works.make_batch(ids.astype(np.int32), rows)
+  ours = works.update(works.model(shape), batch)
   return ids.size, 'tokens', ours, theirs
 
 
@@ -208,24 +217,24 @@ def grpo_works(shape, folder: str) -> tuple:
   import trl
 
   rng = np.random.default_rng(0)
-  prompts = [text(rng, grpo.PROMPT, shape) for _ in range(grpo.PROMPTS)]
-  rows = grpo.PROMPTS * grpo.GROUP
+  prompts = [text(rng, works.PROMPT, shape) for _ in range(works.PROMPTS)]
+  rows = works.PROMPTS * works.GROUP
   trainer = trl.GRPOTrainer(
     llama(shape),
-    lambda completions, **_: [grpo.reward(x.encode()) for x in completions],
+    lambda completions, **_: [works.reward(x.encode()) for x in completions],
     trl.GRPOConfig(
       **options(folder),
-      per_device_train_batch_size=grpo.MICRO_ROWS,
-      gradient_accumulation_steps=rows // grpo.MICRO_ROWS,
-      num_generations=grpo.GROUP,
-      max_completion_length=grpo.NEW,
-      generation_kwargs={'min_new_tokens': grpo.NEW},
+      per_device_train_batch_size=works.MICRO_ROWS,
+      gradient_accumulation_steps=rows // works.MICRO_ROWS,
+      num_generations=works.GROUP,
+      max_completion_length=works.NEW,
+      generation_kwargs={'min_new_tokens': works.NEW},
       learning_rate=1e-4,
     ),
     train_dataset=datasets.Dataset.from_dict({'prompt': prompts}),
     processing_class=words(shape),
   )
-  return 1, 'steps', grpo.ours(shape, tied=0), steps_of(trainer)
+  return 1, 'steps', works.grpo(shape, tied=0), steps_of(trainer)
 
 
 def dpo_works(shape, folder: str) -> tuple:

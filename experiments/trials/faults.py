@@ -9,7 +9,8 @@ import signal
 import subprocess
 
 from experiments.trials import base, faulty, kill_resume
-from posttrain import envs, schema
+from posttrain import schema
+from posttrain.envs import registry
 
 MODULE = 'experiments.trials.faulty'
 # Phase -> the entry into it that has the fault.
@@ -259,25 +260,28 @@ def rewarded(rewards: dict) -> str:
 
 @base.trial('rewards', 'a failing call leaves its rollouts out, and is counted')
 def rewards(scratch: base.Scratch) -> str:
-  seen = []
-  for fault in faulty.FAULTS:
-    workdir = scratch.folder / fault.replace(' ', '_')
-    entry = {
+  workdir, calls = scratch.folder / 'run', scratch.folder / 'calls'
+  calls.mkdir()
+  names = {f'x{i}': fault for i, fault in enumerate(faulty.FAULTS)}
+  entries = {
+    name: {
       'fn': f'{MODULE}:reward',
-      'kwargs': {'fault': fault, 'folder': str(scratch.folder)},
+      'kwargs': {'fault': fault, 'folder': str(calls)},
       'timeout': 5.0,
       'isolate': True,
     }
-    done = base.command(
-      base.MAIN, *scratch.tiny(workdir, rewarded({'x': entry}))
-    )
-    base.expect(done, base.DONE)
-    own = [row for row in base.rows(workdir) if row['stage'] == 'grpo']
-    faults = [row.get('rewards/x/faults/arithmetic', 0) for row in own[1:]]
-    none = fault == 'closes'  # harmless to a function
-    assert faults[1] == 0 and bool(faults[0]) != none, (fault, faults)
-    seen.append(f'{fault} {faults[0]:g}')
-  return f'faults in step 1 of 2: {", ".join(seen)}; exit 0'
+    for name, fault in names.items()
+  }
+  done = base.command(base.MAIN, *scratch.tiny(workdir, rewarded(entries)))
+  base.expect(done, base.DONE)
+  rows = [row for row in base.rows(workdir) if row['stage'] == 'grpo']
+  for name, fault in names.items():
+    key = f'rewards/{name}/faults/arithmetic'
+    counts = [row[key] for row in rows if row['step']]
+    # Closed descriptors harm no function.
+    assert counts[1] == 0 and (counts[0] or fault == 'closes'), (fault, counts)
+  left = [row['rollout/ungraded/arithmetic'] for row in rows if row['step']]
+  return f'{", ".join(names.values())}: left out by step: {left}; exit 0'
 
 
 @base.trial('rewards', 'functions get copies; the process ends with its run')
@@ -315,7 +319,7 @@ def environments(scratch: base.Scratch) -> str:
     workdir = scratch.folder / fault
     done = base.command(
       base.MAIN,
-      *scratch.tiny(workdir, '--config.sft.steps=1'),
+      *scratch.tiny(workdir),
       f'--config.grpo.envs.arithmetic.env={json.dumps(env)}',
       '--config.grpo.rollout.env_timeout=2',
       '--config.grpo.rollout.max_errors=999',
@@ -366,7 +370,7 @@ SELECT {deep}
 
 @base.trial('sql', 'nasty SQL gets an error or rows; nothing escapes')
 def sql(scratch: base.Scratch) -> str:
-  env = envs.make('sql', schema.Sql(budget=100))
+  env = registry.make('sql', schema.Sql(budget=100))
   (task,) = env.source('train', 0).take(1)
   table = task.prompt[-1]['content'].partition('tables: ')[2].split(',')[0]
   words = {

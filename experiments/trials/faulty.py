@@ -12,6 +12,8 @@ import numpy as np
 from posttrain import types
 from posttrain.data import sources
 
+BATCH = 16  # rollouts of a training step of the trials
+
 
 class Unprintable(Exception):
   """An exception without any text."""
@@ -61,17 +63,17 @@ FAULTS = {
 }
 
 
-def reward(completion_ids, fault='', folder=''):
-  """Returns -length / 40; the first call of a run fails.
+def reward(completion_ids, fault, folder):
+  """Returns -length / 40; the first call of training fails.
 
   Args:
-    completion_ids: the sampled ids.
-    fault: a key of FAULTS; '' = none.
+    completion_ids: the sampled ids; those of a training step are BATCH.
+    fault: a key of FAULTS.
     folder: a folder that notes the first call.
   """
   sound = [-len(ids) / 40 for ids in completion_ids]
   first = os.path.join(folder, fault.replace(' ', '_'))
-  if not fault or os.path.exists(first):
+  if len(sound) != BATCH or os.path.exists(first):
     return sound
   open(first, 'w').close()
   return FAULTS[fault](sound)

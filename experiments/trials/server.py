@@ -305,7 +305,7 @@ def half_sent(scratch: base.Scratch) -> str:
         begin = time.monotonic()
         assert ask(server) == 200, kind
         slowest = max(slowest, time.monotonic() - begin)
-        base.wait_for(lambda: server.descriptors() <= before + 3, 60)
+        base.wait_for(lambda: server.descriptors() <= before + 3, 90)
     assert slowest < 4, f'{slowest:.1f} s for an honest request'
   return f'3 x 200 connections: an honest request within {slowest:.2f} s'
 

@@ -12,7 +12,9 @@ from experiments.trials import kill_resume, processes
 @pytest.mark.parametrize(
   ('trial', 'argv'),
   [
-    *((kill_resume, [f'--stage={x}', '--kills=5']) for x in kill_resume.RECIPES),
+    *(
+      (kill_resume, [f'--stage={x}', '--kills=5']) for x in kill_resume.RECIPES
+    ),
     *(
       (processes, ['same', '--counts=2', f'--recipes={x}'])
       for x in processes.RECIPES

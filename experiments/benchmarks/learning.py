@@ -1,0 +1,566 @@
+"""What recipes learn, over seeds: one table, and a picture of the curves.
+
+    python -m experiments.benchmarks.learning \\
+        --recipes=algorithms/grpo,arithmetic --seeds=0,1,2 \\
+        --jobs=2 --workdir=runs/learning
+    python -m experiments.benchmarks.learning \\
+        --recipes=algorithms/grpo --seeds=0,1,2 \\
+        --vary=main.optim.average=0.95 --vary=main.optim.lr=1e-4,3e-4 \\
+        --workdir=runs/factors
+
+1. Stages before a recipe's last one are its start. Each start runs once per
+   seed, whatever recipes and variants share it.
+2. The trials: the last stages, from copies of their starts. `--vary` adds
+   variants with one change each.
+3. The controls: each start once more, its last stage so much longer that it
+   takes the CPU seconds of start and trial (the recipe as it is) together.
+   Set-up, and what the first row contains, do not grow.
+4. WORKDIR/learning.md: before -> after: change +- its 95 % interval over seeds
+   (Student's t, n - 1 degrees of freedom), in every environment that is
+   evaluated; learning.jsonl has the same in full, learning.png the curves.
+
+The same command continues what is left. Exit codes: those of `sweep`.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+import os
+import pathlib
+import re
+import shutil
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from experiments.launch import jobs as jobs_lib
+from experiments.launch import sweep
+from posttrain import config, schema
+from posttrain import main as program
+from posttrain.metrics import writers
+
+Row = Mapping[str, Any]
+# Metric -> heading; pass@k is the largest k that was measured.
+MEASURES = {
+  'sampled_pass_rate': 'sampled',
+  'pass_rate': 'greedy',
+  'pass@': 'any of k',
+  'entropy': 'entropy',
+  'kl': 'KL',
+  'nll': 'NLL',
+  'accuracy': 'accuracy',
+}
+PAIRS = 'eval/pairs/rewards/accuracies'
+# Files of a start that its branches do not take over.
+_OWN = ('finished.json', 'lock', 'log.txt', 'config.json')
+_SMOOTH = 5  # steps that the curve of training averages
+
+
+# The runs.
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+  """A recipe, or a variant of it, with a seed.
+
+  Fields:
+    recipe: its name, as 'algorithms/grpo'.
+    change: the override that makes the variant, 'KEY=VALUE'; '' = none.
+    seed: the seed.
+    run: all options.
+  """
+
+  recipe: str
+  change: str
+  seed: int
+  run: schema.Run
+
+  @property
+  def stage(self) -> str:
+    """Returns the name of the last stage."""
+    return list(self.run.stages)[-1]
+
+  @property
+  def start(self) -> schema.Run:
+    """Returns the run without its last stage."""
+    return without_last(self.run)
+
+  @property
+  def origin(self) -> str:
+    """Returns the stage whose weights the trial starts with."""
+    name = self.run.stages[self.stage].init.removeprefix('stage:')
+    stages = self.start.stages
+    return name if name in stages else list(stages)[-1]
+
+  @property
+  def name(self) -> str:
+    """Returns a name that is unique among the trials, and a folder's."""
+    parts = filter(None, (self.recipe, self.change, f'seed={self.seed}'))
+    name = '_'.join(parts)
+    return jobs_lib.safe_name(name, name)
+
+
+def without_last(run: schema.Run) -> schema.Run:
+  """Returns a run without its last stage."""
+  *before, _ = run.stages
+  return dataclasses.replace(run, stages={k: run.stages[k] for k in before})
+
+
+def expand(
+  recipes: Sequence[str],
+  seeds: Sequence[int],
+  changes: Sequence[tuple[str, str]] = (),
+  overrides: Sequence[tuple[str, str]] = (),
+) -> list[Trial]:
+  """Returns the trials of recipes, each as it is and with one change at a time.
+
+  Args:
+    recipes: names of files in configs/, without .py, with :ARGUMENT if need be.
+    seeds: the seeds.
+    changes: (dotted key, text of the value); each is a variant of all recipes
+      that have the key.
+    overrides: (dotted key, text), of all trials.
+
+  Raises:
+    ValueError: a recipe is unknown or has a single stage, a value is wrong, or
+      no recipe has a change's key.
+  """
+  trials = []
+  for recipe in recipes:
+    name, colon, argument = recipe.partition(':')
+    path = f'configs/{name}.py{colon}{argument}'
+    known = config.load(path)
+    mine = [(k, v) for k, v in changes if _has(known, k)]
+    for change, seed in itertools.product([(), *mine], seeds):
+      words = [*overrides, ('seed', str(seed)), *([change] if change else [])]
+      run = program.load(path, words)
+      if len(run.stages) < 2:
+        raise ValueError(
+          f'{path} must have a stage to start from and one to measure: got '
+          f'{tuple(run.stages)}'
+        )
+      trials.append(Trial(recipe, '='.join(change), seed, run))
+  for change in map('='.join, changes):
+    if change not in {trial.change for trial in trials}:
+      raise ValueError(
+        f'--vary={change} must name a key of a recipe: none of '
+        f'{tuple(recipes)} has it'
+      )
+  return trials
+
+
+def _has(node, key: str) -> bool:
+  for name in key.split('.'):
+    if not hasattr(node, 'keys') or name not in node:
+      return False
+    node = node[name]
+  return True
+
+
+def start_job(trial: Trial, folder: str) -> jobs_lib.Job:
+  """Returns the job of a trial's start; equal starts have one name."""
+  text = json.dumps(config.to_dict(trial.start))
+  digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+  return make_job(f'start_{digest}', trial.start, folder)
+
+
+def control_job(trial: Trial, factor: float, folder: str) -> jobs_lib.Job:
+  """Returns the job of a start whose last stage is `factor` times as long."""
+  name, run = trial.origin, trial.start
+  stage = run.stages[name]
+  stage = dataclasses.replace(stage, steps=round(factor * stage.steps))
+  run = dataclasses.replace(run, stages={**run.stages, name: stage})
+  start = start_job(trial, folder).name
+  return make_job(start.replace('start', 'control'), run, folder)
+
+
+def branch(start: jobs_lib.Job, trial: jobs_lib.Job) -> None:
+  """Copies a finished start to a trial's folder, unless there is one."""
+  if not os.path.exists(trial.workdir):
+    partial = f'{trial.workdir}.partial'
+    shutil.rmtree(partial, ignore_errors=True)
+    ignore = shutil.ignore_patterns(*_OWN)
+    shutil.copytree(start.workdir, partial, ignore=ignore)
+    os.rename(partial, trial.workdir)
+
+
+def make_job(name: str, run: schema.Run, folder: str) -> jobs_lib.Job:
+  """Writes the config of a run; returns its job."""
+  path = pathlib.Path(folder, 'configs', f'{name}.json')
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(json.dumps(config.to_dict(run), indent=1))
+  workdir = os.path.join(folder, 'runs', name)
+  return jobs_lib.Job(
+    name, str(path), (), (), workdir, flags=('--trust_config',)
+  )
+
+
+def by_variant(trials: Sequence[Trial]) -> dict[tuple[str, str], list[Trial]]:
+  """Returns (recipe, change) -> its trials, one per seed."""
+  groups: dict[tuple[str, str], list[Trial]] = {}
+  for trial in trials:
+    groups.setdefault((trial.recipe, trial.change), []).append(trial)
+  return groups
+
+
+# What their rows say.
+
+
+def evaluates(row: Row) -> bool:
+  """Returns whether a row has an evaluation."""
+  return any(name.startswith('eval/') for name in row)
+
+
+def before_and_after(
+  rows: Sequence[Row], stage: str, origin: str
+) -> tuple[Row, Row] | None:
+  """Returns the evaluations that a stage begins and ends with; None: not yet.
+
+  Of a stage that selects, the end is its best step.
+
+  Args:
+    rows: of a run's metrics.jsonl.
+    stage: the stage.
+    origin: the stage whose weights it starts with, for one that is not
+      evaluated at step 0.
+  """
+  own = [row for row in rows if row['stage'] == stage and evaluates(row)]
+  earlier = [row for row in rows if row['stage'] == origin and evaluates(row)]
+  if own and own[0]['step'] == 0:
+    earlier = own[:1]
+  if not (earlier and own):
+    return None
+  return writers.end(earlier), writers.end(own)
+
+
+def seconds(rows: Sequence[Row], stage: str, name: str) -> float:
+  """Returns the seconds of a stage by `time/elapsed` or `time/cpu`.
+
+  A process that was killed loses those since its last row.
+  """
+  stages = [row['stage'] for row in rows]
+  first = stages.index(stage)
+  last = len(stages) - 1 - stages[::-1].index(stage)
+  begin = rows[first - 1].get(name, 0.0) if first else 0.0
+  return rows[last].get(name, math.nan) - begin
+
+
+def seconds_to(rows: Sequence[Row], stage: str, env: str, rate: float) -> float:
+  """Returns the CPU seconds until the sampled pass rate; NaN = not reached.
+
+  Those of the stage's rollouts and updates: a step with an evaluation counts
+  as much as the mean step without one.
+  """
+  costs, steps = [], 0
+  for last, row in itertools.pairwise(rows):
+    if row['stage'] != stage or not row['step']:
+      continue
+    steps += 1
+    if last['stage'] == stage and not (evaluates(last) or evaluates(row)):
+      costs.append(row['time/cpu'] - last['time/cpu'])
+    if value(row, 'sampled_pass_rate', env) >= rate:
+      return steps * statistics.fmean(costs) if costs else math.nan
+  return math.nan
+
+
+def envs(row: Row) -> list[str]:
+  """Returns the environments of an evaluation, in order; 'pairs' for PAIRS."""
+  found = (re.fullmatch('eval/(?:pass_rate|nll)/(.+)', name) for name in row)
+  names = dict.fromkeys(match[1] for match in found if match)
+  return [*names, *(['pairs'] if PAIRS in row else [])]
+
+
+def value(row: Row, measure: str, env: str) -> float:
+  """Returns a measure of an environment; NaN = it was not measured."""
+  if measure == 'accuracy':
+    return row.get(PAIRS, math.nan) if env == 'pairs' else math.nan
+  if measure != 'pass@':
+    return row.get(f'eval/{measure}/{env}', math.nan)
+  pattern = re.compile(rf'eval/pass@(\d+)/{re.escape(env)}')
+  found = {int(x[1]): row[x[0]] for x in map(pattern.fullmatch, row) if x}
+  return found[max(found)] if found else math.nan
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+  """Returns (mean, half-width of its 95 % interval); NaN for one value."""
+  mean = statistics.fmean(values)
+  if len(values) < 2:
+    return mean, math.nan
+  error = statistics.stdev(values) / math.sqrt(len(values))
+  return mean, float(stats.t.ppf(0.975, len(values) - 1)) * error
+
+
+def measure(
+  pairs: Sequence[tuple[Row, Row]], env: str
+) -> dict[str, list[float]]:
+  """Returns measure -> [before, after, change, half-width], over seeds."""
+  results = {}
+  for name in MEASURES:
+    first, last = ([value(x[i], name, env) for x in pairs] for i in (0, 1))
+    if any(map(math.isnan, last)):
+      continue
+    after = statistics.fmean(last)
+    if any(map(math.isnan, first)):  # as KL, from the start itself
+      results[name] = [math.nan, after, math.nan, math.nan]
+    else:
+      change = interval([b - a for a, b in zip(first, last, strict=True)])
+      results[name] = [statistics.fmean(first), after, *change]
+  return results
+
+
+def result_rows(
+  recipe: str, change: str, runs: Sequence[tuple[Row, Row, Sequence[Row], str]]
+) -> list[dict[str, Any]]:
+  """Returns a row per environment.
+
+  Args:
+    recipe: the recipe.
+    change: the variant.
+    runs: of each seed the evaluations before and after, all rows, and the
+      stage whose seconds count.
+  """
+  if not runs:
+    return []
+  wall, cpu = (
+    statistics.fmean(seconds(rows, stage, name) for *_, rows, stage in runs)
+    for name in ('time/elapsed', 'time/cpu')
+  )
+  pairs = [run[:2] for run in runs]
+  return [
+    {
+      **{'recipe': recipe, 'change': change, 'env': env, 'seeds': len(runs)},
+      **{'measures': measure(pairs, env), 'wall_s': wall, 'cpu_s': cpu},
+    }
+    for env in envs(pairs[0][1])
+    if env in envs(pairs[0][0])
+  ]
+
+
+def summarize(
+  trials: Sequence[Trial],
+  rows: Mapping[str, Sequence[Row]],
+  reach: float | None = None,
+) -> list[dict[str, Any]]:
+  """Returns a row per variant and environment.
+
+  Args:
+    trials: the trials; those without a last evaluation are left out.
+    rows: name of a trial -> the rows of its metrics.jsonl.
+    reach: the sampled pass rate whose CPU seconds per seed are added.
+  """
+  results = []
+  for (recipe, change), group in by_variant(trials).items():
+    runs = [
+      (*both, rows[x.name], x.stage)
+      for x in group
+      if (both := before_and_after(rows[x.name], x.stage, x.origin))
+    ]
+    found = result_rows(recipe, change, runs)
+    for result in found if reach is not None else ():
+      result['reached_s'] = [
+        seconds_to(rows[x.name], x.stage, result['env'], reach) for x in group
+      ]
+    results += found
+  return results
+
+
+def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
+  """Returns the lines of a Markdown table of results."""
+  shown = [x for x in MEASURES if any(x in row['measures'] for row in results)]
+  header = ['recipe', 'change', 'environment', 'seeds']
+  header += [*(MEASURES[name] for name in shown), 'wall s', 'CPU s']
+  reaches = any('reached_s' in row for row in results)
+  header += ['CPU s to the rate'] * reaches
+  text = [f'| {" | ".join(header)} |', '|---' * len(header) + '|']
+  for row in results:
+    cells = [row['recipe'], row['change'], row['env'], str(row['seeds'])]
+    cells += [_cell(row['measures'].get(name)) for name in shown]
+    cells += [_number(row['wall_s']), _number(row['cpu_s'])]
+    if reaches:
+      reached = row.get('reached_s', [])
+      cells.append(' / '.join(_number(x) or 'never' for x in reached))
+    escaped = (cell.replace('|', '\\|') for cell in cells)
+    text.append(f'| {" | ".join(escaped)} |')
+  return text
+
+
+def _cell(numbers: Sequence[float] | None) -> str:
+  if numbers is None:
+    return ''
+  before, after, change, width = numbers
+  if math.isnan(before):
+    return f'{after:.3f}'
+  text = f'{before:.3f} -> {after:.3f}: {change:+.3f}'
+  return text if math.isnan(width) else f'{text} +- {width:.3f}'
+
+
+def _number(number: float) -> str:
+  return '' if math.isnan(number) else f'{number:.0f}'
+
+
+def series(
+  seeds: Sequence[Sequence[Row]], name: str
+) -> tuple[np.ndarray, np.ndarray] | None:
+  """Returns (steps [T], values [seeds, T]) that all seeds have; None: few."""
+  found = [{x['step']: x[name] for x in rows if name in x} for rows in seeds]
+  steps = sorted(set.intersection(*map(set, found))) if found else []
+  if len(steps) < 2:
+    return None
+  values = np.array([[x[step] for step in steps] for x in found])
+  if name.startswith('rollout/') and len(steps) > 2 * _SMOOTH:
+    kernel = np.ones(_SMOOTH) / _SMOOTH
+    values = np.array([np.convolve(x, kernel, 'valid') for x in values])
+    steps = steps[_SMOOTH - 1 :]
+  return np.array(steps), values
+
+
+def draw(
+  trials: Sequence[Trial], rows: Mapping[str, Sequence[Row]], path: str
+) -> None:
+  """Draws a panel per environment and measure, with a curve per variant."""
+  from matplotlib import figure as mpl_figure
+
+  panels: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = {}
+  for (recipe, change), group in by_variant(trials).items():
+    stage = group[0].stage
+    own = [[r for r in rows[x.name] if r['stage'] == stage] for x in group]
+    for env in group[0].run.stages[stage].envs:
+      for name in (f'rollout/pass_rate/{env}', f'eval/pass_rate/{env}'):
+        if (line := series(own, name)) is not None:
+          panels.setdefault(name, {})[f'{recipe} {change}'] = line
+  if not panels:
+    return
+  size = (5.0, 3.0 * len(panels))
+  figure = mpl_figure.Figure(figsize=size, layout='constrained')
+  axes = figure.subplots(len(panels), 1, squeeze=False).ravel()
+  for axis, (name, curves) in zip(axes, panels.items(), strict=True):
+    for variant, (steps, values) in curves.items():
+      (line,) = axis.plot(steps, values.mean(0), label=variant)
+      low, high = values.min(0), values.max(0)
+      axis.fill_between(steps, low, high, color=line.get_color(), alpha=0.2)
+    axis.set_title(name, loc='left', fontsize=10)
+    axis.set_xlabel('step')
+    title = 'mean over seeds; bands: min to max'
+    axis.legend(frameon=False, fontsize=7, title=title, title_fontsize=7)
+  figure.savefig(path, dpi=120)
+
+
+# The command.
+
+
+def read(job: jobs_lib.Job) -> list[Row]:
+  """Returns the rows of a job's metrics.jsonl."""
+  return writers.read_metrics(os.path.join(job.workdir, 'metrics.jsonl'))
+
+
+def controls(
+  trials: Sequence[Trial],
+  rows: Mapping[str, Sequence[Row]],
+  folder: str,
+  at_a_time: int,
+) -> tuple[int, list[dict[str, Any]]]:
+  """Runs the controls of unchanged trials; returns (exit code, results)."""
+  chosen: dict[str, tuple[Trial, jobs_lib.Job]] = {}
+  for trial in trials:
+    own = rows[trial.name]
+    start = [row for row in own if row['stage'] == trial.origin]
+    growing = start[-1]['time/cpu'] - start[0]['time/cpu']
+    factor = 1 + seconds(own, trial.stage, 'time/cpu') / growing
+    job = control_job(trial, factor, folder)
+    if not trial.change:
+      chosen.setdefault(job.name, (trial, job))
+  code = sweep.play([job for _, job in chosen.values()], at_a_time)
+  runs: dict[str, list] = {}
+  for trial, job in chosen.values():
+    both = before_and_after(rows[trial.name], trial.stage, trial.origin)
+    longer, origin = read(job), trial.origin
+    after = [x for x in longer if x['stage'] == origin and evaluates(x)]
+    if both and after:
+      run = both[0], writers.end(after), longer, origin
+      runs.setdefault(trial.recipe, []).append(run)
+  return code, [
+    row
+    for recipe, own in runs.items()
+    for row in result_rows(recipe, f'{own[0][3]} for as long', own)
+  ]
+
+
+def overrides_of(words: Sequence[str]) -> list[tuple[str, str]]:
+  """Returns the (dotted key, text) of --config.KEY=VALUE.
+
+  Raises:
+    ValueError: another flag is among them.
+  """
+  found = [
+    re.fullmatch(r'--config\.([^=]+)=(.*)', word, re.S) for word in words
+  ]
+  for word, match in zip(words, found, strict=True):
+    if match is None:
+      raise ValueError(f'flags must be those of --help: got {word!r}')
+  return [(match[1], match[2]) for match in found if match]
+
+
+def guarded(run, argv: Sequence[str] | None) -> int:
+  """Runs a command; a ValueError is one line and exit code 2."""
+  try:
+    return run(argv)
+  except ValueError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+
+
+def _run(argv: Sequence[str] | None) -> int:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  add = parser.add_argument
+  add('--recipes', required=True, help='files in configs/, without .py')
+  add('--workdir', required=True, help='the folder of all runs')
+  add('--seeds', default='0,1,2')
+  add('--vary', action='append', default=[], metavar='KEY=VALUE,VALUE')
+  add('--jobs', type=int, default=1, help='runs at a time')
+  add('--control', default='true', choices=('true', 'false'))
+  add('--reach', type=float, help='adds the CPU seconds until this pass rate')
+  args, rest = parser.parse_known_args(argv)
+  parsed = map(jobs_lib.parse_sweep, args.vary)
+  trials = expand(
+    args.recipes.split(','),
+    list(map(int, args.seeds.split(','))),
+    [(key, text) for key, texts in parsed for text in texts],
+    overrides_of(rest),
+  )
+  folder = args.workdir
+  starts = {x.name: start_job(x, folder) for x in trials}
+  jobs = [make_job(x.name, x.run, folder) for x in trials]
+  unique = {job.name: job for job in starts.values()}
+  if code := sweep.play(list(unique.values()), args.jobs):
+    return code
+  for trial, job in zip(trials, jobs, strict=True):
+    branch(starts[trial.name], job)
+  code = sweep.play(jobs, args.jobs)
+  rows = {x.name: read(job) for x, job in zip(trials, jobs, strict=True)}
+  results = summarize(trials, rows, args.reach)
+  if args.control == 'true' and not code:
+    code, more = controls(trials, rows, folder, args.jobs)
+    results += more
+  lines = '\n'.join(table(results))
+  print(lines, flush=True)
+  pathlib.Path(folder, 'learning.md').write_text(lines + '\n')
+  full = ''.join(f'{writers.dumps(row)}\n' for row in results)
+  pathlib.Path(folder, 'learning.jsonl').write_text(full)
+  draw(trials, rows, os.path.join(folder, 'learning.png'))
+  return code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns the exit code."""
+  return guarded(_run, argv)
+
+
+if __name__ == '__main__':
+  sys.exit(main())

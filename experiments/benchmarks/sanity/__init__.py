@@ -1,1 +1,0 @@
-"""Whether every loss learns all it can learn; see `__main__`."""
