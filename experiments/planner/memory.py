@@ -189,7 +189,7 @@ class Child:
   """A stage with its shapes, shardings and batch, without weights."""
 
   def __init__(self, args):
-    from experiments.benchmarks import train_step
+    from experiments.benchmarks import works
     from posttrain import schema, sharding
     from posttrain.training import optim
     from posttrain.training import state as train_state
@@ -207,7 +207,7 @@ class Child:
     ids = np.random.default_rng(0).integers(
       self.model.vocab_size, size=(2 * ROWS, TOKENS), dtype=np.int32
     )
-    self.batch = train_step.make_batch(ids, ROWS)
+    self.batch = works.make_batch(ids, ROWS)
 
   def compile(self):
     """Returns the compiled `TrainStep`; also places the batch on the mesh."""
