@@ -25,7 +25,7 @@ from posttrain import main as program
 from posttrain import schema
 from posttrain.config import checks
 from posttrain.metrics import writers
-from posttrain.report import seconds
+from posttrain.report import panels
 
 ROWS = {  # stage, or `base` before the first one -> name in the table
   'base': 'base (random)',
@@ -122,7 +122,7 @@ def rates(row: dict) -> dict[str, float]:
 
 def minutes(rows: list[dict]) -> float:
   """Returns the minutes of a stage, from its rows."""
-  return sum(sum(seconds.slices(row).values()) for row in rows) / 60
+  return sum(sum(panels.slices(row).values()) for row in rows) / 60
 
 
 def table(results: dict[str, dict[str, float]]) -> list[str]:

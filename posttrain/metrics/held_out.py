@@ -22,7 +22,7 @@ class Measure(NamedTuple):
     style: format of a value.
     panel: title of its curves.
     key: the metric, or its prefix up to a slash.
-    kind: how the curves are drawn, see `report.series.PANELS`.
+    kind: how the curves are drawn, see `report.runs.PANELS`.
   """
 
   pattern: str

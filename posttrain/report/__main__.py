@@ -26,8 +26,7 @@ from posttrain.util import flags as flags_lib
 _POLL = 0.5  # seconds between two looks at the files of a run
 # Seconds without a process of a run, and without a change of its files, after
 # which it has stopped: a run that is started again takes its lock within them.
-# A run whose lock was seen has stopped as soon as the lock is free.
-_START = 30.0
+_IDLE = 30.0
 
 
 @dataclasses.dataclass
@@ -62,131 +61,79 @@ def report(flags: Flags) -> int:
   Raises:
     ValueError: a run has no metrics, or a file of it is damaged.
   """
-  _check_runs(flags.runs, flags.live)
   from posttrain.report import page
 
+  exists = os.path.isdir if flags.live else _has_metrics
+  missing = [run for run in flags.runs if not exists(run)]
+  # Of several folders a missing one may be misspelt, and never come.
+  if missing and not (flags.live and len(flags.runs) == 1):
+    raise ValueError(
+      'RUN must be the workdir of a run, with metrics.jsonl: got '
+      f'{", ".join(map(repr, missing))}'
+    )
+  for run in flags.runs:
+    if not _has_metrics(run):
+      print(f'waiting for the first step of {run!r}', file=sys.stderr)
+  while missing and not os.path.isdir(missing[0]):
+    time.sleep(_POLL)
   path = flags.output or (
     page.path_of(flags.runs[0]) if len(flags.runs) == 1 else 'report.html'
   )
-  folder = os.path.dirname(os.path.abspath(path))
-  if not os.path.isdir(folder):
+  if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
     raise ValueError(
-      f'--output must be a file in a folder that exists: got {path!r}; '
-      f'create {folder}'
+      f'--output must be a file in a folder that exists: got {path!r}'
     )
-  finished = page.write_all(
-    flags.runs, path, flags.seconds if flags.live else None
-  )
+  reload = flags.seconds if flags.live else None
+  finished = page.write_all(flags.runs, path, reload)
   print(path, flush=True)
-  held: set[str] = set()
-  stopped = False
-  while flags.live and not (finished or stopped):
-    stopped = _wait(flags.runs, flags.seconds, held)
+  while flags.live and not finished:
+    stopped = not _wait(flags.runs, flags.seconds)
     # The run may be writing the same file: then this page is the next one.
     with contextlib.suppress(FileNotFoundError, FileExistsError):
-      reload = None if stopped else flags.seconds
-      finished = page.write_all(flags.runs, path, reload)
-  if stopped and not finished:
-    _print_stopped(flags.runs)
+      finished = page.write_all(flags.runs, path, None if stopped else reload)
+    if stopped and not finished:
+      print(
+        f'{", ".join(map(repr, flags.runs))}: no process trains a run that has '
+        'not ended, so --live ends; continue training, then repeat this '
+        'command',
+        file=sys.stderr,
+      )
+      break
   return exits.DONE
 
 
-def _check_runs(runs: Sequence[str], live: bool) -> None:
-  """Refuses folders of no run; with --live, waits for the folder of one run.
-
-  Of several folders those that do not exist are refused with --live, too: one
-  of them may be misspelt, and the page would wait for it for ever.
-
-  Raises:
-    ValueError: names the folders.
-  """
-  exists = os.path.isdir if live else lambda run: os.path.exists(_metrics(run))
-  missing = [run for run in runs if not exists(run)]
-  if missing and not (live and len(runs) == 1):
-    raise ValueError(
-      f'RUN must be the workdir of a run: got {", ".join(map(repr, missing))}, '
-      + (
-        'which does not exist; correct the path, or start that run first'
-        if live
-        else 'which has no metrics.jsonl; name its folder, or wait for its '
-        'first step with --live'
-      )
-    )
-  for run in runs:
-    if not os.path.exists(_metrics(run)):
-      print(
-        f'waiting for the first step of {run!r}: {_metrics(run)} does not '
-        'exist yet',
-        file=sys.stderr,
-        flush=True,
-      )
-  while live and not all(map(os.path.isdir, runs)):
-    time.sleep(_POLL)
+def _has_metrics(run: str) -> bool:
+  return os.path.exists(os.path.join(run, 'metrics.jsonl'))
 
 
-def _wait(runs: Sequence[str], seconds: float, held: set[str]) -> bool:
+def _wait(runs: Sequence[str], seconds: float) -> bool:
   """Waits at least so long, and until a file of a run has changed.
 
   Args:
     runs: the runs' folders.
     seconds: the least seconds.
-    held: runs that a process was seen to hold the lock of; this call adds to
-      them.
 
   Returns:
-    Whether no run goes on instead: each has begun, and no process holds its
-    lock.
+    False if no run goes on: all have begun, and none has had a process or a
+    change for `_IDLE` seconds.
   """
-  before, idle = _written(runs), 0.0
-  held |= {run for run in runs if locks.is_held(run)}
+
+  def written() -> list[float]:
+    names = ('metrics.jsonl', 'about.json')
+    paths = [os.path.join(run, name) for run in runs for name in names]
+    return [os.path.getmtime(x) if os.path.exists(x) else 0.0 for x in paths]
+
+  before, idle = written(), 0.0
   time.sleep(seconds)
-  while _written(runs) == before:
-    now = {run for run in runs if locks.is_held(run)}
-    held |= now
-    if now or not all(map(_has_begun, runs)):
+  while written() == before:
+    begun = all(map(_has_metrics, runs))
+    if not begun or any(map(locks.is_held, runs)):
       idle = 0.0
-    elif idle >= _START or held.issuperset(runs):
-      return True
+    elif idle >= _IDLE:
+      return False
     time.sleep(_POLL)
     idle += _POLL
-  return False
-
-
-def _has_begun(run: str) -> bool:
-  """Returns whether a run has had its lock: it writes these files under it."""
-  return any(map(os.path.exists, (_metrics(run), _about(run))))
-
-
-def _print_stopped(runs: Sequence[str]) -> None:
-  """Names the runs that have stopped before their end."""
-  from posttrain.report import runs as runs_lib
-
-  stopped = [run for run in runs if not runs_lib.read(run).finished]
-  if not stopped:
-    return
-  verb = 'has' if len(stopped) == 1 else 'have'
-  paths = ', '.join(os.path.join(run, locks.NAME) for run in stopped)
-  print(
-    f'{", ".join(map(repr, stopped))} {verb} stopped before the end (no '
-    f'process holds {paths}), so --live ends; to follow again, continue '
-    'training, then repeat this command',
-    file=sys.stderr,
-    flush=True,
-  )
-
-
-def _written(runs: Sequence[str]) -> list[float]:
-  """Returns when the files of the runs were last written."""
-  paths = [path for run in runs for path in (_metrics(run), _about(run))]
-  return [os.path.getmtime(x) if os.path.exists(x) else 0.0 for x in paths]
-
-
-def _metrics(run: str) -> str:
-  return os.path.join(run, 'metrics.jsonl')
-
-
-def _about(run: str) -> str:
-  return os.path.join(run, 'about.json')
+  return True
 
 
 def main(argv: Sequence[str] | None = None) -> int:

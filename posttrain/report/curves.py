@@ -1,6 +1,6 @@
 """The learning curves of a run as a figure of matplotlib, for a PNG.
 
-A panel whose metric is missing is left out. `series.PANELS` lists the metrics.
+A panel whose metric is missing is left out. `runs.PANELS` lists the metrics.
 """
 
 from typing import Any
@@ -9,23 +9,23 @@ import matplotlib
 import numpy as np
 from matplotlib import figure as mpl_figure
 
-from posttrain.report import series
+from posttrain.report import runs
 
 INK, MUTED, RULE = '#1f2933', '#7b8794', '#d9dee4'
 COLORS = ('#2f6f9f', '#c8553d', '#4a8c5c', '#8a6fb0', '#b58a2c')
 
-Rows = series.Rows
+Rows = runs.Rows
 
 
 def draw(rows: Rows) -> mpl_figure.Figure | None:
   """Draws the listed panels that have data; None if there are none."""
-  arrays = series.arrays(rows)
+  arrays = runs.arrays(rows)
   panels = [
     (
       panel,
-      {name: arrays[name] for name in arrays if series.shows(panel[1], name)},
+      {name: arrays[name] for name in arrays if runs.shows(panel[1], name)},
     )
-    for panel in series.PANELS
+    for panel in runs.PANELS
   ]
   panels = [(panel, metrics) for panel, metrics in panels if metrics]
   if not panels:
@@ -125,7 +125,7 @@ def _smooth(y: np.ndarray, width: int) -> np.ndarray:
 def _mark_stages(axis: Any, rows: Rows) -> None:
   """Draws a line where one stage ends and the next begins."""
   end = 0
-  names = series.stages(rows)
+  names = runs.stages(rows)
   for name in names[:-1]:
     end += max(row['step'] for row in rows if row['stage'] == name)
     axis.axvline(end, color=MUTED, linewidth=0.8, linestyle=':')

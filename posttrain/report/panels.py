@@ -1,4 +1,4 @@
-"""The numbers of the report's panels, as JSON for its script.
+"""The numbers of the report's panels, as JSON for its script; its seconds.
 
   {'runs': [{'name', 'stages': [stage]}], 'panels': [panel], 'average': rows
    per point, 'dropped': names of metrics without a panel}
@@ -26,17 +26,30 @@ from typing import Any
 import numpy as np
 
 from posttrain.metrics import estimates
-from posttrain.report import runs as runs_lib
-from posttrain.report import series
+from posttrain.report import runs
 
 AXES = ('step', 'token', 'time')
 MAX_PANELS = 40  # panels drawn of a group
 MAX_LABELS = 12  # environments drawn in a panel
 MIN_POINTS, MAX_POINTS = 30, 1500  # points of a line
+MAX_VALUES = 90_000  # about so many in all lines together
 _DIGITS = 6  # digits of a value on the page; float32 has seven
 COMPONENTS = 'components of the loss'  # the group of these prefixes
 _PREFIXES = ('loss', 'rl', 'ce', 'ref_kl')
 _EVAL = ('eval/', 'select/')
+
+# Times that are not parts of the seconds of a row.
+_NO_PARTS = tuple(
+  f'time/{x}'
+  for x in (
+    'compile',
+    'programs',
+    'tokens_per_second',
+    'elapsed',
+    'cpu',
+    'goodput',
+  )
+)
 
 # {(title, key, kind, group): {label: metric}}
 Panels = dict[tuple[str, str, str, str], dict[str, str]]
@@ -46,7 +59,7 @@ Panels = dict[tuple[str, str, str, str], dict[str, str]]
 class Grid:
   """Rows of a stage, and the axes of the points made of them."""
 
-  rows: series.Rows
+  rows: runs.Rows
   size: int  # rows per point
   averages: bool  # else the last row of each is drawn
 
@@ -63,15 +76,18 @@ class Grid:
     return _plain([x.mean() if x.size else math.nan for x in known])
 
 
-def build(all_runs: Sequence[runs_lib.Run], points: int) -> dict[str, Any]:
+def build(
+  all_runs: Sequence[runs.Run], values: int = MAX_VALUES
+) -> dict[str, Any]:
   """Returns the numbers of all panels.
 
   Args:
     all_runs: the runs that are overlaid.
-    points: about so many values in all lines together.
+    values: about so many in all lines together.
   """
   panels, dropped = _panels(all_runs)
-  limit = _limit(all_runs, points)
+  count = sum(len(x) for run in all_runs for x in run.arrays.values())
+  limit = min(max(values // max(count, 1), MIN_POINTS), MAX_POINTS)
   json_runs, lines, average = [], {key: [] for key in panels}, 1
   for number, run in enumerate(all_runs):
     stages = []
@@ -101,43 +117,31 @@ def build(all_runs: Sequence[runs_lib.Run], points: int) -> dict[str, Any]:
   }
 
 
-def _limit(all_runs: Sequence[runs_lib.Run], points: int) -> int:
-  """Returns the most points of a line, so that all lines have so many."""
-  sizes = [
-    part.shape[1]
-    for run in all_runs
-    for parts in run.arrays.values()
-    for part in parts
-  ]
-  limit = MAX_POINTS
-  while sum(min(x, limit) for x in sizes) > points and limit > MIN_POINTS:
-    limit = max(int(0.8 * limit), MIN_POINTS)
-  return limit
-
-
-def summary(run: runs_lib.Run) -> list[dict[str, Any]]:
+def summary(run: runs.Run) -> list[dict[str, Any]]:
   """Returns first, last, least and largest value of each metric and stage."""
   summaries = []
   for stage in run.stages:
     values: dict[str, list[float]] = {}
-    for row in run.rows:
-      if row['stage'] == stage:
-        for name, value in row.items():
-          if name != 'step' and math.isfinite(_number(value)):
-            values.setdefault(name, []).append(value)
+    for row in run.rows_of(stage):
+      for name, value in row.items():
+        if name != 'step' and math.isfinite(_number(value)):
+          values.setdefault(name, []).append(value)
     summaries += [
       {
         'metric': name,
         'stage': stage,
         'count': len(y),
-        'values': [_text(x) for x in (y[0], y[-1], min(y), max(y))],
+        'values': [
+          f'{x:,}' if isinstance(x, int) else f'{x:g}'
+          for x in _plain((y[0], y[-1], min(y), max(y)))
+        ],
       }
       for name, y in values.items()
     ]
   return sorted(summaries, key=lambda x: x['metric'])
 
 
-def _panels(all_runs: Iterable[runs_lib.Run]) -> tuple[Panels, list[str]]:
+def _panels(all_runs: Iterable[runs.Run]) -> tuple[Panels, list[str]]:
   """Returns the panels in the order of the page, and metrics without one."""
   known: dict[str, None] = {}
   envs: set[str] = set()
@@ -148,15 +152,15 @@ def _panels(all_runs: Iterable[runs_lib.Run]) -> tuple[Panels, list[str]]:
       if is_drawn and any(np.isfinite(y).any() for _, y in parts):
         known[name] = None
   panels: Panels = {}
-  for title, key, kind in series.PANELS:
+  for title, key, kind in runs.PANELS:
     lines = {
-      name.removeprefix(key): name for name in known if series.shows(key, name)
+      name.removeprefix(key): name for name in known if runs.shows(key, name)
     }
     if lines:
       panels[title, key, kind, ''] = lines
   others: Panels = {}
   for name in sorted(known):
-    if not series.is_listed(name):
+    if not any(runs.shows(key, name) for _, key, _ in runs.PANELS):
       metric, _, env = name.rpartition('/')
       if not (metric and env in envs):
         metric, env = name, ''
@@ -183,7 +187,7 @@ class _Stage:
   tokens: dict[int, float]  # step -> tokens of the run up to it
 
 
-def _stages(run: runs_lib.Run, limit: int) -> Iterable[_Stage]:
+def _stages(run: runs.Run, limit: int) -> Iterable[_Stage]:
   """Yields the stages of a run, each of which begins where the last one ends.
 
   Args:
@@ -192,7 +196,7 @@ def _stages(run: runs_lib.Run, limit: int) -> Iterable[_Stage]:
   """
   start = {'step': 0.0, 'token': 0.0, 'time': 0.0}
   for name in run.stages:
-    rows = [row for row in run.rows if row['stage'] == name]
+    rows = run.rows_of(name)
     begin, places, tokens = dict(start), [], {}
     for row in rows:
       start['step'] = begin['step'] + row['step']
@@ -202,7 +206,15 @@ def _stages(run: runs_lib.Run, limit: int) -> Iterable[_Stage]:
       places.append(dict(start))
     grids, axes = {}, {}
     for grid, averages in (('train', True), ('eval', False)):
-      picked = [i for i, row in enumerate(rows) if _is_in(grid, row)]
+      picked = [
+        i
+        for i, row in enumerate(rows)
+        if (
+          row['step'] > 0
+          if grid == 'train'
+          else any(key.startswith(_EVAL) for key in row)
+        )
+      ]
       size = -(-len(picked) // limit) or 1
       grids[grid] = Grid([rows[i] for i in picked], size, averages)
       axes[grid] = {
@@ -210,12 +222,6 @@ def _stages(run: runs_lib.Run, limit: int) -> Iterable[_Stage]:
         for axis in AXES
       }
     yield _Stage(grids, {'name': name, 'start': begin, 'grids': axes}, tokens)
-
-
-def _is_in(grid: str, row: Mapping[str, Any]) -> bool:
-  if grid == 'train':
-    return row['step'] > 0
-  return any(name.startswith(_EVAL) for name in row)
 
 
 def _line(stage: _Stage, name: str, sums: bool) -> dict[str, Any] | None:
@@ -245,19 +251,65 @@ def _number(value: Any) -> float:
   return value if isinstance(value, int | float) else math.nan
 
 
-def _text(value: float) -> str:
-  short = _short(float(value))
-  return f'{short:,}' if isinstance(short, int) else f'{short:g}'
-
-
 def _plain(values: Iterable[float]) -> list[Any]:
   """Returns numbers of `_DIGITS` digits, whole ones as they are."""
-  return [_short(float(value)) for value in values]
+  return [
+    None
+    if not math.isfinite(x)
+    else int(x)
+    if x == int(x) and abs(x) < 2**53
+    else float(f'{x:.{_DIGITS}g}')
+    for x in map(float, values)
+  ]
 
 
-def _short(value: float) -> float | int | None:
-  if not math.isfinite(value):
-    return None
-  if value == int(value) and abs(value) < 2**53:
-    return int(value)
-  return float(f'{value:.{_DIGITS}g}')
+def seconds(run: runs.Run) -> list[dict[str, Any]]:
+  """Returns the stages with their seconds: of each part, the largest first."""
+  by_stage = []
+  for stage in run.stages:
+    totals: collections.Counter[str] = collections.Counter()
+    for row in run.rows_of(stage):
+      totals.update(slices(row))
+    if whole := sum(totals.values()):
+      parts, begin = [], 0.0
+      for name in sorted(totals, key=lambda x: -totals[x]):
+        share = totals[name] / whole
+        parts.append(
+          {
+            'name': name,
+            'seconds': f'{totals[name]:,.1f} s',
+            'share': f'{share:.1%}',
+            'begin': f'{begin:.3%}',
+            'width': f'{share:.3%}',
+          }
+        )
+        begin += share
+      by_stage.append(
+        {'name': stage, 'seconds': f'{whole:,.1f} s', 'parts': parts}
+      )
+  return by_stage
+
+
+def slices(row: Mapping[str, Any]) -> dict[str, float]:
+  """Returns a row's seconds by name, each second counted once.
+
+  The timers of the other parts include compiling, and that of rollouts includes
+  scoring. They are subtracted, so that the sum is the measured time.
+  """
+  seconds = {
+    key.removeprefix('time/'): value
+    for key, value in row.items()
+    if key.startswith('time/') and value and key not in _NO_PARTS
+  }
+  if 'scoring' in seconds:  # within the rollouts
+    rollout = seconds.get('rollout', 0.0)
+    seconds['scoring'] = min(seconds['scoring'], rollout)
+    seconds['rollout'] = rollout - seconds['scoring']
+  left = row.get('time/compile') or 0.0
+  for name in ('update', 'eval', 'rollout', 'scoring'):
+    inside = min(left, seconds.get(name, 0.0))
+    if inside > 0:
+      left -= inside
+      seconds[name] -= inside
+      seconds['compile'] = seconds.get('compile', 0.0) + inside
+  return seconds

@@ -17,7 +17,7 @@ from posttrain.decode import engine as engines
 from posttrain.evaluation import evaluator as evaluation
 from posttrain.metrics import goodput as goodputs
 from posttrain.pipeline import base, pairs, tokens
-from posttrain.report import periodic
+from posttrain.report import page
 from posttrain.rollout import references as refs
 from posttrain.stage import components as components_lib
 from posttrain.stage import job, learner, logbook, profiles, progress, selection
@@ -84,7 +84,7 @@ def make(
   sampling = job.Sampling(
     pipeline, engine, references, evaluator, held_out, selecting
   )
-  report = periodic.Periodic(workdir)
+  report = page.Periodic(workdir)
   log = logbook.make(
     cfg, name, workdir, clock, compiling, step, position, goodput, report
   )

@@ -15,7 +15,7 @@ from posttrain import compilation, processes, schema
 from posttrain.metrics import display, estimates, trackers, writers
 from posttrain.metrics import goodput as goodputs
 from posttrain.pipeline import rollout_rows
-from posttrain.report import periodic
+from posttrain.report import page
 from posttrain.util import files, timers
 
 _MOST = 3  # rewards, and pass rates, that are shown
@@ -33,7 +33,7 @@ class Logbook:
   compiling: compilation.CompileCounter
   goodput: goodputs.Goodput
   rollouts_every: int | None = None  # steps between files; None = no files
-  report: periodic.Periodic | None = None  # None = only at the run's end
+  report: page.Periodic | None = None  # None = only at the run's end
 
   def write(self, step: int, values: dict[str, Any]) -> None:
     """Writes and shows a row, with the seconds since the last one.
@@ -137,7 +137,7 @@ def make(
   step: int = 0,
   position: int = 0,
   goodput: goodputs.Goodput | None = None,
-  report: periodic.Periodic | None = None,
+  report: page.Periodic | None = None,
 ) -> Logbook:
   """Opens the logbook of a stage.
 

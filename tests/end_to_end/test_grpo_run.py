@@ -14,7 +14,7 @@ from posttrain.config import checks
 from posttrain.decode import engine
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.metrics import writers
-from posttrain.report import curves, series
+from posttrain.report import curves, runs
 from posttrain.rollout import grading
 from posttrain.stage import components, job
 from posttrain.util import preemption
@@ -388,11 +388,11 @@ def test_the_recipe(tmp_path, capsys):
 def _panels(rows):
   """The metrics of the panels that are drawn."""
   titles = [axis.get_title(loc='left') for axis in curves.draw(rows).axes]
-  return [m for title, m, _ in series.PANELS if title in titles]
+  return [m for title, m, _ in runs.PANELS if title in titles]
 
 
 def _panels_but(absent):
   """The metrics of all panels but one's, and those of rows and of pairs."""
   others = [f'eval/{x}/' for x in ('nll', 'token_accuracy')]
   others += ['eval/pairs/rewards/accuracies', 'rewards/margins']
-  return [m for _, m, _ in series.PANELS if m not in (absent, *others)]
+  return [m for _, m, _ in runs.PANELS if m not in (absent, *others)]

@@ -19,31 +19,6 @@ if CHROMIUM is None:
 pytestmark = pytest.mark.slow
 
 
-OWN = {  # held-out measures of data of one's own, and their panels
-  'eval/nll/data': 'Held-out NLL',
-  'eval/token_accuracy/data': 'Held-out token accuracy',
-  'eval/reward/short/data': 'Held-out reward, greedy',
-  'eval/sampled_reward/short/data': 'Held-out reward, sampled',
-  'eval/pairs/rewards/accuracies': 'Accuracy on held-out pairs',
-}
-
-
-def make_own_run(folder):
-  """A run on rows and pairs of one's own, which no environment grades."""
-  rows = [
-    {'stage': 'sft', 'step': step, 'loss/total': 2.0 - step / 40}
-    for step in range(31)
-  ]
-  for row in rows[::10]:
-    share = row['step'] / 40
-    row |= dict.fromkeys(OWN, 0.125 + share) | {'eval/nll/data': 2.5 - share}
-    row |= {'eval/reward/short/other': share, 'eval/reward/data': 0.5}
-  folder.mkdir()
-  text = ''.join(json.dumps(row) + '\n' for row in rows)
-  (folder / 'metrics.jsonl').write_text(text)
-  return folder
-
-
 def make_run(folder, seed, stages=('sft', 'grpo')):
   """A run with gaps, intervals, hostile names, stories and rollouts."""
   rng, rows, elapsed = np.random.default_rng(seed), [], 0.0
@@ -93,12 +68,11 @@ def browser():
 
 @pytest.fixture(scope='module')
 def paths(tmp_path_factory):
-  """The pages of a run, of two runs overlaid, and of a run on own data."""
+  """The pages of a run, and of two runs overlaid."""
   folder = tmp_path_factory.mktemp('runs')
   runs = [str(make_run(folder / f'run{i}', i)) for i in (1, 2)]
   page.write_all(runs, str(folder / 'both.html'))
-  own = page.write(str(make_own_run(folder / 'own')))
-  return page.write(runs[0]), str(folder / 'both.html'), own
+  return page.write(runs[0]), str(folder / 'both.html')
 
 
 @pytest.fixture
@@ -174,32 +148,6 @@ def test_values_that_were_not_measured_are_gaps_and_stages_are_apart(
   assert lines.locator('.lines path').count() == 2
 
 
-def test_evaluations_are_joined_only_if_every_step_has_one(
-  open_page, paths, tmp_path
-):
-  modes = 'plot.data.map(x => [x.mode, x.error_y ? x.error_y.array : null])'
-  tab = open_page(paths[0])
-  drawn = plot(tab, 'Pass rate, greedy', modes)
-  assert [mode for mode, _ in drawn] == ['markers'] * 4  # of two stages
-  bars = [x for _, x in drawn if x]
-  assert len(bars) == 2 and bars[0] == pytest.approx([0.1] * 4)
-  lines = figure(tab, 'Pass rate, greedy').locator('.trace .lines path')
-  assert lines.count() == 0
-  (tmp_path / 'metrics.jsonl').write_text(
-    ''.join(
-      json.dumps(
-        {'stage': 'sft', 'step': i, 'eval/pass_rate/a': i / 9}
-        | {'eval/pass_rate_low/a': 0, 'eval/pass_rate_high/a': 1}
-      )
-      + '\n'
-      for i in range(5)
-    )
-  )
-  tab = open_page(page.write(str(tmp_path)))
-  drawn = plot(tab, 'Pass rate, greedy', modes)
-  assert drawn == [['none', None], ['lines+markers', None]]  # a band below it
-
-
 def test_axes_smoothing_logarithm_and_stages_are_chosen_by_clicks(
   open_page, paths
 ):
@@ -271,37 +219,6 @@ def test_runs_are_overlaid_each_in_its_color_and_can_be_hidden(
   tab.locator('#runs').get_by_role('button', name='run1').click()
   names = plot(tab, 'Training loss', 'plot.data.map(x => x.name)')
   assert set(names) == {'run2'}
-
-
-def test_measures_of_own_data_have_headlines_rows_and_panels(open_page, paths):
-  tab = open_page(paths[2])
-  headlines = tab.locator('.headline').all_inner_texts()
-  # The other environment has the last value too, in the order of the metrics.
-  assert [x.split('\n')[:2] for x in headlines] == [
-    ['reward short, greedy, data', '0.875'],
-    ['reward short, greedy, other', '0.750'],
-  ]
-  table = tab.locator('.results').inner_text()
-  for cell in ('NLL of demonstrations', '1.7500', 'accuracy on held-out pairs'):
-    assert cell in table
-  for key, title in OWN.items():
-    assert figure(tab, title).is_visible()
-    y = plot(tab, title, 'plot.data.at(-1).y')
-    assert len(y) == 4, key
-  listed = tab.locator('#curves .card').count()
-  assert listed == len(OWN) + 1  # the loss; nothing is among the others
-  assert tab.locator('#others .card').count() == 0
-  labels = figure(tab, 'Held-out reward, greedy').locator('.chips')
-  assert labels.inner_text().split() == ['short/data', 'short/other', 'data']
-
-
-def test_rewards_have_bars(open_page, paths):
-  tab = open_page(paths[0])
-  chart = tab.locator('[data-histogram="0"]')
-  chart.scroll_into_view_if_needed()
-  chart.locator('.bars path').first.wait_for()
-  bars = chart.locator('.plot').evaluate('x => x.data.map(x => [x.x, x.y])')
-  assert bars == [[['0', '1'], [0.375, 0.625]]]
 
 
 def test_the_theme_is_chosen_and_stays(open_page, paths):

@@ -1,0 +1,349 @@
+"""Answers before and after, episodes, groups of rollouts, rewards as bars."""
+
+import dataclasses
+import html.parser
+import json
+import re
+
+import numpy as np
+import pytest
+
+from posttrain import types
+from posttrain.evaluation import answers
+from posttrain.report import runs, stories
+
+MINUS = '\N{MINUS SIGN}'
+
+
+def save(folder, name, rows):
+  (folder / 'rollouts').mkdir(exist_ok=True)
+  path = folder / 'rollouts' / f'{name}.jsonl'
+  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+
+
+def run_of(folder, *stages):
+  rows = [{'stage': stage, 'step': 120} for stage in stages or ('sft', 'grpo')]
+  return runs.Run(str(folder), '', rows, {}, {}, None)
+
+
+# --- Answers and episodes -----------------------------------------------------
+
+
+def attempt(*turns, **fields):
+  messages = [{'role': role, 'content': text} for role, text in turns]
+  return {
+    'env': 'sql',
+    'id': 'x1',
+    'prompt': 'rules\nhow many?',
+    'question': 'how many?',
+    'answer': 3,
+    'text': '',
+    'messages': messages,
+    'correct': True,
+    'reward': 1.0,
+    'stop_reason': 'env_done',
+    'error': None,
+    **fields,
+  }
+
+
+LONG = attempt(
+  ('assistant', 'DESCRIBE: dogs'),
+  ('tool', 'id, name'),
+  ('assistant', 'QUERY SELECT COUNT(*)\nFROM dogs'),
+  ('tool', '3'),
+  ('assistant', 'ANSWER: 3'),
+  turn_rewards=[0.01, -0.04, 1.0],
+  reward=0.97,
+)
+
+
+def actions(text):
+  return re.findall('<p class="act">(.*?)</p>', text, re.DOTALL)
+
+
+class Balance(html.parser.HTMLParser):
+  """Asserts that every tag is closed, in order."""
+
+  def __init__(self):
+    super().__init__()
+    self.open = []
+
+  def handle_starttag(self, tag, attrs):
+    self.open.append(tag)
+
+  def handle_endtag(self, tag):
+    assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize(
+  'row',
+  [
+    LONG,
+    attempt(('tool', 'first'), ('assistant', '')),
+    attempt(('assistant', '<b>&'), ('user', '</p>')),
+    {'env': 'e', 'id': 'only the id'},
+  ],
+)
+def test_episodes_are_balanced_html(row):
+  reader = Balance()
+  reader.feed(stories.transcripts({'now': [row, row], 'then': [row, LONG]}))
+  assert not reader.open
+
+
+def test_turns_come_in_order_with_their_rewards():
+  first = [{'role': 'tool', 'content': 'hi'}, *LONG['messages']]
+  for row in (LONG, LONG | {'messages': first}):
+    text = stories.transcripts({'now': [row]})
+    assert actions(text) == [
+      '<i>+0.01 </i><b>DESCRIBE</b> dogs',
+      f'<i>{MINUS}0.04 </i><b>QUERY</b> SELECT COUNT(*)\nFROM dogs',
+      '<i>+1.00 </i><b>ANSWER</b> 3',
+    ]
+  words = ('DESCRIBE', 'id, name', 'QUERY', '>3<', 'ANSWER', 'env_done', '0.97')
+  places = [text.index(word, text.index('<ol>')) for word in words]
+  assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+  ('text', 'expected'),
+  [
+    ('SELECT', 'SELECT'),  # a word without an argument
+    ('QUERY:x', '<b>QUERY</b> x'),
+    ('I think\nQUERY: x', 'I think\nQUERY: x'),
+    (' \n', '(empty)'),
+    ('<script>', '&lt;script&gt;'),
+    ('<' * 601, '&lt;' * 600 + ' ...'),
+  ],
+)
+def test_the_kind_of_an_action_is_marked(text, expected):
+  row = attempt(('assistant', text), turn_rewards=[0.0])
+  assert actions(stories.transcripts({'now': [row]})) == [expected]
+
+
+@pytest.mark.parametrize(
+  ('correct', 'expected'),
+  [(True, 'correct'), (False, 'wrong'), (None, 'not graded')],
+)
+def test_the_grade_the_error_and_the_reward_are_shown(correct, expected):
+  row = attempt(correct=correct, reward=None, error='boom & bust')
+  text = stories.transcripts({'now': [row]})
+  assert expected in text and 'boom &amp; bust' in text
+  assert ', reward' not in text
+  assert 'reward +1.00' in stories.transcripts({'now': [attempt()]})
+
+
+def test_an_answer_keeps_messages_rewards_and_metrics():
+  prompt = tuple(
+    {'role': role, 'content': text}
+    for role, text in (('system', 'S'), ('user', 'Q'))
+  )
+  completion = (
+    {'role': 'assistant', 'content': 'QUERY x'},
+    {'role': 'tool', 'content': 'y'},
+    {'role': 'assistant', 'content': 'z'},
+  )
+  score = types.Score(0.5, True, metrics={'progress': 1})
+  turns = [types.Turn(0, 0, 1, reward, 'eos') for reward in (0.1, 0.4)]
+  answer = answers.of(
+    types.Rollout(
+      # The environment's prompt differs from the task's.
+      7,
+      types.Task('t', 'sql', (prompt[0], completion[1]), 'y'),
+      (*prompt, *completion),
+      (),
+      score,
+      'env_done',
+      turns=tuple(turns),
+    )
+  )
+  assert (answer.prompt, answer.question) == ('S\nQ', 'Q')
+  assert answer.messages == completion and answer.turn_rewards == (0.1, 0.4)
+  assert answer.metrics == {'progress': 1.0}
+  row = json.loads(json.dumps(dataclasses.asdict(answer)))
+  text = stories.transcripts({'now': [row]})
+  assert actions(text) == ['<i>+0.10 </i><b>QUERY</b> x', '<i>+0.40 </i>z']
+
+
+def test_tasks_of_one_turn_have_a_table_and_others_episodes(tmp_path):
+  one = [attempt(env='one', id=f'{i}', correct=False) for i in range(15)]
+  for stage, step in (('sft', 0), ('sft', 120), ('grpo', 120)):
+    rows = [LONG | {'id': f'{step} {i}'} for i in range(8)]
+    save(tmp_path, f'{stage}_eval_{step:06d}', one[: step or 15] + rows)
+  story = stories.answers(run_of(tmp_path))
+  assert story['titles'] == ['after sft', 'after grpo']
+  assert story['count'] == 15 and len(story['tasks']) == 12
+  cells = story['tasks'][0]['cells']
+  assert [x['kind'] for x in cells] == ['bad', 'bad']
+  assert cells[0]['text'] == '(empty)'
+  (env,) = story['episodes']
+  assert (env['env'], env['count'], len(env['tasks'])) == ('sql', 0, 0)
+  save(tmp_path, 'sft_eval_000000', one + rows)
+  (env,) = stories.answers(run_of(tmp_path))['episodes']
+  assert (env['count'], len(env['tasks'])) == (8, 6)
+  titles = [x['title'] for x in env['tasks'][0]['plays']]
+  assert titles == ['start', 'after sft', 'after grpo']
+
+
+@pytest.mark.parametrize(
+  ('stage', 'steps', 'titles'),
+  [
+    ('sft', (0,), ['start']),
+    ('sft', (50, 90), ['after sft']),
+    ('sft', (0, 50, 90), ['start', 'after sft']),
+    ('grpo', (0, 90), ['before grpo', 'after grpo']),
+  ],
+)
+def test_the_attempt_at_step_0_is_that_before(tmp_path, stage, steps, titles):
+  for step in steps:
+    save(tmp_path, f'{stage}_eval_{step:06d}', [attempt(text=f'{step}')])
+  story = stories.answers(run_of(tmp_path))
+  assert story['titles'] == titles
+  assert story['tasks'][0]['cells'][-1]['text'] == f'{steps[-1]}'
+
+
+def test_the_suite_is_shown_before_and_after(tmp_path):
+  for name, texts in {
+    'sft_suite_000000': {'Hi': 'nothing', 'Why?': ''},
+    'sft_suite_000060': {'Hi': 'in between'},
+    'sft_suite_000120': {'Hi': 'Hi', 'Why?': 'Because'},
+    'grpo_suite_000120': {'Hi': 'Hello', 'New?': 'Yes'},
+  }.items():
+    rows = [
+      {'prompt': k, 'text': x, 'grades': {'a': 1}} for k, x in texts.items()
+    ]
+    save(tmp_path, name, rows)
+  story = stories.suite(run_of(tmp_path))
+  assert story['titles'] == ['start', 'after sft', 'after grpo']
+  table = {
+    x['prompt']: [cell and cell['text'] for cell in x['cells']]
+    for x in story['tasks']
+  }
+  assert table == {
+    'Hi': ['nothing', 'Hi', 'Hello'],
+    'Why?': ['(empty)', 'Because', None],
+    'New?': [None, None, 'Yes'],
+  }
+  assert story['tasks'][0]['cells'][0]['grades'] == ['a 1.00']
+  assert stories.suite(run_of(tmp_path / 'none'))['count'] == 0
+
+
+def test_sampled_answers_are_shown_before_and_after(tmp_path):
+  texts = [f'a{i}' for i in range(6)]
+  for step, grade in ((0, False), (5, True), (9, True)):
+    grades = [grade, None, True, False, grade, grade]
+    rows = [
+      attempt(id=i, sampled_texts=texts, sampled=grades) for i in range(9)
+    ]
+    save(tmp_path, f'sft_eval_{step:06d}', rows)
+  (env,) = stories.samples(run_of(tmp_path, 'sft'))
+  assert (env['env'], env['titles']) == ('sql', ['start', 'after sft'])
+  assert len(env['tasks']) == stories.MAX_SAMPLED_TASKS
+  before, after = env['tasks'][0]['columns']
+  assert [x['right'] for x in (before, after)] == [
+    '1 of 6 correct',
+    '4 of 6 correct',
+  ]
+  kinds = [(x['text'], x['kind']) for x in after['answers']]
+  assert kinds == [('a0', 'good'), ('a1', ''), ('a2', 'good'), ('a3', 'bad')]
+  assert after['hidden'] == 2
+  assert stories.samples(run_of(tmp_path / 'none')) == []
+
+
+@pytest.mark.parametrize('line', ['garbage', '[1]', '{"text": 3}'])
+def test_files_that_are_damaged_are_left_out_with_a_warning(tmp_path, line):
+  (tmp_path / 'rollouts').mkdir()
+  for name in ('eval', 'suite', 'train'):
+    file = tmp_path / 'rollouts' / f'sft_{name}_000120.jsonl'
+    file.write_text(line + '\n')
+  run = run_of(tmp_path)
+  for read in (stories.answers, stories.suite, stories.read_groups):
+    with pytest.warns(UserWarning, match='the report leaves'):
+      read(run)
+
+
+# --- Groups of training rollouts ----------------------------------------------
+
+
+def rollout(group, reward, text='hi', **fields):
+  return {
+    'env': 'sums',
+    'group': group,
+    'prompt': [
+      {'role': 'system', 'content': 'S'},
+      {'role': 'user', 'content': f'Q{group}'},
+    ],
+    'completion': [{'role': 'assistant', 'content': text}],
+    'answer': 3,
+    'reward': reward,
+    'rewards': {'format': -0.5},
+    'correct': True,
+    'advantage': 0.25,
+    'stop_reason': 'eos',
+    'tokens': 7,
+    'error': None,
+    **fields,
+  }
+
+
+def read(folder):
+  return stories.read_groups(run_of(folder, 'grpo'))
+
+
+def test_first_middle_and_last_logged_steps_are_read(tmp_path):
+  for step in (1, 10, 20, 30, 40, 50):
+    save(tmp_path, f'grpo_train_{step:06d}', [rollout(0, float(step))])
+  (stage,) = stories.groups(read(tmp_path))
+  assert (stage['stage'], stage['env']) == ('grpo', 'sums')
+  assert [step['step'] for step in stage['steps']] == [1, 30, 50]
+  assert stories.groups(read(tmp_path / 'none')) == []
+
+
+def test_the_best_and_the_worst_group_are_shown_whole(tmp_path):
+  rewards = {0: (0.0, 1.0), 1: (1.0, 1.0), 2: (None, 0.25), 3: (None, None)}
+  rows = [rollout(g, x, f'{x}') for g, xs in rewards.items() for x in xs]
+  save(tmp_path, 'grpo_train_000001', rows)
+  ((step,),) = [stage['steps'] for stage in stories.groups(read(tmp_path))]
+  assert (step['groups'], step['mean']) == (4, 0.65)
+  best, worst = step['shown']
+  assert (best['title'], best['mean']) == ('best group', 1)
+  assert (worst['title'], worst['mean']) == ('worst group', 0.25)
+  assert (worst['prompt'], worst['answer']) == ('system: S\nuser: Q2', '3')
+  assert [x['reward'] for x in worst['rollouts']] == ['n/a', '+0.25']
+  assert best['rollouts'][0] == {
+    'kind': 'good',
+    'reward': '+1',
+    'details': [f'format {MINUS}0.5', 'advantage +0.25', 'eos', '7 tokens'],
+    'text': '1.0',
+  }
+
+
+def test_groups_of_equal_means_are_shown_once_and_ungraded_ones_not(tmp_path):
+  rows = [rollout(g, 0.0, advantage=None) for g in (0, 0, 1)]
+  save(tmp_path, 'grpo_train_000001', rows)
+  save(tmp_path, 'grpo_train_000002', [rollout(0, None)])
+  steps = read(tmp_path)
+  equal, ungraded = stories.groups(steps)[0]['steps']
+  (shown,) = equal['shown']
+  assert shown['title'] == 'one group; all have the same mean'
+  assert 'does not train' in shown['rollouts'][0]['details']
+  assert ungraded['shown'] == [] and ungraded['mean'] is None
+  assert len(stories.histograms(steps)[0]['bars']) == 1
+
+
+def test_few_rewards_have_a_bar_each_and_many_have_bins(tmp_path):
+  save(tmp_path, 'grpo_train_000001', [rollout(0, x) for x in (0, 0, 1, 0.5)])
+  save(tmp_path, 'grpo_train_000009', [rollout(0, x) for x in (1, 1, None)])
+  (chart,) = stories.histograms(read(tmp_path))
+  assert (chart['title'], chart['binned']) == ('sums', False)
+  assert chart['x'] == [0, 0.5, 1]
+  assert chart['bars'] == [
+    {'step': 1, 'count': 4, 'y': [0.5, 0.25, 0.25]},
+    {'step': 9, 'count': 2, 'y': [0, 0, 1]},
+  ]
+  rows = [rollout(0, x) for x in np.linspace(0, 1, 40).tolist()]
+  save(tmp_path, 'grpo_train_000001', rows)
+  (chart,) = stories.histograms(read(tmp_path))
+  assert chart['binned'] and len(chart['x']) == stories.BINS
+  assert chart['x'][0] == 0.025 and chart['x'][-1] == 0.975
+  assert chart['bars'][0]['y'] == [0.05] * stories.BINS
