@@ -86,10 +86,7 @@ def test_override_of_the_command_line_builds_the_options():
   'env, message',
   [
     ({}, "import_path must be an import path .*: got ''"),
-    (
-      {'import_path': 'tests.envs:none'},
-      'import_path must name an object of its module',
-    ),
+    ({'import_path': 'tests.envs:none'}, 'import_path must'),
     (
       {'import_path': f'{PATH}:Echo', 'kwargs': {'repaets': 1}},
       r'import_path must .* \(name, \*\*kwargs\): .*repaets',
