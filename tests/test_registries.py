@@ -8,7 +8,6 @@ import pytest
 
 from posttrain import algorithms, pipeline, schema
 from posttrain.algorithms import length
-from posttrain.config import checks
 from posttrain.envs import registry
 from posttrain.envs.sql import env as sql
 from posttrain.losses import preference, ranking, ref_kl, rl
@@ -37,14 +36,7 @@ def test_union_types_equal_implementation_keys(name):
 
 
 @pytest.mark.parametrize(
-  'registry',
-  [
-    objectives.TYPES,
-    pipeline.DATA,
-    build.PIPELINES,
-    checks._KINDS,
-    checks._UNREAD_LOSSES,
-  ],
+  'registry', [objectives.TYPES, pipeline.DATA, build.PIPELINES]
 )
 def test_every_registry_of_stage_kinds_has_all_of_them(registry):
   assert set(schema.KINDS) == set(registry)

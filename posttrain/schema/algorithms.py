@@ -117,13 +117,6 @@ class _PolicyGradient:
   def __post_init__(self):
     base.require_non_negative(self, 'kl_beta')
     references.require(self, 'reference')
-    base.require(
-      self.kl_beta > 0 or self.reference == 'init',
-      'reference',
-      "be left at 'init'",
-      self.reference,
-      'nothing reads it where kl_beta is 0',
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,13 +208,6 @@ class EchoFilter:
   def __post_init__(self):
     if self.import_path is not None:
       base.require_import_path(self, 'import_path')
-    base.require(
-      self.import_path is not None or not self.kwargs,
-      'kwargs',
-      'be left empty',
-      self.kwargs,
-      'nothing reads it without import_path',
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,13 +241,6 @@ class Echo(_PolicyGradient):
     )
     for role in self.roles:
       base.require(role in ROLES, 'roles', f'name roles of {ROLES}', role)
-    base.require(
-      not self.tools or 'tool' in self.roles,
-      'tools',
-      'be left empty',
-      self.tools,
-      "roles has no 'tool'",
-    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,6 +77,12 @@ def require_within(node: Any, low: float, high: float, *fields: str) -> None:
     require(value is None or low <= value <= high, field, must, value)
 
 
+def require_fraction(node: Any, field: str) -> None:
+  """Checks that the field is in [0, 1)."""
+  value = getattr(node, field)
+  require(0 <= value < 1, field, 'be in [0, 1)', value)
+
+
 def require_types(node: Any) -> None:
   """Checks that the fields have their annotated types; int serves as float.
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 from posttrain.schema import base, preferences
 
@@ -17,20 +17,6 @@ def _require_log_ratio(node: Any) -> None:
     f'be in (0, {_MAX_LOG_RATIO:g}]',
     value,
   )
-
-
-def _require_defaults(node: Any, fields: tuple[str, ...], why: str) -> None:
-  """Checks that fields which nothing reads have their defaults."""
-  defaults = {f.name: f.default for f in dataclasses.fields(node)}
-  for field in fields:
-    value, default = getattr(node, field), defaults[field]
-    base.require(
-      value == default,
-      field,
-      f'be left at {default!r}',
-      value,
-      f'nothing reads it where {why}',
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +47,6 @@ class _Rl:
   # gradient.
   max_log_ratio: float = 20.0
 
-  # Fields of a type that have no effect if the ratio is 1.
-  _bounds: ClassVar[tuple[str, ...]] = ()
-
   def __post_init__(self):
     base.require_choice(self, 'aggregation', ('token', 'sequence', 'constant'))
     base.require_choice(
@@ -88,38 +71,12 @@ class _Rl:
       f'be None or in [0, sampler_is_clip_max={high})',
       low,
     )
-    self._check_unread()
-
-  def _check_unread(self):
-    if self.aggregation == 'constant':
-      base.require(
-        self.constant_tokens is not None and self.constant_tokens > 0,
-        'constant_tokens',
-        "be > 0 where aggregation is 'constant'",
-        self.constant_tokens,
-      )
-    else:
-      _require_defaults(
-        self, ('constant_tokens',), "aggregation is not 'constant'"
-      )
-    mode = self.sampler_is_mode
-    if mode == 'none':
-      names = ('clip_min', 'clip_max')
-      _require_defaults(
-        self,
-        tuple(f'sampler_is_{name}' for name in names),
-        "sampler_is_mode is 'none'",
-      )
-    else:
-      _require_defaults(
-        self,
-        self._bounds,
-        f"sampler_is_mode is {mode!r}: the loss's own ratio is 1",
-      )
-    if not mode.startswith('sequence'):
-      _require_defaults(
-        self, ('sampler_is_norm',), f'sampler_is_mode is {mode!r}'
-      )
+    base.require(
+      self.aggregation != 'constant' or (self.constant_tokens or 0) > 0,
+      'constant_tokens',
+      "be > 0 where aggregation is 'constant'",
+      self.constant_tokens,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,8 +95,6 @@ class Dppo(_Rl):
   # Factor of the squared log ratio of policy and sampler, of every token.
   kl_tau: float = 1e-3
 
-  _bounds = ('low', 'high', 'kl_tau')
-
   def __post_init__(self):
     base.require_non_negative(self, 'low', 'high', 'adv_tau', 'kl_tau')
     super().__post_init__()
@@ -157,8 +112,6 @@ class Ipo(_Rl):
   adv_tau: float = 1.0
   # Factor of the squared log ratio of policy and sampler, of every token.
   kl_tau: float = 1e-3
-
-  _bounds = ('threshold', 'kl_tau')
 
   def __post_init__(self):
     base.require_non_negative(self, 'threshold', 'adv_tau', 'kl_tau')
@@ -179,8 +132,6 @@ class Clip(_Rl):
   # The largest ratio with a policy gradient, if the advantage is negative;
   # None = no upper bound.
   delta: float | None = None
-
-  _bounds = ('low', 'high', 'delta')
 
   def __post_init__(self):
     base.require_non_negative(self, 'low', 'high')
@@ -207,8 +158,6 @@ class Gspo(_Rl):
   # Mean of the loss, as for the other types; the default is the paper's.
   aggregation: str = 'sequence'
 
-  _bounds = ('low', 'high')
-
   def __post_init__(self):
     base.require_non_negative(self, 'low', 'high')
     super().__post_init__()
@@ -223,8 +172,6 @@ class Cispo(_Rl):
   low: float = 1.0
   # The largest weight of a token is 1 + high.
   high: float = 4.0
-
-  _bounds = ('low', 'high')
 
   def __post_init__(self):
     base.require_non_negative(self, 'low', 'high')
@@ -268,8 +215,6 @@ class RefKl:
     base.require_choice(self, 'estimator', ('reverse', 'k3'))
     base.require_non_negative(self, 'mask_low', 'kl_tau')
     _require_log_ratio(self)
-    if self.estimator == 'k3':
-      _require_defaults(self, ('mask_low', 'kl_tau'), "estimator is 'k3'")
 
 
 @dataclasses.dataclass(frozen=True)

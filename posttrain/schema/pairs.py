@@ -44,7 +44,7 @@ class MadePairs:
     base.require(
       2 <= self.samples <= 1000, 'samples', 'be in [2, 1000]', self.samples
     )
-    _require_fraction(self, 'eval_prompts')
+    base.require_fraction(self, 'eval_fraction')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,25 +70,7 @@ class PairFile:
   def __post_init__(self):
     base.require(bool(self.path), 'path', 'name a file', self.path)
     base.require_choice(self, 'too_long', ('error', 'drop'))
-    _require_fraction(self, 'eval_path')
-
-
-def _require_fraction(node: 'Pairs', instead: str) -> None:
-  """Checks eval_fraction, which nothing reads where `instead` is set."""
-  base.require(
-    0 <= node.eval_fraction < 1,
-    'eval_fraction',
-    'be in [0, 1)',
-    node.eval_fraction,
-  )
-  default = type(node).eval_fraction
-  base.require(
-    node.eval_fraction == default or getattr(node, instead) is None,
-    'eval_fraction',
-    f'be left at {default!r}',
-    node.eval_fraction,
-    f'nothing reads it where {instead} is set',
-  )
+    base.require_fraction(self, 'eval_fraction')
 
 
 Pairs = MadePairs | PairFile

@@ -6,9 +6,6 @@ from typing import Any
 
 from posttrain.schema import base, references
 
-# Fields that only a function reads.
-CALL = ('kwargs', 'judge', 'timeout', 'isolate', 'memory')
-
 
 @dataclasses.dataclass(frozen=True)
 class RewardFn:
@@ -60,17 +57,5 @@ class RewardFn:
     base.require_seconds(self, 'timeout')
     base.require_within(self, 1, 2**24, 'memory')
     base.require_non_negative(self, 'max_faults')
-    unread = CALL if self.fn is None else ()
-    if self.fn is None and self.model is None:
-      unread += ('max_faults',)
-    for field in unread:
-      value = getattr(self, field)
-      base.require(
-        value == getattr(RewardFn, field, {}),
-        field,
-        'be left out',
-        value,
-        'nothing reads it without fn',
-      )
     if self.judge is not None:
       references.require_frozen(self, 'judge')

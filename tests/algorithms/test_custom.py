@@ -75,5 +75,5 @@ def test_credit_of_another_shape_raises(name, message):
 def test_a_missing_function_raises():
   with pytest.raises(schema.FieldError, match='import path'):
     schema.Custom()
-  with pytest.raises(ValueError, match='algorithm.import_path must name an'):
+  with pytest.raises(ValueError, match='algorithm.import_path must'):
     make('nothing')

@@ -342,40 +342,15 @@ def test_entropy_and_nll_are_per_environment():
       {'aggregation': 'constant'},
       "constant_tokens must be > 0 where aggregation is 'constant': got No",
     ),
-    (
-      schema.Clip,
-      {'constant_tokens': 9},
-      'constant_tokens must be left at None: got 9; nothing reads it where',
-    ),
     (schema.Dppo, {'entropy_coef': -1.0}, 'entropy_coef must be >= 0'),
     (schema.Dppo, {'sampler_is_mode': 'tis'}, 'sampler_is_mode must be on'),
-    (
-      schema.Dppo,
-      {'sampler_is_clip_max': 2.0},
-      "sampler_is_clip_max must be left at 3.0: .* sampler_is_mode is 'no",
-    ),
-    (
-      schema.Dppo,
-      {'sampler_is_norm': 'mean', 'sampler_is_mode': 'token_mask'},
-      "sampler_is_norm must be left at 'sum': .* is 'token_mask'",
-    ),
     (
       schema.Dppo,
       {'sampler_is_clip_min': 4.0, 'sampler_is_mode': 'token_mask'},
       r'sampler_is_clip_min must be None or in \[0, sampler_is_clip_max=3',
     ),
-    (
-      schema.Clip,
-      {'low': 0.1, 'sampler_is_mode': 'token_mask'},
-      "low must be left at 0.2: .* the loss's own ratio is 1",
-    ),
     (schema.CustomRl, {}, 'import_path must be an import path'),
     (schema.RefKl, {'estimator': 'k1'}, 'estimator must be one of'),
-    (
-      schema.RefKl,
-      {'estimator': 'k3', 'kl_tau': 0.0},
-      r'kl_tau must be left at 0.001: got 0.0; nothing reads it where',
-    ),
   ],
 )
 def test_bad_options(node, options, message):
