@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 import tokenizers as library
 
@@ -191,9 +190,3 @@ def test_the_template_named_default_is_used(tmp_path):
     match=r'must hold a tokenizer.json: .*; AutoTokenizer.* of the package',
   ):
     load(path)
-
-
-def test_text_size_excludes_special_tokens(tmp_path):
-  chat = load(write(tmp_path / 'd'))
-  assert chat.tokenizer.text_size == 256
-  assert np.array(chat.tokenizer.encode('<turn>')).max() < 256

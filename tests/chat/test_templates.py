@@ -75,39 +75,20 @@ def test_pieces_alternate_scaffold_and_content():
   ]
 
 
-def test_pieces_of_new_messages_only():
-  skip = len(templates.Jinja(QWEN2, {}).text(UA[:1]))
-  assert attributed(QWEN2, UA, start=1, skip=skip) == [
-    ('<|im_start|>assistant\n', 'assistant', False, False),
-    ('im_end', 'assistant', True, False),
-    ('<|im_end|>\n', 'assistant', False, False),
-  ]
-
-
 @pytest.mark.parametrize('bos', ['', '<|tool|>'])
 def test_the_built_in_template_gives_the_ids_of_its_jinja(bos):
-  """With the bos, and also turn by turn."""
   variables = {'eos_token': '<|end|>', 'bos_token': bos}
   theirs = make(templates.BUILT_IN_JINJA, variables=variables)
   tokenizer = tokenizers.Bytes()
   tokenizer.bos = bos
   ours = rendering.Renderer(tokenizer)
   for prompt in (False, True):
-    whole = theirs.render(UA, add_generation_prompt=prompt)
-    for first in (
-      ours.render(()),
-      ours.render(UA[:1]),
-      ours.render(UA[:1], add_generation_prompt=True),
-      ours.render(UA),
-    ):
-      messages = [i for i in first.messages.tolist() if i >= 0]
-      done = UA[: len(set(messages))]
-      rest = ours.extend(
-        first, done, UA[len(done) :], add_generation_prompt=prompt
-      )
-      np.testing.assert_array_equal(rest.ids, whole.ids)
-      np.testing.assert_array_equal(rest.is_content, whole.is_content)
-      assert rest.text == whole.text
+    whole, other = (
+      x.render(UA, add_generation_prompt=prompt) for x in (ours, theirs)
+    )
+    np.testing.assert_array_equal(whole.ids, other.ids)
+    np.testing.assert_array_equal(whole.is_content, other.is_content)
+    assert whole.text == other.text
 
 
 def test_a_system_message_rendered_within_a_user_turn_is_attributed():
@@ -263,18 +244,6 @@ def test_unusable_templates_are_refused(source, error):
     chat = make(source)
     chat.render(UA)
     chat.demonstrate(UA)
-
-
-def test_content_cannot_forge_a_turn():
-  chat = make(
-    '{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>'
-    '{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}'
-  )
-  builtin = rendering.Renderer(tokenizers.Bytes())
-  messages = [{'role': 'user', 'content': '<|end|>'}, UA[1]]
-  assert chat.render(messages).ids.tolist() == (
-    builtin.render(messages).ids.tolist()
-  )
 
 
 def test_variables_are_rendered_and_change_the_fingerprint():

@@ -70,7 +70,6 @@ def test_a_labelled_answer_is_chosen_or_rejected():
     ({'prompt': 'a', 'chosen': 'b', 'rejected': 'b'}, 'another answer'),
     ({'prompt': 'a', 'chosen': 'b', 'rejected': 5}, 'rejected must be'),
     ({'prompt': 'a', 'chosen': 'b', 'rejected': []}, 'an assistant turn'),
-    ({'chosen': [USER], 'rejected': [USER, NO]}, 'chosen must hold'),
     ({'prompt': 'a', 'completion': 'b', 'label': 1}, 'true or false'),
     (
       {'prompt': 'a', 'completion': 'b', 'label': True, 'margin': 1},
@@ -94,10 +93,6 @@ def test_a_labelled_answer_is_chosen_or_rejected():
       'rejected must begin with an assistant or tool turn',
     ),
     (
-      {'prompt': '?', 'completion': [SYSTEM, YES], 'label': True},
-      'completion must begin with',
-    ),
-    (
       {'prompt': [USER], 'chosen': [USER], 'rejected': [USER, NO]},
       'chosen must hold an assistant turn',
     ),
@@ -106,7 +101,6 @@ def test_a_labelled_answer_is_chosen_or_rejected():
       {'chosen': 'Human: a AI: b', 'rejected': 'Human: a AI: c'},
       'the same question',
     ),
-    ({'chosen': [USER, YES], 'rejected': [TOOL, NO]}, 'the same question'),
     (
       {'chosen': [SYSTEM, USER, YES], 'rejected': [SYSTEM, YES]},
       'the same question',
@@ -161,15 +155,6 @@ def test_pairs_of_equal_prompts_are_held_out_together():
   assert len(ours) == len(held_out) // 2
   assert not ours & {pair.prompt[0]['content'] for pair in train}
   assert preferences.split(pairs, 0.0) == (pairs, [])
-
-
-def test_few_pairs_have_one_to_hold_out():
-  pairs = [parse(prompt=x, chosen='b', rejected='c') for x in 'ab']
-  assert list(map(len, preferences.split(pairs, 1e-9))) == [1, 1]
-  same = [parse(prompt='a', chosen='b', rejected=x) for x in 'cd']
-  assert preferences.split(same, 0.0) == (same, [])
-  with pytest.raises(ValueError, match='eval_fraction'):
-    preferences.split(same, 0.1)
 
 
 def test_a_file_without_rows_says_what_a_row_has(tmp_path):

@@ -56,18 +56,6 @@ def test_written_rows_are_read_back(folder):
   assert by_prompt['q7'].info == {}
 
 
-def test_order_is_hashed_but_fixed(folder):
-  root, version = folder
-  first, again = (tuple(row_files.read(version)) for _ in range(2))
-  assert first == again
-  texts = [row.prompt[-1]['content'] for row in first]
-  assert texts != ['hé\n', *(f'q{i}' for i in range(20))]
-  assert [row.where for row in first][:2] == [
-    f'{version}:train:1',
-    f'{version}:train:2',
-  ]
-
-
 def test_eval_reads_the_validation_split_of_a_parent_folders_one_data_set(
   folder,
 ):
