@@ -33,7 +33,7 @@ CORE = [
 NOTEBOOK = ['ipykernel', 'nbclient', 'nbformat']
 TENSORBOARD = ['tensorboardX']
 SERVE = ['starlette', 'uvicorn', 'h11']
-OPENENV = ['websockets>=13']
+OPENENV = ['websockets>=15']
 EXTRAS = {
   'test': [
     'basedpyright==1.40.2',

@@ -95,14 +95,14 @@ def make(flags: Flags) -> str:
   """
   # Imported here so that command-line mistakes are reported without jax.
   from posttrain.data import preferences
-  from posttrain.envs import gsm8k_solutions
+  from posttrain.envs import gsm8k
 
   try:
     preferences.check_writable(flags.output)
   except OSError as error:
     raise ValueError(f'--output must be writable: {error}') from error
   if flags.gsm8k is not None:
-    pairs = gsm8k_solutions.read(flags.gsm8k)
+    pairs = gsm8k.read_solutions(flags.gsm8k)
     questions = {str(pair.prompt) for pair in pairs}
     counts = f'{len(pairs)} pairs of {len(questions)} questions'
   else:

@@ -8,7 +8,7 @@ import pytest
 from posttrain import main, make_pairs, schema
 from posttrain.data import preferences
 from posttrain.stage import components
-from tests.envs import test_gsm8k_solutions as solutions
+from tests.envs import test_gsm8k
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_an_unwritable_output_is_refused_before_sampling(
 
 
 def test_gsm8k_solutions_become_pairs(tmp_path, capsys):
-  file = solutions._write(tmp_path / 's.jsonl')
+  file = test_gsm8k.write_solutions(tmp_path / 's.jsonl')
   output = tmp_path / 'pairs.jsonl'
   assert make_pairs.main([f'--gsm8k={file}', f'--output={output}']) == 0
   assert '2 pairs of 1 questions' in capsys.readouterr().out

@@ -9,12 +9,14 @@ Exit codes: 0 done, 2 the command line is wrong, 130 interrupted.
 """
 
 import dataclasses
+import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from posttrain import schema
-from posttrain.envs import export, registry
+from posttrain.data import rows, tfds
+from posttrain.envs import base, registry
 from posttrain.util import flags as flags_lib
 
 OPTIONS = tuple(
@@ -63,7 +65,35 @@ def _run(flags: Any) -> None:
     env = registry.make(flags.env, schema.Arithmetic(**options))
   except schema.FieldError as error:
     raise ValueError(f'--{error.field} {error.detail}') from None
-  print(export.export(env, flags.folder, seed=flags.seed))
+  print(export(env, flags.folder, seed=flags.seed))
+
+
+def export(
+  env: base.Env, folder: str | pathlib.Path, *, seed: int = 0
+) -> pathlib.Path:
+  """Writes every task of both splits as TFDS in ArrayRecord.
+
+  Args:
+    env: an environment whose tasks have demonstrations.
+    folder: parent of TFDS data sets; `folder/<env.name>/...` must be new.
+    seed: seed of the training source.
+
+  Returns:
+    The written folder, for `schema.Rows.path` and `eval_path`.
+  """
+  splits = {}
+  for split in base.SPLITS:
+    source = env.source(split, seed)
+    splits[split] = [
+      rows.Row(
+        prompt=task.prompt,
+        completion=task.demonstration,
+        where=f'{env.name}:{split}:{task.id}',
+        info={'id': task.id, 'answer': task.answer, **task.info},
+      )
+      for task in source.take(len(source))
+    ]
+  return tfds.write(splits, env.name, folder)
 
 
 if __name__ == '__main__':

@@ -17,7 +17,6 @@ The evaluation tasks depend on the options alone. The training tasks also depend
 on the seed of the source, which shuffles their order too.
 """
 
-import dataclasses
 import functools
 import math
 import re
@@ -82,29 +81,18 @@ class AlphabetSort(base.Env):
         f'names in {cfg.turns} turns, expected at most {len(NAMES)}; lower '
         'first or more'
       )
-    self._spaces = [
-      draws.Space(
-        math.comb(len(NAMES), cfg.first), functools.partial(_key, cfg.first)
-      )
-    ]
-    for split in base.SPLITS:
-      draws.check_capacity(
-        name, split, getattr(cfg, f'{split}_tasks'), self._spaces, 'raise first'
-      )
+    space = draws.Space(
+      math.comb(len(NAMES), cfg.first), functools.partial(_key, cfg.first)
+    )
+    self._draws = draws.Draws(name, cfg, [space], 'raise first')
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
     """Returns the tasks of a split; those of evaluation ignore the seed."""
-    base.check_split(split)
-    keys = draws.draw(
-      self._spaces,
-      split,
-      getattr(self._cfg, f'{split}_tasks'),
-      seed if split == 'train' else 0,
-    )
+    keys = self._draws.keys(split, seed)
     fingerprint = sources.fingerprint(
       repr(self._cfg).encode(), *(part.encode() for part in (*NAMES, *keys))
     )
-    return sources.Shuffled(_Tasks(self, keys), seed, fingerprint)
+    return sources.Shuffled(base.Tasks(keys, self.task), seed, fingerprint)
 
   def make(self, task: types.Task) -> 'Episode':
     return Episode(task, self._cfg.role)
@@ -196,20 +184,6 @@ class Episode:
 
   def close(self) -> None:
     pass
-
-
-@dataclasses.dataclass(frozen=True)
-class _Tasks(Sequence):
-  """A sequence of tasks, each built on access."""
-
-  env: AlphabetSort
-  keys: list[str]
-
-  def __len__(self) -> int:
-    return len(self.keys)
-
-  def __getitem__(self, index: int) -> types.Task:
-    return self.env.task(self.keys[index])
 
 
 def _answers(turns: Sequence[Sequence[str]]) -> list[list[str]]:

@@ -12,7 +12,6 @@ The evaluation tasks depend on the options alone. The training tasks also depend
 on the seed of the source, which shuffles their order too.
 """
 
-import dataclasses
 import re
 from collections.abc import Sequence
 
@@ -166,10 +165,16 @@ class Arithmetic(base.Env):
     # Sorted by hash, so that the first n hold all operators.
     keys = keys[np.argsort(_hash(keys), kind='stable')]
     fingerprint = sources.fingerprint(repr(self._cfg).encode(), keys.tobytes())
-    return sources.Shuffled(_Tasks(self, keys), seed, fingerprint)
 
-  def make(self, task: types.Task) -> 'Episode':
-    return Episode(task)
+    def make(key: np.ndarray) -> types.Task:
+      op, a, b = key.tolist()
+      return self.task(a, OPS[op], b)
+
+    return sources.Shuffled(base.Tasks(keys, make), seed, fingerprint)
+
+  def make(self, task: types.Task) -> base.OneTurn:
+    # The box is complete or missing, whether the text was cut off or not.
+    return base.OneTurn(task, lambda text, _: grade(text, task.answer))
 
   def task(self, a: int, op: str, b: int) -> types.Task:
     """Returns the task of a key."""
@@ -204,46 +209,6 @@ class Arithmetic(base.Env):
     if op == 'x':
       return cfg.min_factor, cfg.max_factor
     return cfg.min_operand, cfg.max_operand
-
-
-class Episode:
-  """One answer to one question."""
-
-  def __init__(self, task: types.Task):
-    self._task, self._text = task, None
-
-  def reset(self) -> types.Messages:
-    self._text = None
-    return self._task.prompt
-
-  def step(self, text: str, truncated: bool) -> types.StepOut:
-    del truncated  # the box is complete or missing either way
-    self._text = text
-    return types.StepOut(reward=grade(text, self._task.answer).reward)
-
-  def grade(self) -> types.Score:
-    """Grades the answer; an episode without one is not scorable."""
-    if self._text is None:
-      return types.Score(reward=None)
-    return grade(self._text, self._task.answer)
-
-  def close(self) -> None:
-    pass
-
-
-@dataclasses.dataclass(frozen=True)
-class _Tasks(Sequence):
-  """A sequence of tasks, each built on access: a million cost no memory."""
-
-  env: Arithmetic
-  keys: np.ndarray  # i64[tasks, 3]: operator's index, a, b
-
-  def __len__(self) -> int:
-    return len(self.keys)
-
-  def __getitem__(self, index: int) -> types.Task:
-    op, a, b = self.keys[index].tolist()
-    return self.env.task(a, OPS[op], b)
 
 
 def _keys(op: str, smallest: int, largest: int, split: str) -> np.ndarray:

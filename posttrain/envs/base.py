@@ -112,6 +112,39 @@ class Tasks(Sequence):
     return self.make(self.keys[index])
 
 
+class OneTurn:
+  """An episode of one answer; not scorable without an answer."""
+
+  def __init__(
+    self,
+    task: types.Task,
+    grade: Callable[[str, bool], types.Score] | None = None,
+  ):
+    """Builds an episode.
+
+    Args:
+      task: the task.
+      grade: grades (text, truncated); None = no answer is scorable.
+    """
+    self._task, self._grade = task, grade
+    self._score = types.Score(reward=None)
+
+  def reset(self) -> types.Messages:
+    self._score = types.Score(reward=None)
+    return self._task.prompt
+
+  def step(self, text: str, truncated: bool) -> types.StepOut:
+    if self._grade is not None:
+      self._score = self._grade(text, truncated)
+    return types.StepOut(reward=self._score.reward or 0.0)
+
+  def grade(self) -> types.Score:
+    return self._score
+
+  def close(self) -> None:
+    pass
+
+
 def find(env: str, field: str, path: str, *, folders: bool) -> pathlib.Path:
   """Returns an existing data file, with variables and ~ expanded.
 
@@ -124,17 +157,13 @@ def find(env: str, field: str, path: str, *, folders: bool) -> pathlib.Path:
   Raises:
     ValueError: the file does not exist; names the key.
   """
-  why = ''
-  try:
-    file = pathlib.Path(os.path.expandvars(path)).expanduser()
-    if file.exists() if folders else file.is_file():
-      return file
-    why = '; a variable in it is not set' if '$' in str(file) else ''
-  except (OSError, ValueError, RuntimeError) as error:  # too long; no home
-    why = f'; {foreign.text(error)}'
+  file = pathlib.Path(os.path.expandvars(path)).expanduser()
+  if file.exists() if folders else file.is_file():
+    return file
   raise ValueError(
     f'envs.{env}.env.{field} must name an existing file'
-    f'{" or folder" if folders else ""}: got {foreign.quote(path)}{why}'
+    f'{" or folder" if folders else ""}: got {path!r}'
+    + ('; a variable in it is not set' if '$' in str(file) else '')
   )
 
 
@@ -150,9 +179,7 @@ def build(key: str, make: Callable[[], Any]) -> Any:
   """
   try:
     return make()
-  except (KeyboardInterrupt, MemoryError):
-    raise
-  except BaseException as error:  # also SystemExit, from a user's code
+  except (Exception, SystemExit) as error:
     raise ValueError(
       f'{key} must name a class that can be built with these options: got '
       f'{foreign.error(error)} ({foreign.place(error)})'

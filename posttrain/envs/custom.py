@@ -19,9 +19,6 @@ from posttrain import schema
 from posttrain.envs import base
 from posttrain.util import foreign, imports
 
-_REQUIRED = ('name', 'max_turns', 'source', 'make')
-_OPTIONAL = ('votes', 'blocking', 'uses_judge', 'judge')
-
 
 def make(name: str, cfg: schema.CustomEnv) -> base.Env:
   """Builds the environment that `cfg.import_path` names.
@@ -35,36 +32,26 @@ def make(name: str, cfg: schema.CustomEnv) -> base.Env:
   """
   key = f'envs.{name}.env.import_path'
   env_class = imports.function(cfg.import_path, key)
-  missing = sorted(getattr(env_class, '__abstractmethods__', ()))
-  env = None
-  if not missing:
-    env = base.build(key, lambda: env_class(name, **cfg.kwargs))
-  missing = missing or [x for x in _REQUIRED if not hasattr(env, x)]
-  if missing:
+
+  def fill() -> base.Env:
+    env = env_class(name, **cfg.kwargs)
+    for field in ('votes', 'blocking', 'uses_judge', 'judge'):
+      if not hasattr(env, field):
+        setattr(env, field, getattr(base.Env, field))
+    return env
+
+  env = base.build(key, fill)
+  required = ('name', 'max_turns', 'source', 'make')
+  if missing := [x for x in required if not hasattr(env, x)]:
     raise ValueError(
-      f'{key} must name a class with {", ".join(_REQUIRED)}: got '
+      f'{key} must name a class with {", ".join(required)}: got '
       f'{cfg.import_path!r} without {", ".join(missing)}; see '
       'posttrain.envs.base.Env'
     )
-  if env.name != name:
+  if env.name != name or type(env.max_turns) is not int or env.max_turns < 1:
     raise ValueError(
-      f'{key} must name a class that keeps its name: got '
-      f'{foreign.quote(env.name)}, '
-      f'expected {name!r}'
+      f'{key} must name a class with name={name!r} and max_turns >= 1: got '
+      f'name={foreign.quote(env.name)} and '
+      f'max_turns={foreign.quote(env.max_turns)}'
     )
-  if type(env.max_turns) is not int or env.max_turns < 1:
-    raise ValueError(
-      f'{key} must name a class with max_turns >= 1: got '
-      f'{foreign.quote(env.max_turns)}'
-    )
-  try:
-    for field in _OPTIONAL:
-      if not hasattr(env, field):
-        setattr(env, field, getattr(base.Env, field))
-  except AttributeError as error:  # a frozen dataclass, or slots
-    raise ValueError(
-      f'{key} must name a class with {", ".join(_OPTIONAL)}, or one whose '
-      f'attributes can be set: got {cfg.import_path!r}; inherit from '
-      'posttrain.envs.base.Env'
-    ) from error
   return env

@@ -7,14 +7,15 @@ no stage trains on an evaluation task.
 """
 
 import dataclasses
-import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from posttrain.data import sources
+from posttrain.envs import base
 
 EVAL_SHARE = 5  # one key in 5 is an evaluation key
 MAX_COUNTED = 2**12  # largest space whose keys are counted per split
@@ -42,7 +43,10 @@ class Space:
     """
     for index in _indices(self.size, seed):
       key = self.key(index)
-      if _held_out(self.group(key)) == (split == 'eval'):
+      group = self.group(key).encode()
+      digest = hashlib.blake2b(group, digest_size=8).digest()
+      held_out = int.from_bytes(digest, 'little') % EVAL_SHARE == 0
+      if held_out == (split == 'eval'):
         yield key
 
   def capacity(self, split: str) -> int:
@@ -52,65 +56,59 @@ class Space:
     the expected number in a larger space, which random draws reach quickly.
     """
     if self.size <= MAX_COUNTED:
-      num_eval = self._num_eval
+      num_eval = sum(1 for _ in self.walk('eval', ()))
       return num_eval if split == 'eval' else self.size - num_eval
     half = self.size // (2 * EVAL_SHARE)
     return half if split == 'eval' else half * (EVAL_SHARE - 1)
 
-  @functools.cached_property
-  def _num_eval(self) -> int:
-    return sum(1 for _ in self.walk('eval', ()))
 
+class Draws:
+  """Distinct keys of an environment, equally many from each space."""
 
-def draw(
-  spaces: Sequence[Space], split: str, count: int, seed: int
-) -> list[str]:
-  """Returns distinct keys, equally many from each space.
+  def __init__(self, name: str, cfg: Any, spaces: Sequence[Space], advice: str):
+    """Checks that both splits have enough keys.
 
-  The spaces take turns; an exhausted one drops out. So the first n keys also
-  come from all spaces.
+    Args:
+      name: the environment's name.
+      cfg: the options, with `train_tasks` and `eval_tasks`.
+      spaces: key spaces.
+      advice: how to have more keys, for the error.
 
-  Args:
-    spaces: key spaces whose capacities add up to at least `count`.
-    split: 'train' or 'eval'.
-    count: number of keys.
-    seed: 0 or more.
-  """
-  walks = [
-    itertools.islice(
-      space.walk(split, (seed, i)), min(count, space.capacity(split))
-    )
-    for i, space in enumerate(spaces)
-  ]
-  keys: list[str] = []
-  while len(keys) < count:
-    turn = [next(walk, None) for walk in walks]
-    assert any(key is not None for key in turn), 'the capacities must suffice'
-    keys += (key for key in turn if key is not None)
-  return keys[:count]
+    Raises:
+      ValueError: a split has fewer keys than tasks; names the option.
+    """
+    self._cfg, self._spaces = cfg, spaces
+    for split in base.SPLITS:
+      capacity = sum(space.capacity(split) for space in spaces)
+      if (count := self._count(split)) > capacity:
+        raise ValueError(
+          f'envs.{name}.env.{split}_tasks must be at most {capacity}, the '
+          f'distinct tasks of that split: got {count!r}; lower it, or {advice}'
+        )
 
+  def keys(self, split: str, seed: int) -> list[str]:
+    """Returns the keys of a split; those of evaluation ignore the seed.
 
-def check_capacity(
-  name: str, split: str, count: int, spaces: Sequence[Space], widen: str
-) -> None:
-  """Checks that a split has enough keys.
+    The spaces take turns; an exhausted one drops out. So the first n keys also
+    come from all spaces.
+    """
+    base.check_split(split)
+    count, seed = self._count(split), seed if split == 'train' else 0
+    walks = [
+      itertools.islice(
+        space.walk(split, (seed, i)), min(count, space.capacity(split))
+      )
+      for i, space in enumerate(self._spaces)
+    ]
+    keys: list[str] = []
+    while len(keys) < count:
+      turn = [next(walk, None) for walk in walks]
+      assert any(key is not None for key in turn), 'the capacities must suffice'
+      keys += (key for key in turn if key is not None)
+    return keys[:count]
 
-  Args:
-    name: the environment's name.
-    split: 'train' or 'eval'; its option is `<split>_tasks`.
-    count: the option's value.
-    spaces: the key spaces of the tasks.
-    widen: advice for the error message, besides lowering the number.
-
-  Raises:
-    ValueError: there are fewer keys than `count`; names the option.
-  """
-  capacity = sum(space.capacity(split) for space in spaces)
-  if count > capacity:
-    raise ValueError(
-      f'envs.{name}.env.{split}_tasks must be at most {capacity}, the distinct '
-      f'tasks of that split: got {count!r}; lower it, or {widen}'
-    )
+  def _count(self, split: str) -> int:
+    return getattr(self._cfg, f'{split}_tasks')
 
 
 def _indices(size: int, seed: tuple[int, ...]) -> Iterator[int]:
@@ -128,8 +126,3 @@ def _indices(size: int, seed: tuple[int, ...]) -> Iterator[int]:
     if index not in visited:
       visited.add(index)
       yield index
-
-
-def _held_out(group: str) -> bool:
-  digest = hashlib.blake2b(group.encode(), digest_size=8).digest()
-  return int.from_bytes(digest, 'little') % EVAL_SHARE == 0

@@ -12,18 +12,20 @@ References: Cobbe et al., Training Verifiers to Solve Math Word Problems,
 arXiv 2110.14168.
 """
 
+import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from posttrain import schema, types
-from posttrain.data import row_files, sources
+from posttrain.data import jsonl, preferences, row_files, sources
 from posttrain.envs import base
 from posttrain.rewards import numeric
-from posttrain.util import foreign, spelling
+from posttrain.util import foreign
 
 COLUMNS = ('question', 'answer')
 _NUMBER = re.compile(r'-?[0-9.,/]+')
+_LAST = re.compile(r'\s*\n?A: *(\S.*?)\s*$')
 
 
 def grade(
@@ -79,8 +81,14 @@ class Gsm8k(base.Env):
     tasks, fingerprint = self._read[split]
     return sources.Shuffled(tasks, seed, fingerprint)
 
-  def make(self, task: types.Task) -> 'Episode':
-    return Episode(task, self._cfg.lenient)
+  def make(self, task: types.Task) -> base.OneTurn:
+    lenient = self._cfg.lenient
+    return base.OneTurn(
+      task,
+      lambda text, cut: grade(
+        text, task.answer, lenient=lenient, truncated=cut
+      ),
+    )
 
   def _task(self, raw: Mapping[str, Any], where: str) -> types.Task:
     question, solution, answer = parse_row(raw, where)
@@ -98,31 +106,6 @@ class Gsm8k(base.Env):
     )
 
 
-class Episode:
-  """One answer to one question."""
-
-  def __init__(self, task: types.Task, lenient: bool):
-    self._task, self._lenient = task, lenient
-    self._score = types.Score(reward=None)
-
-  def reset(self) -> types.Messages:
-    self._score = types.Score(reward=None)
-    return self._task.prompt
-
-  def step(self, text: str, truncated: bool) -> types.StepOut:
-    self._score = grade(
-      text, self._task.answer, lenient=self._lenient, truncated=truncated
-    )
-    return types.StepOut(reward=self._score.reward)
-
-  def grade(self) -> types.Score:
-    """Returns the grade; an episode without an answer is not scorable."""
-    return self._score
-
-  def close(self) -> None:
-    pass
-
-
 def parse_row(raw: Mapping[str, Any], where: str) -> tuple[str, str, str]:
   """Reads a row of GSM8K.
 
@@ -137,15 +120,8 @@ def parse_row(raw: Mapping[str, Any], where: str) -> tuple[str, str, str]:
   Raises:
     ValueError: a column is missing, or the answer does not end in a number.
   """
-  for column in COLUMNS:
-    value = raw.get(column)
-    if not isinstance(value, str) or not value.strip():
-      raise ValueError(
-        f'{where}: {column} must be a string with text: got '
-        f"{foreign.quote(value)}; a row has 'question' and 'answer', this one "
-        f'{foreign.text(sorted(raw))}{spelling.hint(raw, COLUMNS)}'
-      )
-  solution, _, last = raw['answer'].strip().rpartition('\n')
+  question, answer = (_text(raw, column, where) for column in COLUMNS)
+  solution, _, last = answer.rpartition('\n')
   if not last.startswith('####'):
     raise ValueError(
       f'{where}: answer must end in a line `#### N`: got {foreign.quote(last)}'
@@ -158,4 +134,78 @@ def parse_row(raw: Mapping[str, Any], where: str) -> tuple[str, str, str]:
       f'{foreign.quote(number)}'
     )
   solution = numeric.without_marks(solution).strip()
-  return raw['question'].strip(), solution, number.replace(',', '')
+  return question, solution, number.replace(',', '')
+
+
+def read_solutions(
+  path: str | pathlib.Path, instruction: str = schema.Gsm8k.instruction
+) -> list[preferences.Preference]:
+  r"""Reads GSM8K's `example_model_solutions.jsonl` as preferences.
+
+  A row has a `question` and solutions of four models, each with `solution` and
+  `is_correct`. Every pair of a correct and an incorrect solution is a
+  preference; equal solutions count once. The prompt is that of the environment.
+  A completion is a solution without calculator marks, whose last line `A: 18`
+  becomes `The answer is \boxed{18}.` The questions are those of GSM8K's test
+  split: a policy trained on them must not be measured there.
+
+  Args:
+    path: the file.
+    instruction: text after each question, as in `schema.Gsm8k`.
+
+  Raises:
+    ValueError: a row is malformed; names its line.
+  """
+  pairs = []
+  for raw, where in jsonl.objects(path):
+    question = _text(raw, 'question', where)
+    prompt = '\n\n'.join(filter(None, (question, instruction)))
+    solutions = [
+      (_is_correct(value, where), _boxed(_text(value, 'solution', where)))
+      for value in raw.values()
+      if isinstance(value, Mapping) and 'solution' in value
+    ]
+    chosen, rejected = (
+      dict.fromkeys(text for right, text in solutions if right == correct)
+      for correct in (True, False)
+    )
+    pairs += [
+      preferences.Preference(
+        ({'role': 'user', 'content': prompt},),
+        ({'role': 'assistant', 'content': yes},),
+        ({'role': 'assistant', 'content': no},),
+        where,
+      )
+      for yes in chosen
+      for no in rejected
+    ]
+  return pairs
+
+
+def _boxed(solution: str) -> str:
+  """Returns a model's solution with its last line as the policy writes it."""
+  text = numeric.without_marks(solution).strip()
+  last = _LAST.search(text)
+  if last is None:
+    return text
+  boxed = f'The answer is \\boxed{{{last[1]}}}.'
+  return '\n'.join(filter(None, (text[: last.start()].rstrip(), boxed)))
+
+
+def _text(raw: Mapping[str, Any], column: str, where: str) -> str:
+  value = raw.get(column)
+  if not isinstance(value, str) or not value.strip():
+    raise ValueError(
+      f'{where}: {column} must be a string with text: got '
+      f'{foreign.quote(value)}; the columns are {foreign.text(sorted(raw))}'
+    )
+  return value.strip()
+
+
+def _is_correct(raw: Mapping[str, Any], where: str) -> bool:
+  value = raw.get('is_correct')
+  if not isinstance(value, bool):
+    raise ValueError(
+      f'{where}: is_correct must be true or false: got {foreign.quote(value)}'
+    )
+  return value

@@ -9,10 +9,8 @@ The evaluation texts depend on the options alone. The training texts also depend
 on the seed of the source, which shuffles their order too.
 """
 
-import dataclasses
 import functools
 import re
-from collections.abc import Sequence
 
 from posttrain import schema, types
 from posttrain.data import sources
@@ -66,7 +64,7 @@ class ReverseText(base.Env):
       ValueError: an option sets more tasks than the split has texts.
     """
     self.name, self._cfg = name, cfg
-    self._spaces = [
+    spaces = [
       draws.Space(
         len(cfg.alphabet) ** length,
         functools.partial(_text, cfg.alphabet, length),
@@ -74,31 +72,20 @@ class ReverseText(base.Env):
       )
       for length in range(cfg.min_length, cfg.max_length + 1)
     ]
-    for split in base.SPLITS:
-      draws.check_capacity(
-        name,
-        split,
-        getattr(cfg, f'{split}_tasks'),
-        self._spaces,
-        'raise max_length, or add letters to alphabet',
-      )
+    self._draws = draws.Draws(
+      name, cfg, spaces, 'raise max_length, or add letters to alphabet'
+    )
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
     """Returns the tasks of a split; those of evaluation ignore the seed."""
-    base.check_split(split)
-    texts = draws.draw(
-      self._spaces,
-      split,
-      getattr(self._cfg, f'{split}_tasks'),
-      seed if split == 'train' else 0,
-    )
+    texts = self._draws.keys(split, seed)
     fingerprint = sources.fingerprint(
       repr(self._cfg).encode(), *(text.encode() for text in texts)
     )
-    return sources.Shuffled(_Tasks(self, texts), seed, fingerprint)
+    return sources.Shuffled(base.Tasks(texts, self.task), seed, fingerprint)
 
-  def make(self, task: types.Task) -> 'Episode':
-    return Episode(task)
+  def make(self, task: types.Task) -> base.OneTurn:
+    return base.OneTurn(task, lambda text, cut: grade(text, task.answer, cut))
 
   def task(self, text: str) -> types.Task:
     """Returns the task of a text."""
@@ -110,42 +97,6 @@ class ReverseText(base.Env):
       demonstration=({'role': 'assistant', 'content': text[::-1]},),
       info={'length': len(text)},
     )
-
-
-class Episode:
-  """One answer to one text."""
-
-  def __init__(self, task: types.Task):
-    self._task, self._score = task, types.Score(reward=None)
-
-  def reset(self) -> types.Messages:
-    self._score = types.Score(reward=None)
-    return self._task.prompt
-
-  def step(self, text: str, truncated: bool) -> types.StepOut:
-    self._score = grade(text, self._task.answer, truncated)
-    return types.StepOut(reward=self._score.reward)
-
-  def grade(self) -> types.Score:
-    """Returns the grade; an episode without an answer is not scorable."""
-    return self._score
-
-  def close(self) -> None:
-    pass
-
-
-@dataclasses.dataclass(frozen=True)
-class _Tasks(Sequence):
-  """A sequence of tasks, each built on access."""
-
-  env: ReverseText
-  texts: list[str]
-
-  def __len__(self) -> int:
-    return len(self.texts)
-
-  def __getitem__(self, index: int) -> types.Task:
-    return self.env.task(self.texts[index])
 
 
 def _text(alphabet: str, length: int, index: int) -> str:

@@ -1,7 +1,7 @@
 """Rows of a data file as tasks with demonstrations; not graded."""
 
-import dataclasses
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -83,8 +83,8 @@ class Rows(base.Env):
         self.name,
       )
 
-  def make(self, task: types.Task) -> 'Episode':
-    return Episode(task)
+  def make(self, task: types.Task) -> base.OneTurn:
+    return base.OneTurn(task)
 
   def _task(self, row: data_rows.Row) -> types.Task:
     texts = (message['content'] for message in row.completion)
@@ -101,21 +101,26 @@ class Rows(base.Env):
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Episode:
-  """One turn with any text; not scorable."""
+class Suite(base.Env):
+  """Prompts of `eval.suite`: user messages, answered without a reward."""
 
-  task: types.Task
+  name, max_turns = 'suite', 1
 
-  def reset(self) -> types.Messages:
-    return self.task.prompt
+  def __init__(self, prompts: Sequence[str]):
+    """Builds a task per prompt, in the order of display."""
+    self.tasks = tuple(
+      types.Task(
+        id=f'eval.suite[{i}]',
+        env=self.name,
+        prompt=({'role': 'user', 'content': prompt},),
+      )
+      for i, prompt in enumerate(prompts)
+    )
 
-  def step(self, text: str, truncated: bool) -> types.StepOut:
-    del text, truncated
-    return types.StepOut()
+  def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
+    """Returns the prompts for 'eval', no task for 'train'."""
+    base.check_split(split)
+    return sources.Shuffled(self.tasks if split == 'eval' else (), seed)
 
-  def grade(self) -> types.Score:
-    return types.Score(reward=None)
-
-  def close(self) -> None:
-    pass
+  def make(self, task: types.Task) -> base.OneTurn:
+    return base.OneTurn(task)

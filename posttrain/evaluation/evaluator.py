@@ -16,8 +16,7 @@ import numpy as np
 from posttrain import schema, types
 from posttrain.algorithms import base as algorithms
 from posttrain.chat import rendering
-from posttrain.envs import base
-from posttrain.envs import suite as suites
+from posttrain.envs import base, rows
 from posttrain.evaluation import answers as answers_lib
 from posttrain.evaluation import measures as measures_lib
 from posttrain.evaluation import task_sets
@@ -73,7 +72,7 @@ class EvalTasks:
     self.by_env = {}
     self.selection: tuple[types.Task, ...] = ()
     self.counts: dict[str, int] = {}
-    self.suite = suites.Suite(cfg.suite)
+    self.suite = rows.Suite(cfg.suite)
     lengths = [
       _prompt_length(renderer, task) + cfg.max_tokens
       for task in self.suite.tasks

@@ -4,7 +4,7 @@ import dataclasses
 
 from posttrain import types
 from posttrain.data import sources
-from posttrain.envs import base, rows
+from posttrain.envs import base
 
 WORDS = ('yes', 'no', 'maybe')
 
@@ -32,8 +32,8 @@ class Echo(base.Env):
     ]
     return sources.Shuffled(tasks, seed)
 
-  def make(self, task: types.Task) -> rows.Episode:
-    return rows.Episode(task)
+  def make(self, task: types.Task) -> base.OneTurn:
+    return base.OneTurn(task)
 
 
 class Plain:
@@ -68,7 +68,7 @@ class Sourceless(base.Env):
   name, max_turns = 'mine', 1
 
   def make(self, task):
-    return rows.Episode(task)
+    return base.OneTurn(task)
 
 
 class Nameless(Echo):

@@ -1,7 +1,6 @@
 """Arithmetic: the checker, the demonstrations, and disjoint splits."""
 
 import collections
-import re
 
 import pytest
 from hypothesis import given, settings
@@ -13,11 +12,6 @@ from posttrain.envs import arithmetic, registry
 
 def make(**options):
   return registry.make('sums', schema.Arithmetic(**options))
-
-
-def ids(env, split, seed=0):
-  source = env.source(split, seed)
-  return [task.id for task in source.take(len(source))]
 
 
 @pytest.mark.parametrize(
@@ -56,16 +50,6 @@ def ids(env, split, seed=0):
 )
 def test_parse_answer(text, answer):
   assert arithmetic.parse_answer(text) == answer
-
-
-def test_wrong_and_unparseable_answers_differ_in_formatted():
-  right, wrong, neither = (
-    arithmetic.grade(text, 3) for text in (r'\boxed{3}', r'\boxed{4}', '3')
-  )
-  assert (right.reward, right.correct, right.formatted) == (1.0, True, True)
-  assert (wrong.reward, wrong.correct, wrong.formatted) == (0.0, False, True)
-  assert (neither.reward, neither.formatted) == (0.0, False)
-  assert (right.answer, wrong.answer, neither.answer) == ('3', '4', None)
 
 
 def test_equal_answers_have_equal_text():
@@ -188,78 +172,12 @@ def test_every_step_of_a_demonstration_is_correct(key, worked):
   assert len(text) <= (37 if max(a, b) < 100 and op != 'x' else 90)
 
 
-def test_the_checker_grades_every_task_of_the_default_environment():
-  env = make()
-  for split in ('train', 'eval'):
-    source = env.source(split, 0)
-    for task in source.take(len(source)):
-      episode = env.make(task)
-      assert episode.reset() == task.prompt
-      (message,) = task.demonstration
-      step = episode.step(message['content'], truncated=False)
-      assert step.done and step.reward == episode.grade().reward == 1.0
-      assert not arithmetic.grade(message['content'], task.answer + 1).correct
-      episode.close()
-
-
 def test_the_fields_of_a_task():
   task = make().task(47, '-', 85)
   assert task.prompt == ({'role': 'user', 'content': 'What is 47 - 85?'},)
   assert (task.id, task.env, task.answer) == ('47-85', 'sums', -38)
   short = make(worked=False).task(47, '-', 85).demonstration
   assert short == ({'role': 'assistant', 'content': r'\boxed{-38}'},)
-
-
-def test_an_episode_without_an_answer_is_not_scorable():
-  env = make()
-  episode = env.make(env.task(1, '+', 2))
-  episode.reset()
-  assert episode.grade().reward is None
-
-
-OPTIONS = st.builds(
-  dict,
-  ops=st.lists(st.sampled_from('+-x'), min_size=1, max_size=3, unique=True).map(
-    tuple
-  ),
-  min_operand=st.sampled_from([0, 5]),
-  max_operand=st.sampled_from([30, 99]),
-  min_factor=st.sampled_from([0, 2]),
-  max_factor=st.sampled_from([26, 40]),
-  train_tasks=st.integers(1, 400),
-  eval_tasks=st.integers(1, 80),
-)
-
-
-def in_range(key, options):
-  of = 'factor' if 'x' in key else 'operand'
-  return all(
-    options[f'min_{of}'] <= int(number) <= options[f'max_{of}']
-    for number in re.findall(r'\d+', key)
-  )
-
-
-@given(OPTIONS, OPTIONS, st.integers(0, 9), st.integers(0, 9))
-@settings(max_examples=25, deadline=None)
-def test_splits_are_disjoint_for_any_options(one, other, seed, seed2):
-  train, held = ids(make(**one), 'train', seed), ids(make(**other), 'eval')
-  assert len(set(train)) == len(train) == one['train_tasks']
-  assert len(set(held)) == len(held) == other['eval_tasks']
-  swapped = {
-    op.join(reversed(key.split(op))) for key in held for op in '+x' if op in key
-  }
-  assert not set(train) & (set(held) | swapped)
-  assert all(in_range(key, one) for key in train)
-  assert all(in_range(key, other) for key in held)
-  assert held == ids(make(**other), 'eval', seed2)
-
-
-def test_the_seed_determines_the_training_tasks():
-  env = make()
-  assert ids(env, 'train', 5) == ids(make(), 'train', 5)
-  assert set(ids(env, 'train', 5)) != set(ids(env, 'train', 6))
-  draws = [[next(env.source('train', s)).id for _ in '1'] for s in (5, 5)]
-  assert draws[0] == draws[1]
 
 
 @pytest.mark.parametrize('split', ['train', 'eval'])
@@ -289,73 +207,3 @@ def test_the_split_partitions_the_keys():
     assert len(train) + len(held) == len(train | held) == len(numbers) ** 2
     assert {n for key in train | held for n in key[1:]} == numbers
     assert 0.15 < len(held) / len(train | held) < 0.26
-
-
-def test_evaluation_questions_are_pinned():
-  """An evaluation question must stay one in every later version."""
-  assert ids(make(), 'eval')[:4] == ['95-55', '18-64', '57+51', '7+78']
-
-
-def test_operands_cover_their_range():
-  tasks = make(train_tasks=8000).source('train', 0).take(8000)
-  firsts = collections.Counter(
-    int(t.id.replace('-', '+').split('+')[0]) for t in tasks
-  )
-  assert set(firsts) == set(range(100))
-  # Binomial(8000, 1/100): mean 80, standard deviation 8.9.
-  assert 30 < min(firsts.values()) and max(firsts.values()) < 130
-
-
-@pytest.mark.parametrize(
-  'options, words',
-  [
-    ({'min_operand': 90}, ('envs.sums.env.train_tasks', 'min_operand')),
-    ({'max_operand': 9}, ('envs.sums.env.train_tasks', '8000', 'max_operand')),
-    ({'eval_tasks': 5000}, ('envs.sums.env.eval_tasks', '5000')),
-    ({'ops': ('x',), 'train_tasks': 90}, ('envs.sums.env.train_tasks', '75')),
-  ],
-)
-def test_more_tasks_than_keys_are_refused(options, words):
-  with pytest.raises(ValueError) as error:
-    make(**options)
-  assert all(word in str(error.value) for word in words)
-
-
-@pytest.mark.parametrize(
-  'options, words',
-  [
-    ({'min_operand': -1}, r'min_operand must be in \[0, max_operand=99\]'),
-    ({'min_operand': 100}, 'min_operand must be in .*got 100'),
-    ({'min_factor': 10}, r'min_factor must be in \[0, max_factor=9\]'),
-  ],
-)
-def test_empty_ranges_are_refused(options, words):
-  with pytest.raises(ValueError, match=words):
-    schema.Arithmetic(**options)
-
-
-def test_a_small_range_can_be_used_up():
-  env = make(
-    ops=('x',), min_factor=7, max_factor=8, train_tasks=1, eval_tasks=1
-  )
-  for split in ('train', 'eval'):
-    assert in_range(ids(env, split)[0], {'min_factor': 7, 'max_factor': 8})
-
-
-@pytest.mark.parametrize(
-  'options', [{'worked': False}, {'ops': ('-', '+')}, {'max_operand': 98}]
-)
-def test_resuming_with_other_options_is_refused(options):
-  state = make().source('train', 0).get_state()
-  make().source('train', 0).set_state(state)
-  with pytest.raises(ValueError, match='the fingerprint of a resumed source'):
-    make(**{'train_tasks': 8000, 'eval_tasks': 500, **options}).source(
-      'train', 0
-    ).set_state(state)
-
-
-def test_the_largest_options_work():
-  env = make(ops=('+', '-', 'x'), max_operand=999, max_factor=99)
-  source = env.source('train', 0)
-  largest = max(abs(next(source).answer) for _ in range(2000))
-  assert 1000 < largest <= 9801

@@ -39,11 +39,12 @@ def test_missing_optional_attributes_get_their_defaults(name):
 @pytest.mark.parametrize(
   'path, message',
   [
-    (f'{PATH}:Sourceless', "got 'tests.envs.echoes:Sourceless' without source"),
+    (f'{PATH}:Sourceless', r'got TypeError: .*abstract .*source'),
+    (f'{PATH}:Frozen', 'got FrozenInstanceError: cannot assign'),
     (f'{PATH}:Nameless', "got 'tests.envs.echoes:Nameless' without name"),
-    ('builtins:str', 'with name, max_turns, source, make: got .* without name'),
-    (f'{PATH}:Renamed', "keeps its name: got 'minemine', expected 'mine'"),
-    (f'{PATH}:Turnless', 'with max_turns >= 1: got 0'),
+    ('builtins:str', 'got AttributeError: '),
+    (f'{PATH}:Renamed', "with name='mine' .*got name='minemine'"),
+    (f'{PATH}:Turnless', 'max_turns >= 1: .*max_turns=0'),
     (f'{PATH}:Missing', "got 'tests.envs.echoes:Missing'"),
     ('no.such.module:Echo', "got 'no.such.module:Echo'"),
     (f'{PATH}:Raises', r'built with .* got KeyError: .*\(echoes.py:\d+\)$'),
@@ -54,14 +55,6 @@ def test_class_that_is_no_environment_is_refused(path, message):
   with pytest.raises(ValueError, match=message) as error:
     registry.make('mine', schema.CustomEnv(import_path=path))
   assert '\n' not in str(error.value) and len(str(error.value)) < 600
-
-
-@pytest.mark.parametrize(
-  'path', ['x' * 5000, '$NO_SUCH/x', '~nobody_/x', 'a\0b']
-)
-def test_files_that_cannot_exist_are_named(path):
-  with pytest.raises(ValueError, match=r'^envs\.e\.env\.path must name an exi'):
-    base.find('e', 'path', path, folders=True)
 
 
 def resolve(**env):
@@ -114,12 +107,15 @@ def test_a_judge_may_be_named_for_an_environment_that_uses_it():
     _with_judge('Echo')
 
 
+<<<<<<< HEAD
 def test_a_class_without_the_optional_attributes_must_allow_them():
   cfg = schema.CustomEnv(import_path=f'{PATH}:Frozen')
   with pytest.raises(ValueError, match='import_path must name a class with vo'):
     registry.make('mine', cfg)
 
 
+=======
+>>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
 def test_a_run_trains_on_a_custom_environment(tmp_path, capsys):
   entry = {'env': {'type': 'custom', 'import_path': f'{PATH}:Echo'}}
   arguments = [

@@ -1,14 +1,23 @@
 """Key spaces: disjoint splits and distinct draws."""
 
+import dataclasses
 import itertools
 
 import pytest
 
+from posttrain import schema
 from posttrain.envs import draws
 
 
 def space(size, **options):
   return draws.Space(size, key=str, **options)
+
+
+def draw(spaces, split, count, seed):
+  cfg = schema.ReverseText(**{f'{split}_tasks': count, 'max_length': 8})
+  other = 'eval' if split == 'train' else 'train'
+  cfg = dataclasses.replace(cfg, **{f'{other}_tasks': 1})
+  return draws.Draws('toy', cfg, spaces, 'raise size').keys(split, seed)
 
 
 def first(walk, count):
@@ -46,7 +55,7 @@ def test_capacity_of_a_large_space_is_half_of_the_expected_number(size):
 def test_a_large_space_can_be_drawn_up_to_its_capacity():
   large = space(draws.MAX_COUNTED + 1)
   count = large.capacity('eval')
-  assert len(set(draws.draw([large], 'eval', count, 0))) == count == 409
+  assert len(set(draw([large], 'eval', count, 0))) == count == 409
 
 
 def test_evaluation_keys_are_pinned():
@@ -61,28 +70,16 @@ def test_spaces_take_turns_until_they_are_exhausted():
     for size, tag in ((4, 'a'), (1000, 'b'), (1000, 'c'))
   ]
   capacities = [each.capacity('train') for each in spaces]
-  keys = draws.draw(spaces, 'train', 401, 5)
+  keys = draw(spaces, 'train', 401, 5)
   assert len(set(keys)) == 401
   counts = [sum(key[0] == tag for key in keys) for tag in 'abc']
   assert counts[0] == capacities[0] and abs(counts[1] - counts[2]) <= 1
   assert [key[0] for key in keys[:3]] == ['a', 'b', 'c']
-  assert keys[:9] == draws.draw(spaces, 'train', 9, 5)
-  assert set(keys) != set(draws.draw(spaces, 'train', 401, 6))
+  assert keys[:9] == draw(spaces, 'train', 9, 5)
+  assert set(keys) != set(draw(spaces, 'train', 401, 6))
 
 
 def test_keys_of_one_group_share_a_split():
   paired = space(2000, group=lambda key: str(int(key) // 2))
   held = set(map(int, paired.walk('eval', (0,))))
   assert held == {number ^ 1 for number in held}
-
-
-def test_more_tasks_than_the_capacity_are_refused():
-  small = space(30)
-  draws.check_capacity('toy', 'eval', 4, [small], 'raise size')
-  with pytest.raises(
-    ValueError,
-    match=(
-      r'envs.toy.env.eval_tasks must be at most 4, .*: got 5; .*raise size'
-    ),
-  ):
-    draws.check_capacity('toy', 'eval', 5, [small], 'raise size')

@@ -1,15 +1,18 @@
 r"""GSM8K: rows become tasks, answers are graded by their number."""
 
-import dataclasses
 import json
 import os
-import pathlib
 
 import pytest
 
+<<<<<<< HEAD
 from configs import machinery
 from posttrain import config, schema
 from posttrain.envs import gsm8k, registry
+=======
+from posttrain import envs, schema
+from posttrain.envs import gsm8k
+>>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
 from posttrain.rewards import numeric
 
 DATA = os.environ.get('POSTTRAIN_DATA')
@@ -70,42 +73,6 @@ def test_tasks_of_rows(path):
   assert json.loads(json.dumps(second.answer)) == second.answer
 
 
-def test_the_default_instruction_asks_for_steps_and_a_box(path):
-  asks = make(path).source('train', 0).take(1)[0].prompt[0]['content']
-  assert asks == (
-    'How many clips?\n\nReason step by step, and put the final answer in '
-    r'\boxed{}.'
-  )
-  bare = make(path, instruction='').source('train', 0).take(1)[0]
-  assert bare.prompt[0]['content'] == 'How many clips?'
-
-
-def test_a_row_without_a_solution_is_read(tmp_path):
-  path = write(tmp_path / 'a.jsonl', {'question': 'a', 'answer': '#### 3/4'})
-  (task,) = make(path).source('train', 0).take(9)
-  assert task.demonstration[0]['content'] == r'The answer is \boxed{3/4}.'
-  assert task.answer == '3/4'
-
-
-@pytest.mark.parametrize(
-  'text, answer',
-  [
-    (r'\boxed{72}', '72'),
-    (r'\boxed{\$72.00}', '72'),
-    ('#### 72', '72'),
-    (r'\boxed{0.5}', '1/2'),
-    (r'\boxed{\frac{2}{4}}', '1/2'),
-    ('so it is 1,072', '1072'),
-    (r'\boxed{-0}', '0'),
-    (r'\boxed{many}', None),
-    ('', None),
-  ],
-)
-def test_equal_answers_have_equal_text(path, text, answer):
-  assert gsm8k.grade(text, '3', lenient=True).answer == answer
-  assert make(path).votes
-
-
 @pytest.mark.parametrize(
   'text, strict, lenient, formatted',
   [
@@ -154,16 +121,6 @@ def test_grade_of_a_truncated_turn(path, text, reward):
   assert episode.grade().correct is bool(reward)
 
 
-def test_an_episode_without_an_answer_is_not_scorable(path):
-  env = make(path)
-  episode = env.make(env.source('train', 0).take(1)[0])
-  episode.reset()
-  assert episode.grade().reward is None and episode.grade().correct is None
-  episode.step(r'\boxed{72}', truncated=False)
-  episode.reset()
-  assert episode.grade().reward is None
-
-
 def test_evaluation_rows(path, monkeypatch):
   assert env_count(make(path), 'eval') == 0
   folder, name = os.path.split(path)
@@ -187,38 +144,18 @@ def test_missing_file_names_the_key(split, field, tmp_path):
 
 
 @pytest.mark.parametrize(
-  'options, words',
-  [
-    ({}, 'path must name a file'),
-    ({'path': 'a', 'eval_path': ''}, 'eval_path must be None or name a file'),
-  ],
-)
-def test_empty_paths_are_refused(options, words):
-  with pytest.raises(schema.FieldError, match=words):
-    schema.Gsm8k(**options)
-
-
-@pytest.mark.parametrize(
   'row, words',
   [
     ('{"question": ', ('one JSON object',)),
     ('[1]', ('must be an object',)),
     ({'question': 'a'}, ('answer must be a string', 'None', "['question']")),
     ({'answer': '#### 1'}, ('question must be a string', 'got None')),
-    ({'prompt': 'a', 'completion': '1'}, ("'question' and 'answer'", 'prompt')),
-    ({'question': 'a', 'anwser': '1'}, ("mean answer instead of 'anwser'",)),
-    ({'question': 3, 'answer': '#### 1'}, ('question must be', 'got 3')),
     ({'question': ' ', 'answer': '#### 1'}, ('question must be', "' '")),
-    ({'question': 'a', 'answer': ''}, ('answer must be', "''")),
     ({'question': 'a', 'answer': 'is 5'}, ('end in a line `#### N`', 'is 5')),
-    ({'question': 'a', 'answer': '#### 5\nso'}, ('end in a line', "'so'")),
     ({'question': 'a', 'answer': 'so #### 5'}, ('end in a line', 'so #### 5')),
     ({'question': 'a', 'answer': 'b\n####'}, ('must be digits', "''")),
-    ({'question': 'a', 'answer': '#### five'}, ('must be digits', "'five'")),
-    ({'question': 'a', 'answer': '#### 5 cm'}, ('must be digits', "'5 cm'")),
     ({'question': 'a', 'answer': '#### 12,34'}, ('must be digits', "'12,34'")),
     ({'question': 'a', 'answer': '#### 5/0'}, ('must be digits', "'5/0'")),
-    ({'question': 'a', 'answer': '#### 1e3'}, ('must be digits', "'1e3'")),
     ({'question': 'a', 'answer': '#### ٣'}, ('must be digits', "'٣'")),
     ({'question': 'a', 'answer': '#### ' + '9' * 65}, ('must be digits',)),
   ],
@@ -231,6 +168,7 @@ def test_errors_name_file_and_line(tmp_path, row, words):
   assert all(word in str(error.value) for word in words)
 
 
+<<<<<<< HEAD
 def test_an_empty_file_is_refused(tmp_path):
   with pytest.raises(ValueError, match='must hold rows'):
     make(write(tmp_path / 'none.jsonl', '')).source('train', 0)
@@ -257,6 +195,8 @@ def test_options_come_from_a_config(path):
     built.env.lenient = True
 
 
+=======
+>>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
 @needs_data
 @pytest.mark.parametrize(
   'file, count', [('train.jsonl', 7473), ('test.jsonl', 1319)]
@@ -282,3 +222,53 @@ def test_every_row_of_the_real_files(file, count):
     assert solution and last == f'The answer is \\boxed{{{task.answer}}}.'
     off = str(numeric.parse(task.answer) + 1)
     assert not gsm8k.grade(said, off, lenient=True).correct
+
+
+def write_solutions(path, **more):
+  row = {
+    'question': 'How many?',
+    'ground_truth': 'A: 4',
+    'a': {'is_correct': True, 'solution': '2 + 2 = <<2+2=4>>4\nA: 4'},
+    'b': {'is_correct': False, 'solution': '2 + 2 = 5\nA: 5'},
+    'c': {'is_correct': False, 'solution': '2 + 2 = 5\nA: 5'},
+    'd': {'is_correct': False, 'solution': 'A: -1,000'},
+    **more,
+  }
+  path.write_text(json.dumps(row) + '\n')
+  return path
+
+
+def test_each_correct_solution_is_preferred_to_each_wrong_one(tmp_path):
+  first, second = gsm8k.read_solutions(write_solutions(tmp_path / 's.jsonl'))
+  asks = f'How many?\n\n{schema.Gsm8k.instruction}'
+  assert first.prompt == second.prompt == ({'role': 'user', 'content': asks},)
+  right = '2 + 2 = 4\nThe answer is \\boxed{4}.'
+  assert first.chosen == ({'role': 'assistant', 'content': right},)
+  assert first.rejected[0]['content'] == '2 + 2 = 5\nThe answer is \\boxed{5}.'
+  assert second.rejected[0]['content'] == 'The answer is \\boxed{-1,000}.'
+
+
+@pytest.mark.parametrize(
+  ('more', 'message'),
+  [
+    ({'question': ''}, r's\.jsonl:1: question must be a string with text'),
+    ({'a': {'is_correct': 1, 'solution': 'A: 4'}}, 'is_correct must be true'),
+    ({'a': {'is_correct': True, 'solution': None}}, 'solution must be a str'),
+  ],
+)
+def test_a_malformed_row_of_solutions_is_named(tmp_path, more, message):
+  with pytest.raises(ValueError, match=message):
+    gsm8k.read_solutions(write_solutions(tmp_path / 's.jsonl', **more))
+
+
+@needs_data
+def test_the_real_file_of_solutions():
+  made = gsm8k.read_solutions(f'{DATA}/gsm8k/example_model_solutions.jsonl')
+  # 2,429, of which three have the same words twice.
+  assert len(made) == 2426 and len({str(x.prompt) for x in made}) == 731
+  for pair in made:
+    answers = [
+      gsm8k.grade(turns[0]['content'], '0', lenient=False).formatted
+      for turns in (pair.chosen, pair.rejected)
+    ]
+    assert answers[0] or 'boxed' not in pair.chosen[0]['content']

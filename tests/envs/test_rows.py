@@ -11,7 +11,11 @@ from posttrain import schema, types
 from posttrain.chat import rendering, tokenizers
 from posttrain.data import sources
 from posttrain.envs import __main__ as command_line
+<<<<<<< HEAD
 from posttrain.envs import export, registry
+=======
+from posttrain.envs import rows
+>>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
 from posttrain.rollout import env_calls
 
 USER = {'role': 'user', 'content': 'u'}
@@ -94,6 +98,7 @@ def test_malformed_tools_are_named_by_their_row(tmp_path, value, words):
     registry.make('a', schema.Rows(path=str(file))).source('train', 0)
 
 
+<<<<<<< HEAD
 def test_rows_are_not_graded(path):
   env = registry.make('chats', schema.Rows(path=path))
   task = next(env.source('train', 0))
@@ -104,6 +109,8 @@ def test_rows_are_not_graded(path):
   episode.close()
 
 
+=======
+>>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
 def test_evaluation_rows(path, monkeypatch):
   env = registry.make('chats', schema.Rows(path=path))
   assert len(env.source('eval', 0)) == 0
@@ -135,6 +142,7 @@ def test_a_fraction_is_held_out_by_prompt(tmp_path):
   assert set(prompts(other, 'eval')) == set(held_out)
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize('fraction', [1e-9, 1 - 1e-9])
 def test_each_side_has_a_prompt(tmp_path, fraction):
   path = write(tmp_path / 'a.jsonl', [{'prompt': x} for x in 'abca'])
@@ -144,6 +152,8 @@ def test_each_side_has_a_prompt(tmp_path, fraction):
   assert {*train} | {*held_out} == {*'abc'} and not {*train} & {*held_out}
 
 
+=======
+>>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
 def test_columns_of_other_names(tmp_path):
   path = tmp_path / 'a.csv'
   path.write_text('question,answer,level\n"1, 2?",3,x\n4?,5,y\n')
@@ -163,7 +173,11 @@ def test_a_tfds_data_set_by_name(tmp_path, monkeypatch):
   """Held-out rows are those of the other split, or of a slice."""
   monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
   options = schema.Arithmetic(train_tasks=20, eval_tasks=5)
+<<<<<<< HEAD
   folder = export.export(registry.make('sums', options), tmp_path, seed=4)
+=======
+  folder = command_line.export(envs.make('sums', options), tmp_path, seed=4)
+>>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
   counts = {
     ('tfds:sums', 'tfds:sums'): (20, 5),
     ('tfds:sums:1.0.0:train[5:]', 'tfds:sums:train[:5]'): (15, 5),
@@ -182,6 +196,7 @@ def test_a_tfds_data_set_by_name(tmp_path, monkeypatch):
     gone.source('train', 0)
 
 
+<<<<<<< HEAD
 def test_one_prompt_cannot_be_split(tmp_path):
   path = write(tmp_path / 'a.jsonl', [{'prompt': 'a'}, {'prompt': 'a'}])
   env = registry.make('chats', schema.Rows(path=path, eval_fraction=0.1))
@@ -189,6 +204,8 @@ def test_one_prompt_cannot_be_split(tmp_path):
     env.source('train', 0)
 
 
+=======
+>>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
 def test_held_out_prompts_that_are_trained_on_are_counted(tmp_path, caplog):
   names = ('abb', 'bcc')
   path, eval_path = (
@@ -246,6 +263,7 @@ def test_a_prompt_alone_and_its_answer(tmp_path):
   assert messages.answer is None and not messages.as_text
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize(
   'split, field', [('train', 'path'), ('eval', 'eval_path')]
 )
@@ -256,6 +274,8 @@ def test_missing_file_names_the_key(split, field, tmp_path):
     env.source(split, 0)
 
 
+=======
+>>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
 def test_resuming_with_edited_rows_is_refused(path, tmp_path):
   env = registry.make('chats', schema.Rows(path=path))
   state = env.source('train', 0).get_state()
@@ -272,10 +292,17 @@ def test_resuming_with_edited_rows_is_refused(path, tmp_path):
 
 def test_exported_arithmetic_is_read_as_rows(tmp_path):
   options = schema.Arithmetic(train_tasks=40, eval_tasks=10)
+<<<<<<< HEAD
   env = registry.make('sums', options)
   folder = str(export.export(env, tmp_path, seed=4))
   other = export.export(env, tmp_path / 'again', seed=5)
   again = export.export(env, tmp_path / 'same', seed=4)
+=======
+  env = envs.make('sums', options)
+  folder = str(command_line.export(env, tmp_path, seed=4))
+  other = command_line.export(env, tmp_path / 'again', seed=5)
+  again = command_line.export(env, tmp_path / 'same', seed=4)
+>>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
   prints = [
     sources.file_fingerprint(pathlib.Path(p)) for p in (folder, other, again)
   ]
@@ -320,31 +347,12 @@ def test_command_line(tmp_path):
   assert done.returncode == 2 and 'must not exist yet' in done.stderr
 
 
-@pytest.mark.parametrize(
-  'flag, words',
-  [
-    ('--ops=+', '--ops must be a tuple of texts'),
-    ("--ops=('/',)", "ops must hold one or more of '+', '-', 'x'"),
-    ('--worked=1', '--worked must be true or false'),
-    ('--train_tasks=True', '--train_tasks must be a whole number'),
-    ('--ops=(1, [])', 'ops must hold'),
-  ],
-)
-def test_command_line_refuses(flag, words, tmp_path, monkeypatch, capsys):
-  argv = ['posttrain.envs', 'arithmetic', str(tmp_path), flag]
-  monkeypatch.setattr(sys, 'argv', argv)
-  assert command_line.main() == 2
-  assert words in capsys.readouterr().err
-
-
-HEAVY = """
-import sys
-import posttrain.chat.rendering, posttrain.envs.export, posttrain.data.packing
-loaded = {name.partition('.')[0] for name in sys.modules}
-assert not loaded & {'jax', 'tensorflow', 'tensorflow_datasets', 'tokenizers',
-                     'jinja2'}, loaded
-"""
-
-
-def test_importing_loads_nothing_heavy():
-  subprocess.run([sys.executable, '-c', HEAVY], check=True)
+def test_the_suite_has_prompts_without_grades():
+  env = rows.Suite(('What is 1 + 2?', 'Say hello.'))
+  assert [task.id for task in env.tasks] == ['eval.suite[0]', 'eval.suite[1]']
+  assert env.source('eval', 3).take(9) == env.tasks
+  assert env.source('train', 0).take(9) == ()
+  episode = env.make(env.tasks[0])
+  assert episode.reset() == ({'role': 'user', 'content': 'What is 1 + 2?'},)
+  assert episode.step('3', False).done
+  assert episode.grade() == types.Score(reward=None)

@@ -8,7 +8,6 @@ from posttrain import schema
 from posttrain.chat import tool_specs
 from posttrain.envs import registry
 from posttrain.rollout import driver, env_calls
-from tests.envs.adapters import games
 from tests.rollout import fakes
 
 GAMES = 'tests.envs.adapters.games'
@@ -88,16 +87,6 @@ def test_the_tools_are_described_by_names_and_types():
     'enum': ['good', 'bad'],
     'description': 'of the answer.',
   }
-
-
-def test_empty_rows():
-  env = make(train_tasks=4, eval_tasks=2)
-  assert [len(env.source(s, 0)) for s in ('train', 'eval')] == [4, 2]
-  episode = env.make(next(env.source('train', 0)))
-  assert episode.reset() == ({'role': 'user', 'content': ''},)
-  assert episode._env.row == {}
-  ids = {t.id for s in ('train', 'eval') for t in env.source(s, 0).take(9)}
-  assert len(ids) == 6
 
 
 def test_an_episode_of_calls():
@@ -227,13 +216,6 @@ def test_a_whole_run_through_the_driver(path):
   assert rollouts[1].messages[-1]['content'] == '0'
 
 
-def test_each_episode_has_its_own_instance():
-  env = make()
-  (a, _), (b, _) = begin(env), begin(env)
-  a.step('guess({"number": 1})', False, PLAIN)
-  assert (a.end(True).reward, b.end(True).reward) == (1.0, 0.0)
-
-
 @pytest.mark.parametrize('name', ['Silent', 'Judged'])
 def test_an_episode_without_a_reward_is_not_scorable(name):
   env = make(factory=f'{GAMES}:{name}')
@@ -294,13 +276,3 @@ def test_a_bad_row_is_named(tmp_path, row, words):
 def test_options_are_checked(options, words):
   with pytest.raises(ValueError, match=words):
     make(**options)
-
-
-def test_a_missing_file_is_named():
-  with pytest.raises(ValueError, match=r'envs\.g\.env\.path must name'):
-    make(path='nowhere.jsonl').source('train', 0)
-
-
-def test_blocking_is_the_option():
-  assert not make().blocking and make(blocking=True).blocking
-  assert games.Guess().reset() is None

@@ -165,6 +165,7 @@ def test_the_missing_package_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, name)
   monkeypatch.setitem(sys.modules, 'verifiers', None)
   with pytest.raises(ValueError, match=r"pip install 'posttrain\[verifiers\]'"):
+<<<<<<< HEAD
     registry.make('v', schema.Verifiers(taskset='a:B'))
 
 
@@ -173,3 +174,6 @@ def test_options_are_checked():
     schema.Verifiers()
   with pytest.raises(ValueError, match='train_tasks must be > 0'):
     schema.Verifiers(taskset='a:B', train_tasks=0)
+=======
+    envs.make('v', schema.Verifiers(taskset='a:B'))
+>>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)

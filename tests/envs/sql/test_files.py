@@ -359,12 +359,6 @@ def test_dates_in_gold_sql_have_the_declared_time(copied):
   assert task.demonstration[-1]['content'] == 'ANSWER 12'
 
 
-@pytest.mark.parametrize('now', ['now', '', '2012-03-04', '2012-3-4 00:00:00'])
-def test_the_declared_time_is_checked(now):
-  with pytest.raises(ValueError, match="now must be 'YYYY-MM-DD HH:MM:SS'"):
-    schema.SqlFiles(questions='q', databases='d', now=now)
-
-
 @pytest.mark.parametrize('style, whole', [('compact', 774), ('verbose', 788)])
 def test_spider(style, whole):
   """The shown result of the gold SQL is correct unless it was cut."""

@@ -1,0 +1,215 @@
+"""Promises of every environment whose tasks are generated."""
+
+import dataclasses
+import functools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrain import envs, schema
+
+# Options by environment, all of them with different tasks.
+OPTIONS = {
+  'arithmetic': [
+    schema.Arithmetic(),
+    schema.Arithmetic(
+      ops=('-', '+'),
+      min_operand=5,
+      max_operand=30,
+      train_tasks=300,
+      eval_tasks=80,
+    ),
+    schema.Arithmetic(
+      ops=('x',), max_factor=40, worked=False, train_tasks=300, eval_tasks=80
+    ),
+    schema.Arithmetic(
+      ops=('+', '-', 'x'), max_operand=300, max_factor=99, train_tasks=5000
+    ),
+    schema.Arithmetic(
+      ops=('x',), min_factor=7, max_factor=8, train_tasks=1, eval_tasks=1
+    ),
+  ],
+  'reverse_text': [
+    schema.ReverseText(),
+    schema.ReverseText(
+      min_length=2, max_length=20, alphabet='hgfedcba', train_tasks=400
+    ),
+    schema.ReverseText(min_length=4, max_length=4, train_tasks=400),
+  ],
+  'alphabet_sort': [
+    schema.AlphabetSort(),
+    schema.AlphabetSort(
+      turns=3, first=2, more=4, role='tool', train_tasks=300, eval_tasks=80
+    ),
+    schema.AlphabetSort(first=4, more=1, train_tasks=300),
+  ],
+}
+ALL = [cfg for each in OPTIONS.values() for cfg in each]
+make = functools.cache(lambda cfg: envs.make('e', cfg))
+
+
+def ids(cfg, split, seed=0):
+  source = make(cfg).source(split, seed)
+  return [task.id for task in source.take(len(source))]
+
+
+@pytest.mark.parametrize('split', ['train', 'eval'])
+@pytest.mark.parametrize('cfg', ALL)
+def test_demonstrations_are_correct_and_show_what_an_episode_says(cfg, split):
+  env = make(cfg)
+  source = env.source(split, 0)
+  assert len(source) == getattr(cfg, f'{split}_tasks')
+  for task in source.take(1000):
+    episode = env.make(task)
+    assert episode.reset() == task.prompt and task.env == 'e'
+    assert episode.grade().reward is None  # not scorable without a turn
+    turns = [m for m in task.demonstration if m['role'] == 'assistant']
+    assert len(turns) == env.max_turns
+    messages, rewards = [], []
+    for i, turn in enumerate(turns, start=1):
+      out = episode.step(turn['content'], truncated=False)
+      assert out.done == (i == len(turns))
+      messages += [turn, *out.messages]
+      rewards.append(out.reward)
+    assert tuple(messages) == task.demonstration
+    score = episode.grade()
+    assert score.reward == sum(rewards) == 1.0
+    assert score.correct and score.formatted
+    episode.reset()
+    assert episode.grade().reward is None
+    episode.close()
+
+
+@given(
+  st.sampled_from(ALL),
+  st.lists(st.tuples(st.text(), st.booleans()), min_size=3, max_size=3),
+)
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_any_text_has_a_grade(cfg, turns):
+  env = make(cfg)
+  episode = env.make(env.source('eval', 0).take(1)[0])
+  episode.reset()
+  for text, truncated in turns[: env.max_turns]:
+    out = episode.step(text, truncated)
+  score = episode.grade()
+  assert out.done and 0 <= score.reward <= 1
+  assert score.correct == (score.reward == 1)
+  assert score.formatted or score.reward < 1
+
+
+@pytest.mark.parametrize('kind', OPTIONS)
+def test_tasks_are_distinct_and_no_options_mix_the_splits(kind):
+  def key(text):  # of tasks that must share a split
+    for op in ('+', 'x') if kind == 'arithmetic' else ():
+      text = op.join(sorted(text.split(op)))
+    return min(text, text[::-1]) if kind == 'reverse_text' else text
+
+  sides = {'train': set(), 'eval': set()}
+  for cfg in OPTIONS[kind]:
+    for split, side in sides.items():
+      for seed in (0, 7):
+        found = ids(cfg, split, seed)
+        assert len(set(found)) == len(found)
+        side |= set(map(key, found))
+  assert not sides['train'] & sides['eval']
+
+
+@pytest.mark.parametrize('kind', OPTIONS)
+def test_the_seed_draws_the_training_tasks_alone(kind):
+  cfg = OPTIONS[kind][1]
+  assert ids(cfg, 'train', 5) == ids(cfg, 'train', 5)
+  assert set(ids(cfg, 'train', 5)) != set(ids(cfg, 'train', 6))
+  assert ids(cfg, 'eval', 5) == ids(cfg, 'eval', 6)
+  first, again = (make(cfg).source('train', 5) for _ in '12')
+  assert [next(first).id for _ in '123'] == [next(again).id for _ in '123']
+
+
+@pytest.mark.parametrize(
+  'kind, expected',
+  [
+    ('arithmetic', ['95-55', '18-64', '57+51', '7+78']),
+    ('reverse_text', ['ysx', 'dbip', 'jxdqe', 'mfqsyt', 'eoteilf', 'fuzsxqnf']),
+    ('alphabet_sort', ['Hal,Leo,Wim', 'Fen,Neve,Pax', 'Kip,Mab,Wim']),
+  ],
+)
+def test_evaluation_tasks_are_pinned(kind, expected):
+  """An evaluation task must stay one in every later version."""
+  assert ids(OPTIONS[kind][0], 'eval')[: len(expected)] == expected
+
+
+@pytest.mark.parametrize('cfg', [each[0] for each in OPTIONS.values()])
+def test_resuming_with_other_options_is_refused(cfg):
+  state = envs.make('e', cfg).source('train', 0).get_state()
+  envs.make('e', cfg).source('train', 0).set_state(state)
+  field = {'arithmetic': 'max_operand', 'reverse_text': 'max_length'}.get(
+    cfg.type, 'more'
+  )
+  other = dataclasses.replace(cfg, **{field: getattr(cfg, field) - 1})
+  with pytest.raises(ValueError, match='the fingerprint of a resumed source'):
+    envs.make('e', other).source('train', 0).set_state(state)
+
+
+@pytest.mark.parametrize(
+  'cfg, words',
+  [
+    (schema.Arithmetic(min_operand=90), 'train_tasks .*min_operand'),
+    (schema.Arithmetic(eval_tasks=5000), 'eval_tasks must .*got 5000'),
+    (
+      schema.Arithmetic(ops=('x',), train_tasks=90),
+      'train_tasks .* at most 75',
+    ),
+    (
+      schema.ReverseText(min_length=1, max_length=2),
+      'train_tasks .*got 8000; .*max_length',
+    ),
+    (
+      schema.ReverseText(min_length=1, alphabet='ab', train_tasks=9),
+      'eval_tasks must be at most',
+    ),
+    (schema.AlphabetSort(first=2), 'train_tasks must be at most 1458.*first'),
+    (schema.AlphabetSort(first=50, more=12), 'first must leave .*got 62'),
+  ],
+)
+def test_more_tasks_than_there_are_is_refused(cfg, words):
+  with pytest.raises(ValueError, match=rf'^envs\.e\.env\.{words}'):
+    envs.make('e', cfg)
+
+
+@pytest.mark.parametrize(
+  'kind, options, words',
+  [
+    (schema.Arithmetic, {'min_operand': -1}, r'min_operand must be in \[0, '),
+    (schema.Arithmetic, {'min_factor': 10}, r'min_factor must be in \[0, '),
+    (schema.ReverseText, {'max_length': 65}, r'max_length must be in \[1, 64'),
+    (schema.ReverseText, {'min_length': 9}, r'min_length must be in \[1, max'),
+    (schema.ReverseText, {'alphabet': 'aba'}, 'alphabet must .* each once'),
+    (schema.ReverseText, {'alphabet': 'aB'}, 'letters of a to z'),
+    (schema.AlphabetSort, {'turns': 4}, r'turns must be one of \(2, 3\)'),
+    (schema.AlphabetSort, {'role': 'system'}, 'role must be one of'),
+    (schema.AlphabetSort, {'more': 0}, 'more must be > 0'),
+    (schema.Gsm8k, {}, 'path must name a file'),
+    (schema.Gsm8k, {'path': 'a', 'eval_path': ''}, 'eval_path must be None'),
+    (schema.OpenEnv, {'url': 'http://a/ws'}, 'no episode has a second step'),
+    (schema.OpenEnv, {'url': 'localhost:8000'}, 'url must be ws://'),
+    (schema.OpenEnv, {'action_field': ''}, 'action_field must be None or'),
+    (schema.OpenEnv, {'train_tasks': 1_000_001}, 'train_tasks must be <= 10'),
+    (schema.OpenEnv, {'message_timeout': 0.0}, 'message_timeout must be > 0'),
+    (schema.OpenEnv, {'refused_reward': float('nan')}, 'a finite number'),
+    (
+      schema.OpenEnv,
+      {'refused_reward': 1.0, 'correct_at': 1.0},
+      'must be below correct_at=1',
+    ),
+    (schema.Verifiers, {}, 'taskset must be an import path'),
+    (
+      schema.Verifiers,
+      {'taskset': 'a:B', 'train_tasks': 0},
+      'train_tasks must be > 0',
+    ),
+    (schema.SqlFiles, {'questions': 'q', 'databases': 'd', 'now': 'x'}, 'now'),
+  ],
+)
+def test_invalid_options_are_refused(kind, options, words):
+  with pytest.raises(ValueError, match=words):
+    kind(**options)
