@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from posttrain import types
 from posttrain.data import sources
-from posttrain.util import foreign
+from posttrain.util import errors
 
 SPLITS = ('train', 'eval')
 
@@ -182,7 +182,7 @@ def build(key: str, make: Callable[[], Any]) -> Any:
   except (Exception, SystemExit) as error:
     raise ValueError(
       f'{key} must name a class that can be built with these options: got '
-      f'{foreign.error(error)} ({foreign.place(error)})'
+      f'{errors.describe(error)} ({errors.place(error)})'
     ) from error
 
 

@@ -17,7 +17,7 @@ its defaults for the optional attributes that it lacks.
 
 from posttrain import schema
 from posttrain.envs import base
-from posttrain.util import foreign, imports
+from posttrain.util import errors, imports
 
 
 def make(name: str, cfg: schema.CustomEnv) -> base.Env:
@@ -51,7 +51,7 @@ def make(name: str, cfg: schema.CustomEnv) -> base.Env:
   if env.name != name or type(env.max_turns) is not int or env.max_turns < 1:
     raise ValueError(
       f'{key} must name a class with name={name!r} and max_turns >= 1: got '
-      f'name={foreign.quote(env.name)} and '
-      f'max_turns={foreign.quote(env.max_turns)}'
+      f'name={errors.quote(env.name)} and '
+      f'max_turns={errors.quote(env.max_turns)}'
     )
   return env

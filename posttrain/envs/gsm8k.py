@@ -21,7 +21,7 @@ from posttrain import schema, types
 from posttrain.data import jsonl, preferences, row_files, sources
 from posttrain.envs import base
 from posttrain.rewards import numeric
-from posttrain.util import foreign
+from posttrain.util import errors
 
 COLUMNS = ('question', 'answer')
 _NUMBER = re.compile(r'-?[0-9.,/]+')
@@ -124,14 +124,14 @@ def parse_row(raw: Mapping[str, Any], where: str) -> tuple[str, str, str]:
   solution, _, last = answer.rpartition('\n')
   if not last.startswith('####'):
     raise ValueError(
-      f'{where}: answer must end in a line `#### N`: got {foreign.quote(last)}'
+      f'{where}: answer must end in a line `#### N`: got {errors.quote(last)}'
     )
   number = last[len('####') :].strip()
   if not _NUMBER.fullmatch(number) or numeric.parse(number) is None:
     raise ValueError(
       f'{where}: the number of the line `#### N` must be digits, with a '
       f'minus, thousands separators, a point or a / at most: got '
-      f'{foreign.quote(number)}'
+      f'{errors.quote(number)}'
     )
   solution = numeric.without_marks(solution).strip()
   return question, solution, number.replace(',', '')
@@ -197,7 +197,7 @@ def _text(raw: Mapping[str, Any], column: str, where: str) -> str:
   if not isinstance(value, str) or not value.strip():
     raise ValueError(
       f'{where}: {column} must be a string with text: got '
-      f'{foreign.quote(value)}; the columns are {foreign.text(sorted(raw))}'
+      f'{errors.quote(value)}; the columns are {errors.text(sorted(raw))}'
     )
   return value.strip()
 
@@ -206,6 +206,6 @@ def _is_correct(raw: Mapping[str, Any], where: str) -> bool:
   value = raw.get('is_correct')
   if not isinstance(value, bool):
     raise ValueError(
-      f'{where}: is_correct must be true or false: got {foreign.quote(value)}'
+      f'{where}: is_correct must be true or false: got {errors.quote(value)}'
     )
   return value

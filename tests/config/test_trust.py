@@ -11,45 +11,7 @@ from posttrain.config import trust
 from posttrain.util import imports
 
 FOREIGN = 'subprocess:getoutput'
-<<<<<<< HEAD
 ADDRESS = 'gs://evil/x'
-=======
-GADGETS = (
-  'subprocess:getoutput',
-  'posttrain.util.imports:importlib.import_module',  # not defined there
-  'posttrain.checkpoints.store:json.loads',
-  'posttrain.rewards.similarity:np.save',
-  'posttrain.rewards.numeric:Fraction',
-  'posttrain.main:main',  # defined, and not made for configs
-  'posttrain.util.imports:load',
-  'posttrain.envs.__main__:export',
-  'posttrain.envs.__main__:main',
-  'posttrain.config.load:load',
-  'posttrain.algorithms.custom:Custom',
-  'posttrain.rewards...os:system',
-  'posttrain.rewards.../../x:f',
-  'posttrain.rewards:numeric.parse',
-  'posttrainx.rewards.numeric:parse',
-  'posttrain.algorithms:make',
-  'posttrain.losses.rl_custom:custom',
-  'posttrain.rewards.numeric:_finite',
-  'configs.arithmetic:get_config',
-  'configs.machinery:config_dict',
-  'configs.arguments:parse_own',
-  'configs.common:pretrained',
-  'configs.algorithms:trial',
-  'configs.machinery:os.system',
-  'configs.common:schema',
-  'configs.no_such:f',
-  'experiments.trials:main',
-)
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path, monkeypatch):
-  """A user who has trained nothing yet."""
-  monkeypatch.setenv('XDG_STATE_HOME', str(tmp_path / 'state'))
->>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
 
 
 def run_of(**reward):

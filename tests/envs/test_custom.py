@@ -107,15 +107,6 @@ def test_a_judge_may_be_named_for_an_environment_that_uses_it():
     _with_judge('Echo')
 
 
-<<<<<<< HEAD
-def test_a_class_without_the_optional_attributes_must_allow_them():
-  cfg = schema.CustomEnv(import_path=f'{PATH}:Frozen')
-  with pytest.raises(ValueError, match='import_path must name a class with vo'):
-    registry.make('mine', cfg)
-
-
-=======
->>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
 def test_a_run_trains_on_a_custom_environment(tmp_path, capsys):
   entry = {'env': {'type': 'custom', 'import_path': f'{PATH}:Echo'}}
   arguments = [

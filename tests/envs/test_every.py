@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain import envs, schema
+from posttrain import schema
+from posttrain.envs import registry
 
 # Options by environment, all of them with different tasks.
 OPTIONS = {
@@ -46,7 +47,7 @@ OPTIONS = {
   ],
 }
 ALL = [cfg for each in OPTIONS.values() for cfg in each]
-make = functools.cache(lambda cfg: envs.make('e', cfg))
+make = functools.cache(lambda cfg: registry.make('e', cfg))
 
 
 def ids(cfg, split, seed=0):
@@ -140,14 +141,14 @@ def test_evaluation_tasks_are_pinned(kind, expected):
 
 @pytest.mark.parametrize('cfg', [each[0] for each in OPTIONS.values()])
 def test_resuming_with_other_options_is_refused(cfg):
-  state = envs.make('e', cfg).source('train', 0).get_state()
-  envs.make('e', cfg).source('train', 0).set_state(state)
+  state = registry.make('e', cfg).source('train', 0).get_state()
+  registry.make('e', cfg).source('train', 0).set_state(state)
   field = {'arithmetic': 'max_operand', 'reverse_text': 'max_length'}.get(
     cfg.type, 'more'
   )
   other = dataclasses.replace(cfg, **{field: getattr(cfg, field) - 1})
   with pytest.raises(ValueError, match='the fingerprint of a resumed source'):
-    envs.make('e', other).source('train', 0).set_state(state)
+    registry.make('e', other).source('train', 0).set_state(state)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_resuming_with_other_options_is_refused(cfg):
 )
 def test_more_tasks_than_there_are_is_refused(cfg, words):
   with pytest.raises(ValueError, match=rf'^envs\.e\.env\.{words}'):
-    envs.make('e', cfg)
+    registry.make('e', cfg)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,8 @@ import os
 
 import pytest
 
-<<<<<<< HEAD
-from configs import machinery
-from posttrain import config, schema
+from posttrain import schema
 from posttrain.envs import gsm8k, registry
-=======
-from posttrain import envs, schema
-from posttrain.envs import gsm8k
->>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
 from posttrain.rewards import numeric
 
 DATA = os.environ.get('POSTTRAIN_DATA')
@@ -168,35 +162,6 @@ def test_errors_name_file_and_line(tmp_path, row, words):
   assert all(word in str(error.value) for word in words)
 
 
-<<<<<<< HEAD
-def test_an_empty_file_is_refused(tmp_path):
-  with pytest.raises(ValueError, match='must hold rows'):
-    make(write(tmp_path / 'none.jsonl', '')).source('train', 0)
-
-
-def test_resuming_with_an_edited_file_is_refused(path, tmp_path):
-  state = make(path).source('train', 0).get_state()
-  text = pathlib.Path(path).read_text()
-  moved = tmp_path / 'moved.jsonl'
-  moved.write_text(text)
-  make(str(moved)).source('train', 0).set_state(state)  # the same, elsewhere
-  moved.write_text(text.replace('72', '73'))
-  with pytest.raises(ValueError, match='the fingerprint of a resumed source'):
-    make(str(moved)).source('train', 0).set_state(state)
-
-
-def test_options_come_from_a_config(path):
-  entry = schema.EnvEntry(env=schema.Gsm8k(path=path, lenient=False))
-  run = schema.Run(stages={'sft': schema.Stage(envs={'words': entry})})
-  built = config.build(machinery.config_dict(run)).stages['sft'].envs['words']
-  assert built.env == entry.env
-  assert isinstance(registry.make('words', built.env), gsm8k.Gsm8k)
-  with pytest.raises(dataclasses.FrozenInstanceError):
-    built.env.lenient = True
-
-
-=======
->>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
 @needs_data
 @pytest.mark.parametrize(
   'file, count', [('train.jsonl', 7473), ('test.jsonl', 1319)]

@@ -11,11 +11,7 @@ from posttrain import schema, types
 from posttrain.chat import rendering, tokenizers
 from posttrain.data import sources
 from posttrain.envs import __main__ as command_line
-<<<<<<< HEAD
-from posttrain.envs import export, registry
-=======
-from posttrain.envs import rows
->>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
+from posttrain.envs import registry, rows
 from posttrain.rollout import env_calls
 
 USER = {'role': 'user', 'content': 'u'}
@@ -98,19 +94,6 @@ def test_malformed_tools_are_named_by_their_row(tmp_path, value, words):
     registry.make('a', schema.Rows(path=str(file))).source('train', 0)
 
 
-<<<<<<< HEAD
-def test_rows_are_not_graded(path):
-  env = registry.make('chats', schema.Rows(path=path))
-  task = next(env.source('train', 0))
-  episode = env.make(task)
-  assert episode.reset() == task.prompt
-  assert episode.step('b', truncated=False).done
-  assert episode.grade().reward is None and episode.grade().correct is None
-  episode.close()
-
-
-=======
->>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
 def test_evaluation_rows(path, monkeypatch):
   env = registry.make('chats', schema.Rows(path=path))
   assert len(env.source('eval', 0)) == 0
@@ -142,18 +125,6 @@ def test_a_fraction_is_held_out_by_prompt(tmp_path):
   assert set(prompts(other, 'eval')) == set(held_out)
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize('fraction', [1e-9, 1 - 1e-9])
-def test_each_side_has_a_prompt(tmp_path, fraction):
-  path = write(tmp_path / 'a.jsonl', [{'prompt': x} for x in 'abca'])
-  env = registry.make('chats', schema.Rows(path=path, eval_fraction=fraction))
-  train, held_out = prompts(env, 'train'), prompts(env, 'eval')
-  assert len({*train}) == (2 if fraction < 0.5 else 1)
-  assert {*train} | {*held_out} == {*'abc'} and not {*train} & {*held_out}
-
-
-=======
->>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
 def test_columns_of_other_names(tmp_path):
   path = tmp_path / 'a.csv'
   path.write_text('question,answer,level\n"1, 2?",3,x\n4?,5,y\n')
@@ -173,11 +144,7 @@ def test_a_tfds_data_set_by_name(tmp_path, monkeypatch):
   """Held-out rows are those of the other split, or of a slice."""
   monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
   options = schema.Arithmetic(train_tasks=20, eval_tasks=5)
-<<<<<<< HEAD
-  folder = export.export(registry.make('sums', options), tmp_path, seed=4)
-=======
-  folder = command_line.export(envs.make('sums', options), tmp_path, seed=4)
->>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
+  folder = command_line.export(registry.make('sums', options), tmp_path, seed=4)
   counts = {
     ('tfds:sums', 'tfds:sums'): (20, 5),
     ('tfds:sums:1.0.0:train[5:]', 'tfds:sums:train[:5]'): (15, 5),
@@ -196,16 +163,6 @@ def test_a_tfds_data_set_by_name(tmp_path, monkeypatch):
     gone.source('train', 0)
 
 
-<<<<<<< HEAD
-def test_one_prompt_cannot_be_split(tmp_path):
-  path = write(tmp_path / 'a.jsonl', [{'prompt': 'a'}, {'prompt': 'a'}])
-  env = registry.make('chats', schema.Rows(path=path, eval_fraction=0.1))
-  with pytest.raises(ValueError, match=r'envs.chats.env.eval_fraction must'):
-    env.source('train', 0)
-
-
-=======
->>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
 def test_held_out_prompts_that_are_trained_on_are_counted(tmp_path, caplog):
   names = ('abb', 'bcc')
   path, eval_path = (
@@ -263,19 +220,6 @@ def test_a_prompt_alone_and_its_answer(tmp_path):
   assert messages.answer is None and not messages.as_text
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize(
-  'split, field', [('train', 'path'), ('eval', 'eval_path')]
-)
-def test_missing_file_names_the_key(split, field, tmp_path):
-  gone = str(tmp_path / 'gone.jsonl')
-  env = registry.make('chats', schema.Rows(path=gone, eval_path=gone))
-  with pytest.raises(ValueError, match=rf'envs\.chats\.env\.{field} must '):
-    env.source(split, 0)
-
-
-=======
->>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
 def test_resuming_with_edited_rows_is_refused(path, tmp_path):
   env = registry.make('chats', schema.Rows(path=path))
   state = env.source('train', 0).get_state()
@@ -292,17 +236,10 @@ def test_resuming_with_edited_rows_is_refused(path, tmp_path):
 
 def test_exported_arithmetic_is_read_as_rows(tmp_path):
   options = schema.Arithmetic(train_tasks=40, eval_tasks=10)
-<<<<<<< HEAD
   env = registry.make('sums', options)
-  folder = str(export.export(env, tmp_path, seed=4))
-  other = export.export(env, tmp_path / 'again', seed=5)
-  again = export.export(env, tmp_path / 'same', seed=4)
-=======
-  env = envs.make('sums', options)
   folder = str(command_line.export(env, tmp_path, seed=4))
   other = command_line.export(env, tmp_path / 'again', seed=5)
   again = command_line.export(env, tmp_path / 'same', seed=4)
->>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
   prints = [
     sources.file_fingerprint(pathlib.Path(p)) for p in (folder, other, again)
   ]

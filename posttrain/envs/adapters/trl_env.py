@@ -28,7 +28,7 @@ from posttrain.chat import rendering
 from posttrain.data import row_files, sources
 from posttrain.envs import base, tools
 from posttrain.envs.adapters import common
-from posttrain.util import foreign, imports
+from posttrain.util import errors, imports
 
 _NO_TOOLS = ('reset', 'get_reward')  # methods that are no tools
 
@@ -51,7 +51,7 @@ class Trl(base.Env):
     if not hasattr(instance, 'reset'):
       raise ValueError(
         f'{key} must build an object with a method reset: got '
-        f'{cfg.factory!r}, which builds a {foreign.kind(instance)}'
+        f'{cfg.factory!r}, which builds a {type(instance).__name__}'
       )
     try:
       self._tools = tools.of(_methods(instance), cfg.tool_format)
@@ -92,14 +92,14 @@ class Trl(base.Env):
     if not isinstance(prompt, list) or not prompt:
       raise ValueError(
         f'{where}: prompt must be a string or a list of messages: got '
-        f'{foreign.quote(prompt)}'
+        f'{errors.quote(prompt)}'
       )
     for index, message in enumerate(prompt):
       rendering.check_message(message, f'{where}: prompt[{index}]')
     if prompt[-1]['role'] != 'user':
       raise ValueError(
         f'{where}: prompt must end in a user message, to which reset '
-        f'appends: got {foreign.quote(row["prompt"])}'
+        f'appends: got {errors.quote(row["prompt"])}'
       )
     return types.Task(
       id=where,

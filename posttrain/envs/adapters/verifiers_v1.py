@@ -24,7 +24,7 @@ from posttrain import schema, types
 from posttrain.data import sources
 from posttrain.envs import base
 from posttrain.envs.adapters import common
-from posttrain.util import foreign, imports
+from posttrain.util import errors, imports
 
 
 class Verifiers(base.Env):
@@ -97,7 +97,7 @@ class Verifiers(base.Env):
     if needs := _needs(vf_task):
       raise ValueError(
         f'{where} must be a conversation of one turn: a '
-        f'{foreign.kind(vf_task)} needs {", ".join(needs)}; leave that out '
+        f'{type(vf_task).__name__} needs {", ".join(needs)}; leave that out '
         'of the taskset, or play it by the harness of verifiers'
       )
     messages = _prompt(vf_task)
@@ -105,7 +105,7 @@ class Verifiers(base.Env):
       if not isinstance(message.content, str):
         raise ValueError(
           f'{where}: a message must be a text: got '
-          f'{foreign.quote(message.content)}'
+          f'{errors.quote(message.content)}'
         )
     prompt = tuple({'role': m.role, 'content': m.content} for m in messages)
     info = vf_task.data.model_dump(
@@ -140,7 +140,7 @@ def load_taskset(
   except ValueError as error:  # pydantic's
     raise ValueError(
       f'{key}.options must be those of {config.__name__}: got '
-      f'{foreign.quote(options)}; {foreign.text(error)}'
+      f'{errors.quote(options)}; {errors.text(error)}'
     ) from error
   if taskset.toolsets(taskset.config):
     raise ValueError(

@@ -22,7 +22,7 @@ from posttrain import schema
 from posttrain.data import sources
 from posttrain.envs import base
 from posttrain.envs.sql import database, dialogue, ordering, questions, verifier
-from posttrain.util import foreign, json_files
+from posttrain.util import errors, json_files
 
 
 class Files:
@@ -113,7 +113,7 @@ class Files:
         if question.id in ids:
           raise ValueError(
             f'{where} must have an id that no earlier question has: got '
-            f'{foreign.quote(question.id)}'
+            f'{errors.quote(question.id)}'
           )
         ids.add(question.id)
         kinds.add(question.difficulty)
@@ -132,7 +132,7 @@ class Files:
           for where in parsed:
             refusals[where] = (
               f'{where}: envs.{self._name}.env.data.databases must hold the '
-              f'database of every question: {foreign.text(error)}'
+              f'database of every question: {errors.text(error)}'
             )
           continue
         self._tables[db_id] = db.tables
@@ -178,7 +178,7 @@ class Files:
     if type(count) is not int or count < num_rows:
       raise ValueError(
         f"{where} must have 'n_rows', the rows of the whole gold answer: got "
-        f'{foreign.quote(count)}, expected a whole number, {num_rows} or more'
+        f'{errors.quote(count)}, expected a whole number, {num_rows} or more'
       )
     if count > num_rows:
       result = _query(db, question.gold_sql, count)
@@ -204,7 +204,7 @@ class Files:
       raise ValueError(
         f'envs.{self._name}.env.data.questions must hold questions that can be '
         f'used: got {count} refusals for {num_rows} questions, all of them '
-        f'listed above; {foreign.text("; ".join(refusals), 1200)}; correct '
+        f'listed above; {errors.text("; ".join(refusals), 1200)}; correct '
         'them, or set skip_refused=True beside questions, to leave them out'
       )
     logger.warning(
@@ -222,8 +222,8 @@ def _check_gold(
   error = _query(db, question.gold_sql, dialogue.QUERY_ROWS).error
   if error:
     raise ValueError(
-      f'{where}: question {foreign.text(question.id)} must have a gold_sql '
-      f'that its database answers: got {foreign.quote(question.gold_sql)}, '
+      f'{where}: question {errors.text(question.id)} must have a gold_sql '
+      f'that its database answers: got {errors.quote(question.gold_sql)}, '
       f'and: {error}'
     )
 
@@ -264,7 +264,7 @@ def _rank(
   ):
     raise ValueError(
       f'{where} must have a gold answer in the order of its gold_sql: got '
-      f'{foreign.quote(rows[part])}, expected {foreign.quote(order.rows)}'
+      f'{errors.quote(rows[part])}, expected {errors.quote(order.rows)}'
     )
   return dataclasses.replace(question, ranks=order.ranks)
 

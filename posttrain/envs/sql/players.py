@@ -15,7 +15,7 @@ from typing import Any
 from posttrain import schema, types
 from posttrain.envs import base
 from posttrain.envs.sql import cells, database, dialogue, verifier, words
-from posttrain.util import foreign
+from posttrain.util import errors
 
 # (task, whether actions have a colon, random numbers) -> turns.
 Turns = Generator[str, str, None]
@@ -138,8 +138,8 @@ def demonstrate(
   except (database.Timeout, ValueError) as error:
     raise ValueError(
       f'question {task.id} of envs.{env.name} must have a gold_sql that its '
-      f'database answers: got {foreign.quote(task.info["gold_sql"])}, '
-      f'and: {foreign.text(error)}'
+      f'database answers: got {errors.quote(task.info["gold_sql"])}, '
+      f'and: {errors.text(error)}'
     ) from error
   if rollout.stop_reason != 'env_done':
     return None

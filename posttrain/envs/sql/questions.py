@@ -19,7 +19,7 @@ from typing import Any
 
 from posttrain.envs.sql import cells
 from posttrain.schema import sql
-from posttrain.util import foreign
+from posttrain.util import errors
 
 ANSWER_TYPES = ('integer', 'float', 'string', 'list', 'table')
 DIFFICULTIES = sql.DIFFICULTIES
@@ -97,13 +97,13 @@ def parse(row: Any, where: str) -> Question:
     ValueError: it is no question; begins with `where`.
   """
   if not isinstance(row, Mapping):
-    raise ValueError(f'{where} must be an object: got {foreign.quote(row)}')
+    raise ValueError(f'{where} must be an object: got {errors.quote(row)}')
   golds = row.get('gold_answers', [None])
   if 'gold_answers' in row:
     if not isinstance(golds, list) or not golds:
       raise ValueError(
         f"{where} must have 'gold_answers', a list of one or more golds: got "
-        f'{foreign.quote(golds)}'
+        f'{errors.quote(golds)}'
       )
     row = {**row, 'gold_answer': golds[0]}
   fields = {}
@@ -114,8 +114,8 @@ def parse(row: Any, where: str) -> Question:
       value = DIFFICULTIES[most - 1]
     if not fits(value):
       raise ValueError(
-        f'{where} must have {names[0]!r}: got {foreign.quote(value)}, expected '
-        f'{requirement}; the fields are {foreign.text(sorted(row))}'
+        f'{where} must have {names[0]!r}: got {errors.quote(value)}, expected '
+        f'{requirement}; the fields are {errors.text(sorted(row))}'
       )
     fields[field] = value
   first, *others = (
@@ -139,7 +139,7 @@ def is_ordered(row: Mapping[str, Any], default: bool, where: str) -> bool:
   if not isinstance(value, bool):
     raise ValueError(
       f"{where} must have 'ordered' that is true or false: got "
-      f'{foreign.quote(value)}'
+      f'{errors.quote(value)}'
     )
   return value
 
@@ -155,13 +155,13 @@ def _rows(value: Any, answer_type: str, where: str) -> cells.Rows:
     ):
       raise ValueError(
         f'{where} must have cells that are finite numbers, texts or null in '
-        f'its gold answer: got {foreign.quote(cell)}'
+        f'its gold answer: got {errors.quote(cell)}'
       )
   # A policy that gives up says null, or nothing.
   if value == '' or all(cell is None for cell in values):
     raise ValueError(
       f'{where} must have a gold answer with a value that is not null: got '
-      f'{foreign.quote(value)}'
+      f'{errors.quote(value)}'
     )
   widths, is_list = {len(row) for row in rows}, answer_type == 'list'
   kind = {'integer': int, 'float': int | float, 'string': str}.get(
@@ -173,6 +173,6 @@ def _rows(value: Any, answer_type: str, where: str) -> cells.Rows:
   if not fits or not isinstance(rows[0][0], kind):
     raise ValueError(
       f'{where} must have a gold answer that is one {answer_type}: got '
-      f'{len(rows)} rows of {sorted(widths)} cells, {foreign.quote(value)}'
+      f'{len(rows)} rows of {sorted(widths)} cells, {errors.quote(value)}'
     )
   return rows

@@ -2,14 +2,9 @@
 
 import pytest
 
-<<<<<<< HEAD
 from posttrain import schema
 from posttrain.envs import registry
-from posttrain.envs.adapters import common, traces
-=======
-from posttrain import envs, schema
 from posttrain.envs.adapters import common, verifiers_v1
->>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
 from tests.envs.adapters import servers
 
 
@@ -22,13 +17,8 @@ def read_options():
   assert not len(registry.make('a', with_rows).source('eval', 0))
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(common, 'load', lambda *names: None)
-<<<<<<< HEAD
-    patch.setattr(traces, 'load', lambda kind, options, key: [])
-    env = registry.make('a', schema.Verifiers(taskset='builtins:list'))
-=======
     patch.setattr(verifiers_v1, 'load_taskset', lambda kind, options, key: [])
-    env = envs.make('a', schema.Verifiers(taskset='builtins:list'))
->>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
+    env = registry.make('a', schema.Verifiers(taskset='builtins:list'))
     assert not len(env.source('train', 0)) and not len(env.source('eval', 0))
 
 

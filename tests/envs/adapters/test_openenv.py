@@ -10,13 +10,9 @@ import time
 import pytest
 from websockets.sync import server as websocket_server
 
-<<<<<<< HEAD
 from posttrain import schema
 from posttrain.envs import registry
-=======
-from posttrain import envs, schema
 from posttrain.envs.adapters import openenv
->>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
 from posttrain.rollout import driver
 from posttrain.schema import adapters
 from tests.envs.adapters import servers

@@ -258,7 +258,7 @@ def test_a_bad_row_is_named(tmp_path, row, words):
   ('options', 'words'),
   [
     ({'factory': 'guess'}, 'factory must be an import path'),
-    ({'factory': f'{GAMES}:Nobody'}, r'envs\.g\.env\.factory must name'),
+    ({'factory': f'{GAMES}:Nobody'}, r'envs\.g\.env\.factory must'),
     (
       {'factory': f'{GAMES}:no_environment'},
       r'envs\.g\.env\.factory must build an object with a method reset: .*int',

@@ -165,15 +165,4 @@ def test_the_missing_package_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, name)
   monkeypatch.setitem(sys.modules, 'verifiers', None)
   with pytest.raises(ValueError, match=r"pip install 'posttrain\[verifiers\]'"):
-<<<<<<< HEAD
     registry.make('v', schema.Verifiers(taskset='a:B'))
-
-
-def test_options_are_checked():
-  with pytest.raises(ValueError, match='taskset must be an import path'):
-    schema.Verifiers()
-  with pytest.raises(ValueError, match='train_tasks must be > 0'):
-    schema.Verifiers(taskset='a:B', train_tasks=0)
-=======
-    envs.make('v', schema.Verifiers(taskset='a:B'))
->>>>>>> a08efd7 (envs: one episode of one turn, one drawer of keys, adapters in one module each; OpenEnv by websockets' own client)
