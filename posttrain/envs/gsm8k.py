@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posttrain import schema, types
-from posttrain.data import jsonl, preferences, row_files, sources
+from posttrain.data import preferences, row_files, sources
 from posttrain.envs import base
 from posttrain.rewards import numeric
 from posttrain.util import errors
@@ -157,7 +157,7 @@ def read_solutions(
     ValueError: a row is malformed; names its line.
   """
   pairs = []
-  for raw, where in jsonl.objects(path):
+  for raw, where in row_files.objects(path):
     question = _text(raw, 'question', where)
     prompt = '\n\n'.join(filter(None, (question, instruction)))
     solutions = [

@@ -93,20 +93,6 @@ def test_mistake_in_the_options_names_the_key(env, message):
   assert '\n' not in str(error.value)
 
 
-def _with_judge(name):
-  entry = schema.EnvEntry(
-    env=schema.CustomEnv(import_path=f'{PATH}:{name}'), judge='init'
-  )
-  stages = {'sft': schema.Stage(envs={'mine': entry})}
-  checks.check(schema.Run(stages=stages))
-
-
-def test_a_judge_may_be_named_for_an_environment_that_uses_it():
-  _with_judge('Graded')
-  with pytest.raises(ValueError, match='mine.judge must be left out.*uses_ju'):
-    _with_judge('Echo')
-
-
 def test_a_run_trains_on_a_custom_environment(tmp_path, capsys):
   entry = {'env': {'type': 'custom', 'import_path': f'{PATH}:Echo'}}
   arguments = [
