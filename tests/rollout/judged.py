@@ -96,10 +96,6 @@ async def hangs_on(rollouts):
     raise
 
 
-async def hangs_aside(rollouts):
-  await asyncio.to_thread(ended.wait)
-
-
 def by_turns(rollouts):
   """Calls the next function of `turns`, by its name here."""
   return globals()[turns.pop(0)](rollouts)
@@ -114,80 +110,6 @@ class Unprintable(Exception):
 
 def raises_unprintable(rollouts):
   raise Unprintable
-
-
-def raises_long(rollouts):
-  raise ValueError('a' * 50_000_000)
-
-
-class Odd:
-  """A value whose every conversion fails, or one that never ends."""
-
-  def __init__(self, hangs=False):
-    self._hangs = hangs
-
-  def __len__(self):
-    return 2
-
-  def __iter__(self):
-    while self._hangs:
-      yield 1.0
-      time.sleep(0.001)
-    raise OSError('no values')
-
-  def __repr__(self):
-    raise OSError('no repr')
-
-
-def odd(rollouts):
-  return Odd()
-
-
-def endless(rollouts):
-  return Odd(hangs=True)
-
-
-class OddNumber(int):
-  def __float__(self):
-    raise OSError('no size')
-
-
-class Liar(float):
-  def __abs__(self):
-    return 0.0
-
-  def __le__(self, other):
-    return True
-
-  __lt__ = __le__
-
-
-def lies(rollouts):
-  return [Liar('nan'), Liar('1e300')]
-
-
-class Endless(Exception):
-  def __str__(self):
-    while not ended.wait(0.01):
-      pass
-    return 'ended'
-
-
-def raises_endless(rollouts):
-  raise Endless
-
-
-class Interrupting(Exception):
-  def __str__(self):
-    raise KeyboardInterrupt
-
-
-def raises_interrupting(rollouts):
-  raise Interrupting
-
-
-def odd_numbers(rollouts):
-  return [OddNumber() for _ in rollouts]
 
 
 def edits(prompts, completions, completion_ids, answer, rollouts, options):
@@ -229,20 +151,12 @@ def fine(rollouts):
   return [1.0 for _ in rollouts]
 
 
-def unordered(rollouts):
-  return {i: 1.0 for i, _ in enumerate(rollouts)}
-
-
 def huge(rollouts):
   return [10**400 for _ in rollouts]
 
 
 def exits(rollouts):
   raise SystemExit(3)
-
-
-def interrupts(rollouts):
-  raise KeyboardInterrupt
 
 
 def asks(rollouts, judge):

@@ -9,7 +9,6 @@ import pytest
 
 from posttrain import types
 from posttrain.chat import rendering, tokenizers
-from posttrain.data import packing
 from posttrain.rollout import driver, episode
 from tests.rollout import fakes
 from tests.rollout.fakes import EOS, RENDERER, Recall, raises, spec
@@ -95,17 +94,6 @@ def test_sample_of_two_turns_in_literal_tokens():
   ]
   rendered = RENDERER.render(rollout.messages).ids
   np.testing.assert_array_equal(rendered[: len(sample)], sample.ids)
-
-
-def test_sample_passes_the_check_of_packing():
-  (sample,) = run_one(['red', 'blue'], temperature=0.0).samples
-  zeros = np.zeros(len(sample), np.float32)
-  sample = dataclasses.replace(
-    sample, rl_weights=zeros, ce_weights=zeros, ref_kl_weights=zeros
-  )
-  tokens = packing.check([sample], longest=64, envs=('recall',))
-  np.testing.assert_array_equal(tokens.fields['rl_weights'], zeros)
-  assert tokens.position.tolist() == list(range(len(sample)))
 
 
 @pytest.mark.parametrize('temperature', [0.0, 0.7])
@@ -340,10 +328,6 @@ def test_engine_capacity_overflows_the_episode(capacity, length, reward):
     assert rollout.samples[0].ids.tolist() == WHOLE[:length]
 
 
-def nan_score():
-  return types.Score(float('nan'))
-
-
 HOOKS = {
   'make': (raises(OSError('no file')), r'OSError: no file \(make, fakes.py:'),
   'reset': (raises(KeyError('x')), "KeyError: 'x'"),
@@ -351,54 +335,12 @@ HOOKS = {
   'grade': (raises(StopIteration('end')), 'StopIteration: end'),
   'close': (raises(RuntimeError('late')), 'RuntimeError: late'),
 }
-RESULTS = {
-  'reset': (
-    lambda: None,
-    'reset must return a tuple of messages: got None, a N',
-  ),
-  'step': (
-    lambda: types.StepOut(({'role': 'x', 'content': ''},), done=False),
-    r'step: messages\[0\] of the environment.role must be',
-  ),
-  'grade': (
-    nan_score,
-    'grade must return a reward that is finite, of a size of at most 1e'
-    r'\+18: got nan',
-  ),
-}
-REFUSED = {
-  'reset': (
-    lambda: ({'role': 'user', 'content': '', 'tool_calls': [1]},),
-    r'ValueError: messages\[0\] must be plain text',
-  )
-}
-
-
-# A float32 cannot square them.
-REWARDS = {
-  'step': (
-    lambda: types.StepOut(reward=float('inf')),
-    'step must return a reward that is finite, of a size .*: got inf',
-  ),
-  'grade': (
-    lambda: types.Score(-1e39),
-    'grade must return a reward that is .*: got -1e.39',
-  ),
-}
 
 
 @pytest.mark.parametrize('blocking', [False, True])
-@pytest.mark.parametrize(
-  'hook, function, message',
-  [
-    (hook, *case)
-    for cases in (HOOKS, RESULTS, REFUSED, REWARDS)
-    for hook, case in cases.items()
-  ],
-)
-def test_environment_error_ends_only_its_own_episode(
-  hook, function, message, blocking
-):
+@pytest.mark.parametrize('hook', HOOKS)
+def test_environment_error_ends_only_its_own_episode(hook, blocking):
+  function, message = HOOKS[hook]
   broken = Recall(fails={hook: function}, blocking=blocking)
   specs = [spec(1), spec(2, broken), spec(3)]
   rollouts, engine = run(specs, {uid: ['red', 'red'] for uid in (1, 2, 3)})
@@ -408,24 +350,9 @@ def test_environment_error_ends_only_its_own_episode(
   failed = rollouts[1]
   assert failed.stop_reason == 'error' and failed.uid == 2
   assert failed.score == types.Score(None) and failed.samples == ()
-  pytest.raises(ValueError, _raise, failed.error).match(
-    '^recall/t2: ' + message
-  )
+  assert re.match('recall/t2: ' + message, failed.error)
   assert broken.closed == ([] if hook == 'make' else ['t2'])  # once
   assert (2 in engine.released) == (hook not in ('make', 'reset'))
-
-
-def _raise(text):
-  raise ValueError(text)
-
-
-def test_first_error_is_reported():
-  env = Recall(fails={'step': raises(OSError('a')), 'close': raises(OSError())})
-  rollout = run_one(['red'], env=env)
-  assert re.fullmatch(
-    r'recall/t7: OSError: a \(step, fakes.py:\d+\)', rollout.error
-  )
-  assert [m['content'] for m in rollout.messages] == ['name', 'red']
 
 
 def test_exception_of_the_engine_is_raised_and_closes_open_episodes():
@@ -434,34 +361,3 @@ def test_exception_of_the_engine_is_raised_and_closes_open_episodes():
   with pytest.raises(IndexError):
     driver.Driver(engine, RENDERER, 64).run([spec(1, env), spec(2, env)])
   assert env.closed == ['t1', 't2']
-
-
-def test_assertion_errors_of_the_driver_are_raised():
-  class Broken(fakes.Engine):
-    def _stop(self, uid):
-      return dataclasses.replace(super()._stop(uid), stop_reason='eos')
-
-  engine, env = Broken({1: ['crimson']}), Recall()
-  with pytest.raises(AssertionError, match='eos is a stop token'):
-    driver.Driver(engine, RENDERER, 64).run([spec(1, env, max_tokens=3)])
-  assert env.closed == ['t1']
-  with pytest.raises(AssertionError, match='the engine must complete'):
-    run([spec(1)], {}, pick=lambda uids: [])
-  with pytest.raises(AssertionError, match='unique'):
-    run([spec(1), spec(1)], {})
-
-
-def test_no_specs_give_no_rollouts():
-  assert run([], {})[0] == []
-
-
-def test_seconds_of_environments_add_up(monkeypatch):
-  ticks = itertools.count()
-  monkeypatch.setattr(driver.time, 'perf_counter', lambda: next(ticks))
-  env_driver = driver.Driver(
-    fakes.Engine({i: ['red'] * 2 for i in range(4)}), RENDERER, 64
-  )
-  env_driver.run([spec(0), spec(1)])
-  assert env_driver.env_seconds == 2 * 4  # begin, two steps, end
-  env_driver.run([spec(2, Recall(blocking=True)), spec(3)])
-  assert env_driver.env_seconds == 3 * 4

@@ -71,32 +71,16 @@ def test_reward_is_none_if_all_summands_are_none():
   assert rewards == [None, None] and metrics == {'rewards/none/faults': 0.0}
 
 
-def test_rollouts_without_samples_are_not_scored():
-  failed = types.Rollout(
-    7, two_turns.TASK, (), (), types.Score(None), 'error', 'broken'
-  )
-  rewards, _ = run([failed, two_turns.rollout(1.0)], functions(slow={}))
-  assert rewards == [None, 4.0]
-
-
 @pytest.mark.parametrize(
   ('name', 'message'),
   [
     ('one', 'must return a reward per rollout: got 1, expected 2'),
-    ('nothing', 'a reward per rollout: got None, expected 2'),
-    ('unordered', 'a reward per rollout: got {0: 1.0, 1: 1.0}, expec'),
     ('words', "well: got 'good' for rollout 0, of task 't'; None marks"),
     ('infinite', 'finite rewards, of at most 1e+18 with the weight of 1 as'),
     ('huge', 'with the weight of 1 as well: got 1000'),
     ('broken', "it raised KeyError: 'no' (judged.py:82); None marks a roll"),
     ('exits', 'must return rewards: it raised SystemExit: 3 (judged.py'),
     ('raises_unprintable', 'Unprintable: <Unprintable, whose str raises Run'),
-    ('raises_long', 'ValueError: aaa'),
-    ('odd', 'it raised OSError'),
-    ('endless', 'must return within its timeout of 0.05 s: it did not'),
-    ('lies', 'as well: got nan for rollout 0'),
-    ('raises_endless', 'must return within its timeout of 0.05 s: it did not'),
-    ('odd_numbers', 'it raised OSError: no size'),
     ('hangs', 'must return within its timeout of 0.05 s: it did not'),
     ('hangs_on', 'must return within its timeout of 0.05 s: it did not'),
   ],
@@ -212,14 +196,6 @@ def test_too_many_faults_in_a_row_stop_the_run():
   assert len(stopped.value.errors) == 2  # of the step, one of each function
 
 
-def test_unknown_parameter_raises_value_error():
-  with pytest.raises(
-    ValueError,
-    match=r"must take arguments that exist: got \['trainer_state'\], exp",
-  ):
-    run(two_turns.group(1.0, 0.0), functions(wants={}))
-
-
 def test_arguments_are_checked_before_a_run(monkeypatch):
   def graded(completions, level, *, scale, judge, extra=1, **columns):
     return [0.0 for _ in completions]
@@ -277,23 +253,6 @@ def test_endpoint_error_of_a_judge_propagates():
 
   with pytest.raises(client.EndpointError, match='away'):
     run(two_turns.group(1.0), functions(asks={'judge': 'x'}), lambda _: away)
-
-
-def test_slow_function_is_warned_about_once(caplog):
-  cfg = functions(sleeps={'timeout': 0.6, 'kwargs': {'seconds': 0.35}})
-  total, rollouts = grading.Rewards('e', cfg), two_turns.group(1.0, 0.0)
-  for _ in range(2):
-    rewards, metrics, errors = total(rollouts)
-    assert rewards[0].score.reward == 1.0 and not errors
-    assert 0.35 <= metrics['rewards/sleeps/seconds'] < 0.6
-  (record,) = caplog.records
-  assert record.getMessage().startswith(
-    f'envs.e.rewards.sleeps: {PATH}:sleeps took 0.'
-  )
-  assert record.getMessage().endswith(
-    ' s of its timeout of 0.6 s; make it faster, or raise '
-    'envs.e.rewards.sleeps.timeout'
-  )
 
 
 def test_means_of_logged_numbers_are_metrics():
@@ -366,17 +325,6 @@ def test_judge_is_resolved_once_and_replies_are_reproducible():
   )
 
 
-def test_judge_draws_depend_on_the_prompt_alone():
-  engine = toys.engine(capacity=64)
-  engine.set_params(toys.params(), -1)
-  judge = grading.LocalJudge(engine, fixtures.RENDERER)
-  a, b = [[{'role': 'user', 'content': x}] for x in 'ab']
-  options = {'max_tokens': 8, 'temperature': 1.0}
-  first = judge([a, b, a], **options)
-  assert first[0] == first[2] != first[1]
-  assert judge([b], **options) == [first[1]]
-
-
 def test_judge_calls_from_many_threads_do_not_overlap():
   class Engine:
     running = 0
@@ -398,13 +346,8 @@ def test_judge_calls_from_many_threads_do_not_overlap():
   ('options', 'message'),
   [
     ({'fn': 'json.loads'}, 'fn must be an import path'),
-    ({'fn': 'json:loads', 'timeout': 0.0}, 'timeout must be > 0'),
-    ({'fn': 'json:loads', 'timeout': float('inf')}, 'timeout must be fin'),
-    ({'fn': 'json:loads', 'max_faults': -1}, 'max_faults must be >= 0'),
     ({'fn': 'json:loads', 'weight': float('nan')}, 'weight must be fin'),
-    ({'weight': 0.0}, 'weight must be finite and not 0'),
     ({'fn': 'json:loads', 'judge': 'policy'}, 'judge must be frozen'),
-    ({'fn': 'json:loads', 'judge': 'ema:0.9'}, 'judge must be frozen'),
   ],
 )
 def test_reward_options_without_effect_are_refused(options, message):

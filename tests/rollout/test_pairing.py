@@ -6,10 +6,8 @@ import dataclasses
 import pytest
 
 from posttrain import schema, types
-from posttrain.data import preferences, sources
-from posttrain.rollout import driver as drivers
+from posttrain.data import sources
 from posttrain.rollout import pairing
-from tests.rollout import fakes
 
 RIGHT, WRONG = 'yes', 'no'
 
@@ -139,21 +137,12 @@ def test_rarer_kind_is_reused(limit, expected):
     assert len({str(x.chosen) for x in group}) == min(expected, 2)
 
 
-def test_fewer_tasks_than_prompts_are_all_used():
-  assert len(make([RIGHT, WRONG], tasks=2)[0]) == 2
-
-
 def test_eval_split_has_other_tasks_and_uids():
   pairs, count, driver = make([RIGHT, WRONG], split='eval', eval_prompts=4)
   assert count.tasks == len(pairs) == 4
   assert all(pair.prompt[0]['content'].startswith('eval') for pair in pairs)
   training = make([RIGHT, WRONG])[2].specs
   assert not {x.uid for x in driver.specs} & {x.uid for x in training}
-
-
-def test_answers_of_one_kind_raise():
-  with pytest.raises(ValueError, match='got 0 pairs of 6 tasks .* 6 tasks had'):
-    make([RIGHT, 'yes 2'])
 
 
 def test_error_without_eval_pairs_names_the_eval_options():
@@ -164,22 +153,6 @@ def test_error_without_eval_pairs_names_the_eval_options():
     ValueError, match='the eval split .* 0 pairs of 4 .* pairs.eval_prompts'
   ):
     make([RIGHT, 'yes 2'], split='eval', eval_prompts=4)
-
-
-def test_rollout_splits_messages_into_prompt_and_completion():
-  task = types.Task('3', 'e', _user('reset(seed=3)'))
-  whole = types.Rollout(
-    0,
-    task,
-    (*_user('A maze.'), *_assistant('N'), *_user('Out.')),
-    (),
-    types.Score(1.0),
-    'env_done',
-  )
-  assert whole.prompt == _user('A maze.')
-  assert whole.completion_messages == (*_assistant('N'), *_user('Out.'))
-  failed = dataclasses.replace(whole, messages=(), stop_reason='error')
-  assert (failed.prompt, failed.completion_messages) == (task.prompt, ())
 
 
 def test_tasks_with_equal_prompts_differ_by_answer_and_info():
@@ -227,22 +200,6 @@ def test_episodes_with_a_cut_turn_are_in_no_pair(reason):
   assert all(pair.rejected == _assistant(WRONG) for pair in pairs)
 
 
-@pytest.mark.parametrize(
-  ('texts', 'reason'),
-  [
-    (['red', 'red'], None),
-    (['reddish', 'red'], 'cut'),
-    (['red', 'reddish'], 'cut'),
-  ],
-)
-def test_cut_turns_make_a_rollout_unusable(texts, reason):
-  spec = fakes.spec(7, max_tokens=4)
-  (rollout,) = drivers.Driver(fakes.Engine({7: texts}), fakes.RENDERER, 64).run(
-    [spec]
-  )
-  assert len(rollout.turns) == 2 and pairing._unusable(rollout) == reason
-
-
 def test_equal_answers_graded_both_ways_are_in_no_pair():
   def grade(i, rollout):
     score = dataclasses.replace(rollout.score, correct=i in (0, 2, 4))
@@ -266,15 +223,3 @@ def test_max_errors_limits_failed_episodes():
     make([RIGHT, WRONG, 'error'])
   pairs, count, _ = make([RIGHT, WRONG, 'error'], max_errors=6)
   assert len(pairs) == count.errors == 6
-
-
-def test_pairs_survive_a_round_trip_through_a_file(tmp_path):
-  pairs, _, _ = make([RIGHT, WRONG])
-  preferences.write(tmp_path / 'p.jsonl', pairs)
-  for a, b in zip(pairs, preferences.read(tmp_path / 'p.jsonl'), strict=True):
-    assert (a.prompt, a.chosen, a.rejected, a.info) == (
-      b.prompt,
-      b.chosen,
-      b.rejected,
-      b.info,
-    )

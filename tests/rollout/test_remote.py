@@ -64,13 +64,6 @@ def test_a_worker_lost_in_any_call_changes_nothing(truth, lost):
   assert len(cluster.calls) > CALLS
 
 
-def test_many_losses_change_nothing(truth):
-  cluster = Cluster({1, 5, 9, 16})
-  rollouts, workers = play(cluster, num_workers=4)
-  assert_same(rollouts, truth)
-  assert workers.losses == 4
-
-
 def test_an_episode_is_played_again_from_its_first_call():
   cluster = Cluster({2})
   play(cluster, count=1)
@@ -182,13 +175,6 @@ def pair(handles):
   return remote.Remote(cfg, {}, lambda make, concurrency: start())
 
 
-def test_nothing_starts_before_it_is_used(pair, handles):
-  assert handles == []
-  pair.begin()
-  pair.begin()
-  assert len(handles) == 2
-
-
 def test_an_episode_gets_the_worker_with_the_fewest(pair, handles):
   taken = [pair.take(alone=False) for _ in range(5)]
   assert [handles.index(x.handle) for x in taken] == [0, 1, 0, 1, 0]
@@ -227,15 +213,6 @@ def test_a_worker_alone_ends_with_its_episode(pair, handles):
   assert handles[2].killed == 1 and pair.losses == 0
   pair.lose(pair.take(alone=True))
   assert handles[3].killed == 1 and pair.losses == 1
-
-
-def test_a_worker_that_does_not_start_is_lost(pair, handles):
-  pair.begin()
-  handles[0].starts = False
-  with pytest.raises(remote.Lost, match='no start'):
-    pair.take(alone=False)
-  assert pair.losses == 1 and handles[0].killed == 1
-  assert pair.take(alone=False).handle is handles[1]
 
 
 PATH, JUDGED = 'tests.rollout.hostile', 'tests.rollout.judged'

@@ -1,13 +1,11 @@
 """The dataset sampler: samples, and refused tasks."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
 
-from configs import machinery
-from posttrain import config, schema, types
+from posttrain import schema, types
 from posttrain.chat import rendering
 from posttrain.rollout import sampler
 
@@ -109,33 +107,6 @@ def test_tasks_without_trained_labels_are_refused_by_row(too_long):
     _rollout(_task(), max_tokens=10, too_long=too_long)
   with pytest.raises(ValueError, match='row-7 of environment e: messages'):
     _rollout(_task(prompt=({'role': 'robot', 'content': ''},)))
-
-
-@pytest.mark.parametrize(
-  'field, value',
-  [
-    ('temperature', 0.0),
-    ('temperature', float('inf')),
-    ('max_tokens', 0),
-    ('top_p', 0.9),
-    ('top_k', 5),
-    ('min_p', 0.1),
-  ],
-)
-def test_policy_sampler_refuses_truncation_and_greedy_decoding(field, value):
-  entry = schema.EnvEntry(sampler=schema.Policy())
-  overridden = machinery.config_dict(
-    schema.Run(stages={'grpo': schema.Stage(envs={'e': entry})})
-  )
-  key = 'grpo.envs.e.sampler'
-  assert (
-    config.build(overridden).stages['grpo'].envs['e'].sampler == schema.Policy()
-  )
-  node = json.dumps({'type': 'policy', field: value})
-  config.override(overridden, key, node)
-  refused = f"config.{key}(.{field} must be| has no option '{field}')"
-  with pytest.raises(ValueError, match=refused):
-    config.build(overridden)
 
 
 def test_prompts_that_leave_less_than_max_tokens_are_warned_of_once(caplog):

@@ -188,12 +188,6 @@ def test_an_error_goes_back_to_the_policy(text, words):
   assert metrics['malformed'] == (0 if 'ZeroDivision' in words else 0.5)
 
 
-def test_a_call_that_a_budget_cuts_is_malformed():
-  rollout, _ = run([call('{"a": 1, "b": 2}'), 'Done.'], max_tokens=40)
-  (reply,) = replies(rollout)
-  assert reply == 'error: the turn was cut off before the end of the call'
-
-
 @pytest.mark.parametrize('format', ['hermes', 'plain', 'llama3'])
 def test_complete_calls_of_a_truncated_turn_are_not_made(format):
   written = {
@@ -221,18 +215,6 @@ def test_complete_calls_of_a_truncated_turn_are_not_made(format):
   assert turns.play(episode, 'So it is', True, style) == ()
 
 
-def test_an_exception_whose_text_raises_is_an_error_too():
-  class Mute(Exception):
-    def __str__(self):
-      raise KeyError('x')
-
-  def fails(a):
-    raise Mute
-
-  rollout, _ = run([call('{"a": 1}'), 'Done.'], Calculator(fails))
-  assert replies(rollout) == ['error: Mute: <Mute, whose str raises KeyError>']
-
-
 def test_results_in_the_role_user_are_one_message():
   turns = env_calls.ToolTurns(TOOLS)
   text = call('{"a": 1}') + call('{}')
@@ -244,29 +226,11 @@ def test_results_in_the_role_user_are_one_message():
   }
 
 
-def test_an_episode_without_the_method_call_fails():
-  class Mute(Calculator):
-    def make(self, task):
-      return fakes.RecallEpisode(fakes.Recall(), TASK)
-
-  rollout, _ = run([call('{"a": 1}')], Mute())
-  assert rollout.stop_reason == 'error'
-  assert "has no attribute 'call'" in rollout.error
-
-
 def test_without_tools_a_turn_is_a_text_and_nothing_is_counted():
   env, text = Calculator(), call('{"a": 1}')
   rollout, _ = run([text], env, task=BARE)
   assert env.texts == [(text, False)] and rollout.score.metrics == {'own': 3}
   assert 'malformed' not in rollout_metrics.summarize([rollout])
-
-
-def test_the_share_of_malformed_turns_is_a_mean_over_episodes():
-  good, _ = run([call('{"a": 1}'), 'Done.'])
-  bad, _ = run([call('{}'), 'Done.'])
-  summary = rollout_metrics.summarize([good, bad])
-  assert summary['malformed'] == 0.25
-  assert (summary['calls'], summary['failures']) == (1, 0.5)
 
 
 def test_samplers_check_prompts_with_their_tools():
@@ -348,12 +312,3 @@ def test_a_worker_makes_and_counts_the_calls_too():
   assert worker.messages == thread.messages and len(replies(worker)) == 2
   assert worker.score == thread.score
   assert worker.score.metrics['malformed'] == 1 / 3
-
-
-def test_calls_into_an_episode_are_checked_and_copied():
-  """A result is text, whatever the tool returns."""
-  calls = env_calls.Calls(Calculator(lambda a: {'sum': [a]}), TASK)
-  calls.open()
-  (message,), _, done = calls.step(call('{"a": 1}'), False, HERMES)
-  assert message['content'] == "{'sum': [1]}" and not done
-  assert calls.method == 'call'

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain import algorithms, schema, types
+from posttrain import types
 from posttrain.algorithms import observed
 from posttrain.chat import rendering, tokenizers
-from posttrain.rollout import driver, sampler
+from posttrain.rollout import driver
 from tests.rollout import fakes
 from tests.rollout.fakes import EOS, RENDERER, Recall, spec
 
@@ -151,15 +151,6 @@ def test_each_token_is_trained_once_and_each_message_observed_once(
       assert text == rollout.messages[index]['content']
 
 
-def test_echo_weights_each_message_once():
-  rollout, _ = run(['a', 'b', 'c', 'd'], keep_exchanges=2)
-  echo = algorithms.make(
-    schema.Echo(roles={'user': schema.EchoRole(alpha=0.5)})
-  )
-  weights = echo.observation_weights(rollout)
-  assert [w.sum() for w in weights] == [2 * 2 * 0.5, 2 * 0.5]
-
-
 def test_repeated_history_does_not_count_towards_the_budget():
   for budget in range(1, 40):
     options = {'script': ['ab', 'c', 'd', 'e'], 'max_episode_tokens': budget}
@@ -168,12 +159,6 @@ def test_repeated_history_does_not_count_towards_the_budget():
     assert cut.messages == whole.messages
     assert cut.stop_reason == whole.stop_reason
     assert [t.length for t in cut.turns] == [t.length for t in whole.turns]
-
-
-def test_truncated_history_fits_if_the_whole_one_overflows():
-  assert run(['a', 'b', 'c', 'd'], 20)[0].stop_reason == 'overflow'
-  rollout, _ = run(['a', 'b', 'c', 'd'], 20, keep_exchanges=1)
-  assert rollout.stop_reason == 'env_done' and len(rollout.turns) == 4
 
 
 def test_dropped_thought_and_truncated_history_each_start_a_sample():
@@ -196,21 +181,3 @@ def test_dropped_thought_and_truncated_history_each_start_a_sample():
   # First the thought is dropped, then the first exchange.
   assert visible == [[0], [0, 1, 2], [0, 3, 4, 5, 6]]
   assert sum(int(s.mask.sum()) for s in rollout.samples) == 4 + 2 + 4 + 2
-
-
-def test_samplers_pass_the_budgets_on():
-  for cfg in (
-    schema.Policy(max_episode_tokens=5, keep_exchanges=2),
-    schema.Frozen(model='init', max_episode_tokens=5, keep_exchanges=2),
-  ):
-    episode_spec = sampler.ModelSampler(cfg, Recall(), RENDERER, 64).spec(
-      types.Task('t', 'e', ()), 3
-    )
-    assert (episode_spec.max_episode_tokens, episode_spec.keep_exchanges) == (
-      5,
-      2,
-    )
-  for cls in (schema.Policy, schema.Eval):
-    for field in ('max_episode_tokens', 'keep_exchanges'):
-      with pytest.raises(schema.FieldError, match=f'{field} must be None or'):
-        cls(**{field: 0})
