@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from posttrain import schema, types
 from posttrain.data import sources
 from posttrain.envs import base, draws
-from posttrain.rewards import similarity
+from posttrain.rewards import texts
 
 # Sorted; two to four letters each, so that lists stay short. Adding a name
 # changes every task.
@@ -60,7 +60,7 @@ def grade_turn(
   counted in names; 1 only if the list is exact, 0 without an answer.
   """
   names = parse_answer(text, truncated)
-  return 0.0 if names is None else similarity.ratio(names, answer)
+  return 0.0 if names is None else texts.ratio(names, answer)
 
 
 class AlphabetSort(base.Env):

@@ -15,7 +15,7 @@ import re
 from posttrain import schema, types
 from posttrain.data import sources
 from posttrain.envs import base, draws
-from posttrain.rewards import similarity
+from posttrain.rewards import texts
 
 _ANSWER = re.compile('[a-z]+')
 
@@ -45,7 +45,7 @@ def grade(text: str, answer: str, truncated: bool = False) -> types.Score:
   """
   word = parse_answer(text, truncated)
   return types.Score(
-    reward=0.0 if word is None else similarity.ratio(word, answer),
+    reward=0.0 if word is None else texts.ratio(word, answer),
     correct=word == answer,
     formatted=word is not None,
     answer=word,

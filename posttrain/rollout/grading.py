@@ -30,14 +30,13 @@ them in a fixed order.)
 
 import copy
 import dataclasses
-import difflib
 import functools
 import hashlib
 import inspect
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -86,20 +85,9 @@ class Result:
   error: str | None = None  # the fault, in one line
 
 
-class Judge(Protocol):
-  """A model that replies to conversations."""
-
-  def __call__(
-    self,
-    conversations: Sequence[types.Messages],
-    *,
-    max_tokens: int = 64,
-    temperature: float = 0.0,
-  ) -> list[str]:
-    """Returns the text of one reply per conversation."""
-    ...
-
-
+# A model that replies to conversations, with max_tokens=64 and temperature=0.0
+# by name: returns the text of one reply per conversation.
+Judge = Callable[..., list[str]]
 Model = Callable[[Sequence[types.Rollout]], Result]
 Rewarded = tuple[list[types.Rollout], dict[str, float], tuple[str, ...]]
 
@@ -126,7 +114,11 @@ class LocalJudge:
     ]
     # An id is a hash of the prompt, so that the draws are the same after a
     # restart; equal prompts get one reply.
-    ids = [_request_id(prompt) for prompt in prompts]
+    hashes = [
+      hashlib.blake2b(prompt.tobytes(), digest_size=8).digest()
+      for prompt in prompts
+    ]
+    ids = [int.from_bytes(x, 'big') >> 1 for x in hashes]
     by_id = {
       id: requests.Request(
         id=id,
@@ -171,13 +163,17 @@ class Function:
       ValueError: the path names no function.
     """
     assert cfg.fn is not None
-    self._cfg, self._columns, self._was_slow = cfg, columns, False
-    self._key, self._name = key, f'{key}: {cfg.fn}'
+    self._cfg, self._columns = cfg, columns
+    self._name = f'{key}: {cfg.fn}'
     self.fn = imports.function(cfg.fn, f'{key}.fn')
     self.score: Callable[[worker.Call, calls.Clock], worker.Reply]
     if workers is not None and cfg.judge is None:
       self.score = workers.reward(cfg.fn)
-    elif cfg.isolate and cfg.judge is None and not _is_own(cfg.fn):
+    elif (
+      cfg.isolate
+      and cfg.judge is None
+      and not cfg.fn.startswith('posttrain.')  # its own, or in `callables`
+    ):
       self.score = calls.process(cfg.fn, cfg.memory * 2**20)
     else:
       self.score = self._score_in_thread
@@ -207,7 +203,6 @@ class Function:
     """
     clock, count = calls.Clock(self._cfg.timeout), len(rollouts)
     reply = self._reply(rollouts, arguments, judge, clock)
-    self._warn_if_slow(clock.own)
     failed, error = frozenset(reply.bad), reply.error
     if error:
       failed = frozenset(range(count))
@@ -282,25 +277,6 @@ class Function:
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
       return dict(arguments)
     return {k: value for k, value in arguments.items() if k in parameters}
-
-  def _warn_if_slow(self, seconds: float) -> None:
-    """Logs a warning, once; a call over the timeout is a fault instead."""
-    timeout = self._cfg.timeout
-    if timeout / 2 < seconds < timeout and not self._was_slow:
-      self._was_slow = True
-      logging.getLogger('absl').warning(
-        '%s took %.2g s of its timeout of %.3g s; make it faster, or raise '
-        '%s.timeout',
-        self._name,
-        seconds,
-        timeout,
-        self._key,
-      )
-
-
-def _is_own(path: str) -> bool:
-  """Returns whether posttrain has the function, or keeps it (`callables`)."""
-  return path.startswith('posttrain.')
 
 
 def _copied(value: Any) -> Any:
@@ -509,17 +485,12 @@ def require_arguments(name: str, fn: Callable, known: Iterable[str]) -> None:
   """
   known = sorted(known)
   if wrong := missing(fn, known):
-    near = [(x, difflib.get_close_matches(x, known, 1)) for x in wrong]
-    meant = ', '.join(f'{names[0]} for {x}' for x, names in near if names)
+    hint = errors.nearest(wrong[0], known) or (
+      '; rename it or a column of your rows (env.columns), or give it a default'
+    )
     raise ValueError(
       f'{name} must take arguments that exist: got {wrong}, expected some of '
-      f'{known}'
-      + (
-        f'; did you mean {meant}?'
-        if meant
-        else '; rename the argument or a column of your rows (env.columns), or '
-        'give it a default'
-      )
+      f'{known}{hint}'
     )
 
 
@@ -576,8 +547,3 @@ def _metrics(results: Mapping[str, Result]) -> dict[str, float]:
       metrics[f'rewards/{name}'] = float(np.mean(known))
     metrics |= {f'rewards/{name}/{k}': v for k, v in result.metrics.items()}
   return metrics
-
-
-def _request_id(prompt: np.ndarray) -> int:
-  digest = hashlib.blake2b(prompt.tobytes(), digest_size=8).digest()
-  return int.from_bytes(digest, 'big') >> 1

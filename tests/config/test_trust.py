@@ -35,7 +35,7 @@ def run_of(**reward):
   [
     FOREIGN,
     'posttrain.util.imports:importlib.import_module',
-    'posttrain.rewards.similarity:np.save',
+    'posttrain.rewards.texts:np.save',
     'posttrain.main:main',
     'posttrain.rewards...os:system',
     'posttrain.rewards.../../x:f',
@@ -55,7 +55,7 @@ def test_functions_from_elsewhere_need_trust(path):
 @pytest.mark.parametrize(
   'path',
   [
-    'posttrain.rewards.similarity:ratio',
+    'posttrain.rewards.texts:ratio',
     'posttrain.envs.sql.functions:reward_correctness',
     'configs.algorithms.custom:centered',
   ],
@@ -140,7 +140,7 @@ def test_addresses_in_place_of_paths_need_trust(capsys):
     trust.check(run, 'config.json')
   trust.check(run, 'config.json', trust=True)
   assert ADDRESS in capsys.readouterr().err
-  assert not trust.named(run_of(fn='posttrain.rewards.similarity:ratio'))
+  assert not trust.named(run_of(fn='posttrain.rewards.texts:ratio'))
   text = {'hint': 'see http://h.example/ for more', 'note': 'a://'}
   assert list(trust._walk(text, 'x')) == [('x.note', 'a://')]
 

@@ -26,66 +26,47 @@ def block(text, language='python'):
   [
     ('', None),
     ('print(1)', None),
-    ('`print(`', None),
     ('```\nprint(\n```', None),  # no language
     ('```rust\nfn (\n```', None),
     ('```sql\nSELEKT\n```', None),
-    ('```rust\nfn (', None),
     ('```python print(1)```', None),  # no line of its own
-    ('``python\n(\n``', None),
     (block('print(1)'), 1),
     (block('print('), 0),
     (block(''), 1),  # an empty program
-    (block('', 'json'), 0),
     (block('return 1'), 1),  # parsed, not compiled
-    (block('print 1'), 0),
     (block('>>> 1'), 0),
-    (block('def f(x):\n  return x'), 1),
     (block('def f(x):\nreturn x'), 0),
     (block('x = 1', 'py'), 1),
     (block('x = 1', 'Python3 title="x"'), 1),
-    (block('x = 1', ' python'), 1),
     (block('x = (', 'pycon'), None),
     (block('{"a": [1, 2.5, null]}', 'json'), 1),
     (block("{'a': 1}", 'json'), 0),
     (block('{"a": 1,}', 'json'), 0),
     (block('NaN', 'json'), 0),
     (block('9' * 10_000, 'json'), 1),
-    (block('1 2', 'json'), 0),
     (block('x = 1') + block('x = (') + block('[1]', 'json'), 2 / 3),
     # An open block, as one that the token budget cuts.
     ('```python\nprint(1)', 0),
-    ('```python', 0),
     (block('x = 1') + '\n```json\n1', 1 / 2),
     ('```python\nprint(1)\n``', 0),
     # Longer fences hold shorter ones; others' blocks hide what is in them.
     ('````python\n"""\n```\n"""\n````', 1),
     ('````\n```python\n(\n```\n````', None),
-    ('```python\nx = 1\n`````', 1),
     # Indented, as within a list.
     ('1. This:\n   ```python\n   if x:\n     y\n   ```', 1),
     ('1. This:\n   ```python\n  x\n   y\n   ```', 1),
     ('\t```python\n\tx\n\t```', 1),
     ('```python\r\nif x:\r\n  y\r\n```\r\n', 1),
     (block('"\\d"'), 1),  # a doubtful escape
-    (block('1 is 1'), 1),
     # Hostile.
     (block('a\0b'), 0),
     (block('\ud800 = 1'), 0),
     (block('"\ud800"', 'json'), 1),
     (block('9' * 10_000), 0),  # more digits than Python converts
-    (block('# coding: nonsense\nx'), 1),
-    (block('('), 0),
     (block('(' * 19_000), 0),
     (block('[' * 19_000, 'json'), 0),
-    (block('{"a":' * 3_000, 'json'), 0),
-    (block('-' * 19_000 + '1'), 0),
-    (block('not ' * 4_000 + '1'), 0),
-    (block('f(' * 9_000), 0),
-    (block("f'{" * 5_000), 0),
     (block('x = 1\n' * 3_000), 1),
     (block('(' * 20_001), None),  # too long to parse
-    (block('(' * 10**6), None),
   ],
 )
 def test_the_share_of_blocks_that_parse(text, value):
@@ -161,15 +142,3 @@ def in_both():
 def test_every_text_has_a_value(text):
   value = code.syntax(text)
   assert value is None or 0 <= value <= 1
-
-
-@given(
-  st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(), x),
-    max_leaves=10,
-  )
-)
-@settings(max_examples=100, deadline=None)
-def test_what_json_writes_parses(value):
-  assert code.syntax(block(json.dumps(value, indent=1), 'json')) == 1

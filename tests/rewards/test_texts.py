@@ -10,16 +10,12 @@ from hypothesis import strategies as st
 from posttrain.rewards import texts
 
 HOSTILE = {
-  'brackets': '(' * 10**6,
   'NULs': '\0' * 10**6,
   'backticks': '`' * 10**6,
   'fences': '```\n' * 250_000,
-  'spaces': ' ' * 10**6,
-  'lines': '\n' * 10**6,
   'one word': 'a' * 10**6,
   'two words': 'a b ' * 250_000,
   'refusals': "i can't " * 125_000,
-  'surrogates': '\ud800' * 10**6,
   'contractions': "i'm " * 250_000,
 }
 
@@ -165,3 +161,52 @@ def test_a_hostile_text_costs_seconds_at_most(name):
 def test_every_text_has_grades_in_0_to_1(text):
   for values in (texts.grade(text), texts.grade(f'```py\n{text}\n```')):
     assert all(math.isfinite(x) and 0 <= x <= 1 for x in values.values())
+
+
+@pytest.mark.parametrize(
+  'one, other, length',
+  [
+    ('', '', 0),
+    ('', 'a', 0),
+    ('abc', 'abc', 3),
+    ('abc', 'cba', 1),
+    ('abcde', 'xaye', 2),
+    ('aab', 'ab', 2),
+    ('ab' * 40, 'ba' * 40, 79),
+    (['Ada', 'Ben', 'Cio'], ('Ada', 'Cio'), 2),
+  ],
+)
+def test_lcs(one, other, length):
+  assert texts.lcs(one, other) == texts.lcs(other, one) == length
+
+
+@pytest.mark.parametrize(
+  'one, other, ratio',
+  [
+    ('abcd', 'abcd', 1.0),
+    ('abcd', 'dcba', 0.25),
+    ('abcd', 'ab', 2 / 3),
+    ('abcd', 'xyz', 0.0),
+    ('', 'abc', 0.0),
+    ('', '', 1.0),
+  ],
+)
+def test_ratio(one, other, ratio):
+  assert texts.ratio(one, other) == ratio
+
+
+def table(one, other):
+  """Returns the length by Wagner and Fischer's dynamic program."""
+  best = [[0] * (len(other) + 1) for _ in range(len(one) + 1)]
+  for i, a in enumerate(one):
+    for j, b in enumerate(other):
+      best[i + 1][j + 1] = (
+        best[i][j] + 1 if a == b else max(best[i][j + 1], best[i + 1][j])
+      )
+  return best[-1][-1]
+
+
+@given(st.text('abc', max_size=30), st.text('abcd', max_size=30))
+@settings(max_examples=200, deadline=None)
+def test_lcs_equals_the_dynamic_program(one, other):
+  assert texts.lcs(one, other) == table(one, other)

@@ -212,7 +212,7 @@ def test_arguments_are_checked_before_a_run(monkeypatch):
     match=r"envs.e.rewards.x.fn must take arguments that exist: got \['level'",
   ):
     check(['lever'], **given)
-  with pytest.raises(ValueError, match='did you mean levels for level'):
+  with pytest.raises(ValueError, match='did you mean levels?'):
     check(['levels'], **given)
   with pytest.raises(ValueError, match=r"got \['scale', 'judge'\]"):
     check(['level'])
