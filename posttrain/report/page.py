@@ -21,7 +21,7 @@ from typing import Any
 
 from posttrain.metrics import writers
 from posttrain.report import panels, results, runs, stories
-from posttrain.util import files, foreign
+from posttrain.util import errors, files
 
 MAX_CHARACTERS = 100_000  # of the summary and of the config
 SECONDS = 20.0  # between two reports of a run under way, at least
@@ -54,7 +54,7 @@ class Periodic:
       if not self._warned:
         logging.getLogger('absl').warning(
           'the report could not be written, and the run goes on: %s',
-          foreign.error(error),
+          errors.describe(error),
         )
       self._warned = True
     end = time.monotonic()

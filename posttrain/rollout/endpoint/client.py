@@ -1,6 +1,7 @@
 """A frozen model on an OpenAI-compatible server.
 
-1. `check`: the server has the model, and its tokens are the policy's (`check`).
+1. `check`: the server has the model, and its tokens are the policy's: logprobs
+   of the wrong tokens look like any others.
 2. `score`: logprobs of given tokens, as `scoring.Scorer` computes them.
 3. `sample`: completions of token ids; `engine` runs episodes with it.
 4. `chat`: replies to conversations, for judges.
@@ -14,6 +15,7 @@ Axes: n tokens of a sequence.
 """
 
 import concurrent.futures
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,8 +26,8 @@ import numpy as np
 from posttrain import schema, types
 from posttrain.chat import rendering
 from posttrain.decode import requests
-from posttrain.rollout.endpoint import check as endpoint_check
 from posttrain.rollout.endpoint import http, responses
+from posttrain.util import errors
 
 EndpointError = http.EndpointError
 
@@ -40,6 +42,14 @@ _FORMS = (
   (responses.echo, {'echo': True, 'logprobs': 1, 'max_tokens': 0}),
 )
 _UNFIT = (400, 422)  # statuses of servers that refuse a field
+# Different tokenizers disagree about one of these: case, digits, space,
+# accents, other scripts, characters beyond the basic plane, code.
+_PROBE = (
+  "The 1st of 20260 tokens\u2019 tests: na\u00efve  caf\u00e9s,\tdon't\n\n"
+  'def f(x_i): return {"a": x_i ** 2 != 3.14}  # \u4f60\u597d '
+  '\u041f\u0440\u0438\u0432\u0435\u0442 \u0645\u0631\u062d\u0628\u0627 '
+  '\U0001f642\u221e'
+)
 
 
 class Endpoint:
@@ -86,6 +96,9 @@ class Endpoint:
   ) -> None:
     """Checks that the server has the model and the policy's tokens.
 
+    `posttrain.serve` publishes the fingerprint of its tokenizer and template;
+    other servers tokenize a probe. Logs a warning if neither is possible.
+
     Args:
       renderer: the policy's renderer.
       caller: the caller's name in logs and errors.
@@ -94,9 +107,71 @@ class Endpoint:
       ValueError: no model of that name, or other tokens.
       EndpointError: the server does not answer, or not in this form.
     """
-    endpoint_check.check(
-      self._client, self._cfg, renderer, caller or self._caller
-    )
+    cfg, caller = self._cfg, caller or self._caller
+    answer = self._client.request(f'{cfg.address}/models', None, caller)
+    entries = answer.get('data')
+    if not isinstance(entries, list) or not all(
+      isinstance(entry, dict) and isinstance(entry.get('id'), str)
+      for entry in entries
+    ):
+      raise EndpointError(
+        f'{cfg} must list models with an id each, in data of /models: got '
+        f'{errors.quote(entries)}',
+        200,
+      )
+    models = {entry['id']: entry for entry in entries}
+    if cfg.name not in models:
+      raise ValueError(
+        f'name must be that of a model that {cfg.address} serves: got '
+        f'{cfg.name!r}, expected one of {errors.quote(list(models))}'
+      )
+    fingerprint = models[cfg.name].get('tokenizer')
+    if fingerprint is None:
+      obstacle = self._check_tokens(renderer, caller)
+      if obstacle is not None:
+        logging.getLogger('absl').warning(
+          'NOT CHECKED that the tokens of %s are those of the policy: if they '
+          'differ, all its logprobs are wrong; %s',
+          cfg,
+          obstacle,
+        )
+    elif fingerprint != renderer.fingerprint:
+      raise ValueError(
+        f'tokenizer and chat template of {cfg} must be those of the policy: '
+        f'got fingerprint {errors.text(fingerprint, 12)}, expected '
+        f'{renderer.fingerprint[:12]}; serve the model with the tokenizer of '
+        'this run, or use a model that shares it'
+      )
+
+  def _check_tokens(
+    self, renderer: rendering.Renderer, caller: str
+  ) -> str | None:
+    """Compares the ids of a probe; returns the obstacle if it cannot."""
+    url = self._cfg.address.removesuffix('/v1') + '/tokenize'
+    tokenizer = renderer.tokenizer
+    for text in (_PROBE, *map(tokenizer.text, renderer.stop_ids)):
+      if not text:
+        continue  # a stop token without text
+      body = {'prompt': text, 'add_special_tokens': False}
+      body['model'] = self._cfg.name
+      try:
+        response = self._client.request(url, body, caller)
+      except EndpointError as error:
+        if error.status is None:
+          raise
+        return str(error)
+      actual = response.get('tokens')
+      expected = list(tokenizer.encode_scaffold(text))
+      if not actual or not isinstance(actual, list):
+        return f'got {errors.quote(response)} for the tokens of a text'
+      if actual != expected:
+        raise ValueError(
+          f'tokenizer of {self._cfg} must be that of the policy: got '
+          f'{errors.quote(actual[:8])} of {len(actual)} ids for {text!r}, '
+          f'expected {expected[:8]} of {len(expected)}; use a model that '
+          'shares the tokenizer'
+        )
+    return None
 
   def score(
     self,
@@ -206,10 +281,9 @@ class Endpoint:
   def _post(
     self, path: str, body: dict[str, Any], caller: str, tokens: int
   ) -> dict[str, Any]:
+    url = f'{self._cfg.address}/{path}'
     body = {'model': self._cfg.name, **body}
-    return self._client.post(
-      f'{self._cfg.address}/{path}', body, caller, tokens
-    )
+    return self._client.request(url, body, caller, tokens)
 
   def _chat(self, messages, options, caller) -> str:
     body = {'messages': messages, **options}

@@ -1,34 +1,31 @@
 """Requests to a server that may be busy, slow, or temporarily away.
 
-1. A request is sent by one of the client's `concurrency` threads, under limits
-   of time and size (`channel`).
+1. A request is sent by one of the client's `concurrency` threads, with one time
+   limit up to the last byte of the response, and a limit of its size. Redirects
+   are not followed: the key is for the named server alone.
 2. Status 429 and 5xx, an aborted response, and no whole response are retried
    after a wait, `tries` times in all; every wait is logged with the caller's
    name. Every other refusal is an error at once.
-3. What a server sends is quoted by `foreign`: shortened, and without the key.
-   Its own exceptions are not chained, since tracebacks would show them whole.
 """
 
 import concurrent.futures
-import datetime
-import email.utils
+import contextlib
+import json
 import logging
-import math
+import os
 import random
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import httpx
 
 from posttrain import schema
-from posttrain.rollout.endpoint import channel
-from posttrain.util import foreign, json_files, watchdog
+from posttrain.util import errors, json_files, loops, watchdog
 
 # The largest answer: the ids, texts and logprobs of some tokens, and the rest.
 # vLLM takes about 100 bytes per token, many more where a text is escaped.
 _BYTES, _BYTES_PER_TOKEN = 2**22, 2**11
-_MAX_RETRY_AFTER = 100  # characters of the header
 _SHORTEST, _LONGEST = 1.0, 30.0  # seconds between tries
 _LONGEST_RETRY_AFTER = 600.0  # seconds that a server may request
 _NOT_IMPLEMENTED = 501  # permanent, unlike the other 5xx
@@ -53,7 +50,7 @@ class EndpointError(RuntimeError):
 class _Busy(Exception):
   """A failure to retry; `seconds`: the server's Retry-After, if any."""
 
-  def __init__(self, text: str, seconds: float | None = None):
+  def __init__(self, text: str, seconds: float = 0.0):
     super().__init__(text)
     self.seconds = seconds
 
@@ -79,10 +76,36 @@ class Client:
       ValueError: the address is invalid, or the environment variable has no
         valid API key.
     """
-    self._cfg = cfg
+    self._cfg, self._calls = cfg, loops.Calls()
     self._closed = threading.Event()
     self._sleep = sleep or self._closed.wait
-    self._channel = channel.Channel(cfg, transport)
+    headers = {'Content-Type': 'application/json'}
+    if variable := cfg.api_key_env:
+      key = os.environ.get(variable, '')
+      # Errors never show the key itself.
+      if not (key and key.isascii() and key.isprintable() and ' ' not in key):
+        got = 'one with other characters' if key else 'none'
+        raise ValueError(
+          'api_key_env must name an environment variable with a key in it: got '
+          f"{got} in {variable!r}; export it, or set api_key_env to ''"
+        )
+      headers['Authorization'] = f'Bearer {key}'
+    try:
+      url = httpx.URL(cfg.base_url)
+    except httpx.InvalidURL:  # its text may have a part of the password
+      url = None
+    if url is None or not url.host:
+      raise ValueError(
+        'base_url must be an address, with user and password percent-encoded: '
+        'got another'
+      )
+    self._http = httpx.AsyncClient(
+      headers=headers,
+      auth=(url.username, url.password) if url.userinfo else None,
+      transport=transport,
+      timeout=None,  # one clock for the whole exchange
+      limits=httpx.Limits(max_connections=cfg.concurrency),
+    )
     self._pool = concurrent.futures.ThreadPoolExecutor(
       cfg.concurrency, 'endpoint'
     )
@@ -91,7 +114,20 @@ class Client:
     """Ends waits, drops requests that have not begun, closes connections."""
     self._closed.set()
     self._pool.shutdown(wait=False, cancel_futures=True)
-    self._channel.close()
+    self._calls.cancel()
+    loops.start(self._http.aclose())
+
+  @contextlib.contextmanager
+  def _open(self) -> Iterator[None]:
+    """Raises EndpointError for a call that `close` ended or dropped."""
+    try:
+      yield
+    except EndpointError:
+      raise
+    except (RuntimeError, concurrent.futures.CancelledError) as error:
+      if not self._closed.is_set():
+        raise
+      raise EndpointError(f'{self._cfg} must be open: got closed') from error
 
   def submit(
     self, fn: Callable[..., Any], *args: Any
@@ -101,19 +137,8 @@ class Client:
     Raises:
       EndpointError: `close` was called.
     """
-    try:
+    with self._open():
       return self._pool.submit(fn, *args)
-    except RuntimeError as error:
-      if not self._closed.is_set():
-        raise
-      raise EndpointError(f'{self._cfg} must be open: got closed') from error
-
-  def result(self, future: concurrent.futures.Future) -> Any:
-    """Returns a call's result; EndpointError if `close` dropped the call."""
-    try:
-      return future.result()
-    except concurrent.futures.CancelledError as error:
-      raise EndpointError(f'{self._cfg} must be open: got closed') from error
 
   def each(
     self, fn: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]
@@ -123,25 +148,17 @@ class Client:
     Raises the first error in the order of jobs, and drops the calls that have
     not begun.
     """
-    futures = [self.submit(fn, *job) for job in jobs]
-    try:
-      return [self.result(future) for future in futures]
-    finally:
-      for future in futures:
-        future.cancel()
+    with self._open():
+      return list(self._pool.map(lambda job: fn(*job), jobs))
 
-  def get(self, url: str, caller: str) -> dict[str, Any]:
-    """Returns the JSON object at a URL; see `post`."""
-    return self._request('GET', url, None, caller, 0)
-
-  def post(
-    self, url: str, body: dict[str, Any], caller: str, tokens: int = 0
+  def request(
+    self, url: str, body: dict[str, Any] | None, caller: str, tokens: int = 0
   ) -> dict[str, Any]:
     """Returns the JSON object of the server's response.
 
     Args:
       url: the request's URL.
-      body: sent as JSON.
+      body: sent as JSON, by POST; None = a GET.
       caller: the caller's name in logs and errors, as in 'environment sums'.
       tokens: the tokens that the response may be about; they bound its size.
 
@@ -149,37 +166,26 @@ class Client:
       EndpointError: the last try failed, the server refuses, or its response
         is too large or no JSON object.
     """
-    return self._request('POST', url, body, caller, tokens)
-
-  def _request(
-    self,
-    method: str,
-    url: str,
-    body: dict[str, Any] | None,
-    caller: str,
-    tokens: int,
-  ) -> dict[str, Any]:
-    tries, max_bytes = self._cfg.tries, _BYTES + _BYTES_PER_TOKEN * tokens
-    reason = None
-    for attempt in range(1, tries + 1):
+    tries, most = self._cfg.tries, _BYTES + _BYTES_PER_TOKEN * tokens
+    content = None if body is None else json.dumps(body).encode()
+    attempt = 1
+    while True:
       try:
-        return self._once(method, url, body, caller, max_bytes)
-      except _Busy as busy:
-        reason = busy
-      if attempt < tries:
+        return self._once(url, content, caller, most)
+      except _Busy as reason:
+        if attempt == tries:
+          raise EndpointError(
+            f'{self._cfg} must answer {caller}: got {reason} at the last of '
+            f'{tries} tries; start the server again, or raise timeout or tries'
+          ) from None
         self._wait(reason, attempt, caller)
-    raise EndpointError(
-      f'{self._cfg} must answer {caller}: got {reason} at the last of {tries} '
-      'tries; start the server again, or raise timeout or tries'
-    )
+      attempt += 1
 
   def _wait(self, reason: _Busy, attempt: int, caller: str) -> None:
     # Half of it is random, so that refused requests do not return all at once.
     longest = min(_LONGEST, 2 * _SHORTEST * 2.0 ** min(attempt - 1, 16))
-    seconds = longest * random.uniform(0.5, 1)
-    if reason.seconds is not None:
-      # At least Retry-After; a server may always send 1 second.
-      seconds = max(seconds, reason.seconds)
+    # At least Retry-After; a server may always send 1 second.
+    seconds = max(longest * random.uniform(0.5, 1), reason.seconds)
     logging.getLogger('absl').warning(
       '%s waits for %s: %s; try %d of %d, next in %.3g s',
       caller,
@@ -193,53 +199,64 @@ class Client:
       self._sleep(seconds)
 
   def _once(
-    self,
-    method: str,
-    url: str,
-    body: dict[str, Any] | None,
-    caller: str,
-    max_bytes: int,
+    self, url: str, content: bytes | None, caller: str, most: int
   ) -> dict[str, Any]:
+    timeout = self._cfg.timeout
     try:
       if self._closed.is_set():
-        raise channel.Closed
+        raise concurrent.futures.CancelledError
       with watchdog.waiting(lambda: f'{self._cfg} for {caller}'):
-        answer = self._channel.request(method, url, body, max_bytes)
-    except channel.NoAnswer as error:
-      raise _Busy(str(error)) from None
-    except channel.BadAnswer as error:
-      raise EndpointError(
-        f'{self._cfg} must {error}, for {caller} at {url}', error.status
-      ) from None
-    except channel.Closed:
+        response, data = self._calls.run(
+          self._exchange(url, content, most), timeout
+        )
+    except concurrent.futures.CancelledError:
       raise EndpointError(
         f'{self._cfg} must be open for {caller}: got closed'
       ) from None
-    status = answer.status
+    except (TimeoutError, httpx.TimeoutException):
+      raise _Busy(f'no answer within {timeout:g} s') from None
+    except (httpx.HTTPError, OSError) as error:
+      raise _Busy(errors.text(error) or type(error).__name__) from None
+    status = response.status_code
     if status == 429 or status >= 500 and status != _NOT_IMPLEMENTED:
-      seconds = _retry_after(answer.headers.get('Retry-After', ''))
-      raise _Busy(f'status {status}: {_message(answer)}', seconds)
+      seconds = _retry_after(response.headers.get('Retry-After', ''))
+      raise _Busy(f'status {status}: {_message(response, data)}', seconds)
     if status != 200:
       raise EndpointError(
         f'{self._cfg} must accept the request of {caller} to {url}: got status '
-        f'{status}: {_message(answer)}{_hint(answer)}',
+        f'{status}: {_message(response, data)}{_HINTS.get(status, "")}',
         status,
       )
-    return self._read(answer, max_bytes)
+    return self._read(data, most)
 
-  def _read(self, answer: channel.Answer, max_bytes: int) -> dict[str, Any]:
+  async def _exchange(
+    self, url: str, content: bytes | None, most: int
+  ) -> tuple[httpx.Response, bytes]:
+    """Returns the response and its body, decoded."""
+    method, data = 'GET' if content is None else 'POST', bytearray()
+    async with self._http.stream(method, url, content=content) as response:
+      async for piece in response.aiter_bytes():
+        data += piece
+        if len(data) > most:
+          raise EndpointError(
+            f'{self._cfg} must answer with at most {most} bytes, decoded: got '
+            'more',
+            response.status_code,
+          )
+    return response, bytes(data)
+
+  def _read(self, data: bytes, most: int) -> dict[str, Any]:
     problem = ''
     try:
-      body = json_files.parse(answer.body, 'the answer', max_bytes)
+      body = json_files.parse(data, 'the answer', most)
     except ValueError as error:
       body, problem = None, f'; {error}'
     if not isinstance(body, dict):
-      start = answer.body[:4096].decode(errors='replace')
       raise EndpointError(
         f'{self._cfg} must answer with a JSON object: got '
-        f'{foreign.quote(start or answer.reason)}{problem}; check that '
-        'base_url is that of an OpenAI-compatible API',
-        answer.status,
+        f'{errors.quote(data[:4096].decode(errors="replace"))}{problem}; check '
+        'that base_url is that of an OpenAI-compatible API',
+        200,
       )
     choices = body.get('choices')
     if isinstance(choices, list) and any(
@@ -250,38 +267,22 @@ class Client:
     return body
 
 
-def _message(answer: channel.Answer) -> str:
+def _message(response: httpx.Response, data: bytes) -> str:
   """Returns the error message of a refusal; servers use several forms."""
   try:
-    message = json_files.parse(answer.body, 'the answer')
+    message = json_files.parse(data, 'the answer')
   except ValueError:
-    message = answer.body.decode(errors='replace')
+    message = data[:4096].decode(errors='replace')
   for key in ('error', 'message', 'detail'):
     if isinstance(message, dict) and message.get(key):
       message = message[key]
-  return foreign.text(message).strip() or foreign.text(answer.reason)
+  return errors.text(message).strip() or response.reason_phrase
 
 
-def _hint(answer: channel.Answer) -> str:
-  place = answer.headers.get('Location')
-  if 300 <= answer.status < 400 and place:
-    return f'; name the address itself: {foreign.quote(place)} is not followed'
-  return _HINTS.get(answer.status, '')
-
-
-def _retry_after(text: str) -> float | None:
-  """Returns the seconds of Retry-After; None if absent or invalid."""
+def _retry_after(text: str) -> float:
+  """Returns the seconds of Retry-After; 0 if absent, a date or invalid."""
   try:
-    seconds = float(text[:_MAX_RETRY_AFTER])
+    seconds = float(text)
   except ValueError:
-    try:
-      until = email.utils.parsedate_to_datetime(text[:_MAX_RETRY_AFTER])
-      if until.tzinfo is None:  # '-0000': in UTC as well
-        until = until.replace(tzinfo=datetime.UTC)
-      now = datetime.datetime.now(datetime.UTC)
-      seconds = (until - now).total_seconds()
-    except (ValueError, TypeError, IndexError, OverflowError):
-      return None
-  if math.isnan(seconds):
-    return None
-  return min(seconds, _LONGEST_RETRY_AFTER)
+    return 0.0
+  return min(seconds, _LONGEST_RETRY_AFTER) if seconds > 0 else 0.0

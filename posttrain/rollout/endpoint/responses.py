@@ -16,12 +16,11 @@ import numpy as np
 
 from posttrain.decode import requests
 from posttrain.rollout.endpoint import http
-from posttrain.util import foreign
+from posttrain.util import errors
 
 _MINUS_INFINITY = -9999.0  # in vLLM's responses: JSON has no infinity
 _ROUNDING = 1e-2  # nats by which a logprob may exceed 0
 _LEAST = -1000.0  # nats; far below what models give
-_MAX_DIGITS = 12  # of a marked id
 _MARK = 'token_id:'  # prefix of an id in a list of tokens
 
 
@@ -64,7 +63,7 @@ def prompt_logprobs(
       continue  # the first token has no prediction
     if not isinstance(entry, dict) or str(token) not in entry:
       is_dict = isinstance(entry, dict)
-      shown = foreign.quote(list(entry)[:8] if is_dict else entry)
+      shown = errors.quote(list(entry)[:8] if is_dict else entry)
       raise _invalid(
         server,
         f'give in prompt_logprobs the logprob of token {place} of the prompt, '
@@ -189,7 +188,7 @@ def text(response: dict[str, Any], server: str) -> str:
   message = _choice(response, server).get('message')
   if not isinstance(message, dict):
     raise _invalid(
-      server, 'answer a chat with a message', foreign.quote(message)
+      server, 'answer a chat with a message', errors.quote(message)
     )
   content = message.get('content')
   calls = message.get('tool_calls')
@@ -199,9 +198,9 @@ def text(response: dict[str, Any], server: str) -> str:
     raise _invalid(
       server,
       'answer a chat with a text in choices[0].message.content',
-      f'tool_calls {foreign.quote(calls)}'
+      f'tool_calls {errors.quote(calls)}'
       if content is None
-      else foreign.quote(content),
+      else errors.quote(content),
     )
   return content.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
 
@@ -216,7 +215,7 @@ def _choice(response: dict[str, Any], server: str) -> dict[str, Any]:
     if isinstance(choices[0], dict):
       return choices[0]
   raise _invalid(
-    server, 'answer with one choice, in choices', foreign.quote(response)
+    server, 'answer with one choice, in choices', errors.quote(response)
   )
 
 
@@ -229,14 +228,14 @@ def _check_prompt(
     _check_same(shown, ids, 'read', server)
   usage = response.get('usage')
   if not isinstance(usage, dict | None):
-    raise _invalid(server, 'give usage as an object', foreign.quote(usage))
+    raise _invalid(server, 'give usage as an object', errors.quote(usage))
   count = usage.get('prompt_tokens') if usage else None
   if count not in (None, len(ids)):
     raise _invalid(
       server,
       'read the prompt as the tokens that were sent, and count them in '
       'usage.prompt_tokens',
-      f'{foreign.quote(count)} of them, expected {len(ids)}; it must add none '
+      f'{errors.quote(count)} of them, expected {len(ids)}; it must add none '
       '(bos) and cut none off',
     )
 
@@ -251,7 +250,7 @@ def _check_same(shown: Any, prompt: np.ndarray, verb: str, server: str) -> None:
   raise _invalid(
     server,
     f'{verb} the prompt as the tokens that were sent',
-    f'{foreign.quote(shown[place : place + 4])} from token {place} on, '
+    f'{errors.quote(shown[place : place + 4])} from token {place} on, '
     f'expected {ids[place : place + 4]}; it must add none (bos) and cut none '
     'off',
   )
@@ -268,7 +267,7 @@ def _marked(logprobs: dict[str, Any]) -> list[int] | None:
     if isinstance(t, str) and t.startswith(_MARK)
   ]
   complete = len(ids) == len(tokens) and all(
-    i.isascii() and i.isdecimal() and len(i) <= _MAX_DIGITS for i in ids
+    i.isdecimal() and len(i) < 12 for i in ids
   )
   return [int(i) for i in ids] if complete else None
 
@@ -281,7 +280,7 @@ def _sampled(choice: dict[str, Any], server: str, vocab_size: int) -> list[int]:
     raise _invalid(
       server,
       'return the ids of the sampled tokens in token_ids',
-      f'{foreign.quote(ids, 80)}; use a server that supports '
+      f'{errors.quote(ids)}; use a server that supports '
       'return_token_ids, as vLLM does: text that is tokenized again may be '
       'other tokens',
     )
@@ -291,8 +290,7 @@ def _sampled(choice: dict[str, Any], server: str, vocab_size: int) -> list[int]:
       server,
       "return in token_ids ids of the policy's tokenizer, which are below "
       f'{vocab_size}',
-      f'{foreign.quote(unknown[:4], 80)}; use a model that shares the '
-      'tokenizer',
+      f'{errors.quote(unknown[:4])}; use a model that shares the tokenizer',
     )
   return ids
 
@@ -303,9 +301,7 @@ def _sampled_logprobs(
   """Returns f32[count]; the response has `kept` or `count` logprobs."""
   logprobs = choice.get('logprobs')
   if not isinstance(logprobs, dict | None):
-    raise _invalid(
-      server, 'give logprobs as an object', foreign.quote(logprobs)
-    )
+    raise _invalid(server, 'give logprobs as an object', errors.quote(logprobs))
   entries = logprobs.get('token_logprobs') if logprobs else None
   values = np.zeros(count, np.float32)
   if entries is None:
@@ -337,7 +333,7 @@ def _stop_reason(
   raise _invalid(
     server,
     "end a completion by 'stop' or 'length'",
-    f'finish_reason {foreign.quote(reason, 80)}',
+    f'finish_reason {errors.quote(reason)}',
   )
 
 
@@ -353,7 +349,7 @@ def _missing_stop_id(
   raise _invalid(
     server,
     'name the stop token of a completion',
-    f'stop_reason {foreign.quote(stop, 80)}, expected one of stop_token_ids '
+    f'stop_reason {errors.quote(stop)}, expected one of stop_token_ids '
     f'{stops}; use a server that keeps the stop token among the token ids',
   )
 
@@ -365,7 +361,7 @@ def _number(value: Any, where: str, server: str) -> float:
     raise _invalid(
       server,
       f'give a logprob in [{_LEAST:g}, 0] for {where}',
-      foreign.quote(value, 80),
+      errors.quote(value),
     )
   return float(value)
 
