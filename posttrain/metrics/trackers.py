@@ -5,16 +5,12 @@
 
 metrics.jsonl is the primary record; a tracker gets a copy of its numbers.
 
-1. A tracker's step grows over all stages: it is the stage's own step plus an
-   offset, the steps of the stages before it, plus one for each of them, because
-   a stage begins with an evaluation at its step 0.
-2. WORKDIR/trackers.json holds the run's name, made at its first start, the
-   trackers that have begun, and the offsets. A later start continues the
-   tracker's run of this name, and a stage keeps its offset, even if the stages
-   before it are given more steps. If their new rows would have steps that a
-   later stage has already used (it was begun, and begins again), they follow
-   the last step of all, and the later stage follows them: a tracker keeps the
-   rows of both its trainings.
+1. A tracker's step grows over all stages: it is the stage's own step plus the
+   steps of the stages before it, plus one for each of them, because a stage
+   begins with an evaluation at its step 0.
+2. WORKDIR/trackers.json holds the run's name, made at its first start, and the
+   trackers that have begun. A later start continues the tracker's run of this
+   name.
 3. No step is logged twice. A tracker that continues names its last step, and
    first gets the later rows of metrics.jsonl, which were not sent when the
    process was killed. If a tracker does not report its last step, the
@@ -26,11 +22,9 @@ metrics.jsonl is the primary record; a tracker gets a copy of its numbers.
 """
 
 import contextlib
-import dataclasses
 import importlib.util
 import json
 import logging
-import math
 import os
 import re
 import sys
@@ -173,15 +167,6 @@ def check(names: Sequence[str]) -> None:
       )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Span:
-  """The rows of a stage from a step on: a tracker's step is theirs + offset."""
-
-  stage: str
-  first: int  # the stage's step
-  offset: int
-
-
 class _Trackers:
   """The trackers of a run under way."""
 
@@ -193,13 +178,11 @@ class _Trackers:
     workdir: str,
   ):
     """Starts the trackers; see `use`."""
-    self._offsets, offset = {}, 0  # offsets of a new run
+    self._offsets, offset = {}, 0
     for stage, steps in stages.items():
       self._offsets[stage] = offset
       offset += steps + 1
-    self._path = os.path.join(workdir, FILE)
-    self._name, self._begun, self._spans = _read(workdir)
-    self._next = 0  # above all steps that were used
+    run, begun = _read(workdir)
     rows = writers.read_metrics(os.path.join(workdir, 'metrics.jsonl'))
     written = max(map(self._step, rows), default=-1)
     self._last: dict[str, int] = {}  # the step that a tracker has
@@ -208,14 +191,14 @@ class _Trackers:
     for name in names:
       with self._tolerant(name):
         tracker = _class(name)()
-        last = tracker.start(self._name, config, workdir)
-        if name not in self._begun:
+        last = tracker.start(run, config, workdir)
+        if name not in begun:
           last = -1
         self._last[name] = written if last is None else last
-        self._next = max(self._next, self._last[name] + 1)
         self._active[name] = tracker
-    self._begun = list(dict.fromkeys([*self._begun, *self._active]))
-    self._write()
+    begun = list(dict.fromkeys([*begun, *self._active]))
+    with files.replacing(os.path.join(workdir, FILE)) as f:
+      json.dump({'run': run, 'trackers': begun}, f)
     for row in rows:
       self.log(row)
 
@@ -236,42 +219,8 @@ class _Trackers:
 
   def _step(self, row: writers.Row) -> int:
     """Returns the step of a row over all stages; -1 of one that is gone."""
-    if row['stage'] not in self._offsets:
-      return -1
-    span = self._span(row) or self._begin_span(row)
-    step = span.offset + row['step']
-    self._next = max(self._next, step + 1)
-    return step
-
-  def _span(self, row: writers.Row) -> _Span | None:
-    """Returns the span of a row; None if later ones have its step."""
-    end = math.inf
-    for span in reversed(self._spans):  # their steps grow
-      if span.stage == row['stage'] and span.first <= row['step']:
-        return span if span.offset + row['step'] < end else None
-      end = span.offset + span.first
-    return None
-
-  def _begin_span(self, row: writers.Row) -> _Span:
-    """Adds a span that begins with a row; later stages begin again."""
-    stage, step = row['stage'], row['step']
-    stages = list(self._offsets)
-    later = stages[stages.index(stage) + 1 :]
-    self._spans = [span for span in self._spans if span.stage not in later]
-    offset = max(self._offsets[stage], self._next - step)
-    self._spans.append(_Span(stage, step, offset))
-    self._write()
-    return self._spans[-1]
-
-  def _write(self) -> None:
-    """Writes trackers.json."""
-    values = {
-      'run': self._name,
-      'trackers': self._begun,
-      'offsets': [dataclasses.astuple(span) for span in self._spans],
-    }
-    with files.replacing(self._path) as f:
-      json.dump(values, f)
+    offset = self._offsets.get(row['stage'])
+    return -1 if offset is None else offset + row['step']
 
   @contextlib.contextmanager
   def _tolerant(self, name: str) -> Iterator[None]:
@@ -341,20 +290,13 @@ def _numbers(row: writers.Row) -> dict[str, float]:
   }
 
 
-def _read(workdir: str) -> tuple[str, list[str], list[_Span]]:
-  """Returns the run's name, the trackers that have begun, and the offsets."""
+def _read(workdir: str) -> tuple[str, list[str]]:
+  """Returns the run's name, and the trackers that have begun."""
   path = os.path.join(workdir, FILE)
-  with contextlib.suppress(ValueError, KeyError, TypeError):
+  if os.path.exists(path):
     values = json_files.read_object(path)
-    spans = [
-      _Span(str(stage), int(first), int(offset))
-      for stage, first, offset in values.get('offsets', ())  # of older runs: ()
-    ]
-    return _plain(values['run']), [str(x) for x in values['trackers']], spans
+    return values['run'], values['trackers']
   folder = os.path.basename(os.path.abspath(workdir))
-  return _plain(f'{folder}-{uuid.uuid4().hex[:8]}'), [], []
-
-
-def _plain(name: str) -> str:
-  """Returns a name of signs that every tracker takes."""
-  return re.sub(r'[^A-Za-z0-9_.-]+', '-', name)
+  # Signs that every tracker takes.
+  folder = re.sub(r'[^A-Za-z0-9_.-]+', '-', folder)
+  return f'{folder}-{uuid.uuid4().hex[:8]}', []

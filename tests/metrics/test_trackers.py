@@ -48,10 +48,10 @@ def forget():
   calls.clear()
 
 
-def play(workdir, rows, names=(FAKE,), position=0, stages=STAGES):
+def play(workdir, rows, names=(FAKE,), position=0):
   """One start of a run that writes these rows, as a logbook does."""
   path = str(workdir / 'metrics.jsonl')
-  with trackers.use(names, stages, {'seed': 0}, str(workdir)):
+  with trackers.use(names, STAGES, {'seed': 0}, str(workdir)):
     writer = writers.Writer(path, position)
     for stage, step in rows:
       values = {'x': step + 0.5, 'text': 'a', 'none': None, 'ok': True}
@@ -89,49 +89,6 @@ def test_a_resumed_run_goes_on_and_repeats_no_step(tmp_path):
   assert [(x['stage'], x['step']) for x in rows] == ALL
 
 
-MORE = {'sft': 5, 'grpo': 2}
-
-
-def test_a_stage_keeps_its_offset_when_earlier_ones_get_more_steps(tmp_path):
-  """As after patience has ended sft: its new steps change nothing."""
-  position = play(tmp_path, ALL[:-1])
-  position = play(tmp_path, ALL[-1:], position=position, stages=MORE)
-  play(tmp_path, [('grpo', 2)], (FAKE, f'{__name__}:New'), position, MORE)
-  # The new tracker gets all rows, at the same steps.
-  assert steps() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6, 6]
-
-
-def test_a_stage_that_goes_on_after_a_later_one_begins_after_its_rows(tmp_path):
-  """The folder of grpo was moved away, and sft has more steps."""
-  position = play(tmp_path, ALL[:4])
-  play(tmp_path, ALL[4:], position=position)
-  more = [('sft', 4), ('sft', 5), ('grpo', 0), ('grpo', 1)]
-  # Killed before a checkpoint: the first of the rows is written again.
-  for rows in (more[:1], more):
-    play(tmp_path, rows, position=position, stages=MORE)
-  play(tmp_path, [], stages=MORE)
-  assert steps() == list(range(10))
-  calls.clear()
-  play(tmp_path, [], (f'{__name__}:New',), stages=MORE)
-  assert steps() == [0, 1, 2, 3, 6, 7, 8, 9]
-
-
-def test_a_workdir_without_offsets_gets_those_that_it_had(tmp_path):
-  play(tmp_path, ALL[:5])
-  path = tmp_path / trackers.FILE
-  values = json.loads(path.read_text())
-  assert values.pop('offsets') == [['sft', 0, 0], ['grpo', 0, 4]]
-  path.write_text(json.dumps(values))
-  position = (tmp_path / 'metrics.jsonl').stat().st_size
-  play(tmp_path, ALL[5:], position=position)
-  assert steps() == [0, 1, 2, 3, 4, 5]
-  assert len({x[1] for x in calls if x[0] == 'start'}) == 1
-
-
-class New(Fake):
-  """A tracker that begins later."""
-
-
 class Slow(Fake):
   """A tracker that had not sent what came after step 1."""
 
@@ -166,14 +123,6 @@ def test_a_tracker_that_raises_is_warned_about_once(tmp_path, caplog):
     f'{__name__}:Broken',
     FAKE,
   ]
-
-
-def test_a_damaged_file_of_names_begins_a_new_run(tmp_path):
-  (tmp_path / trackers.FILE).write_text('{"run": ')
-  play(tmp_path, ALL)
-  (tmp_path / trackers.FILE).write_text('{"run": "a/b c", "trackers": []}')
-  play(tmp_path, [], position=0)
-  assert calls[-8][1] == 'a-b-c'  # every tracker takes it; all rows follow
 
 
 @pytest.mark.parametrize('name', list(trackers.ADAPTERS))

@@ -114,13 +114,6 @@ def test_a_file_shorter_than_the_position_warns_and_is_continued(
   assert steps == ([0, 7] if left else [7])
 
 
-def test_reading_skips_an_unfinished_line(tmp_path):
-  path = tmp_path / 'metrics.jsonl'
-  assert writers.read(str(path)) == []
-  path.write_text('{"stage": "sft", "step": 0}\n{"stage"')
-  assert writers.read(str(path)) == [{'stage': 'sft', 'step': 0}]
-
-
 @pytest.mark.parametrize('offset', [-1, -5])
 def test_a_position_inside_a_line_raises_and_keeps_the_file(tmp_path, offset):
   path = tmp_path / 'metrics.jsonl'
@@ -167,8 +160,3 @@ def test_garbage_within_the_file_names_the_line_and_loses_nothing(
   # What lies after the position is cut off by the first write anyway.
   writer = writers.Writer(str(path), before.index(b'\n') + 1)
   writer.close()
-
-
-def test_a_finished_run_without_metrics_is_an_error(tmp_path):
-  with pytest.raises(ValueError, match='metrics of a finished run: got none'):
-    writers.last(str(tmp_path / 'metrics.jsonl'))
