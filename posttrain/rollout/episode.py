@@ -20,8 +20,7 @@ from posttrain import types
 from posttrain.chat import rendering
 from posttrain.decode import requests
 from posttrain.envs import base
-from posttrain.rollout import calls, env_calls, remote
-from posttrain.rollout import transcript as transcripts
+from posttrain.rollout import calls, env_calls, remote, transcript
 from posttrain.util import errors
 
 # The bits of a request id that count restarts; the other bits are the uid.
@@ -98,7 +97,7 @@ class EpisodeRun:
     self._spec, self._engine, self._max_length = spec, engine, max_length
     renderer = renderer.with_tools(spec.task.tools)
     self._stop_ids, self._style = renderer.stop_ids, renderer.style
-    self._transcript = transcripts.Transcript(renderer, spec.keep_exchanges)
+    self._transcript = transcript.Transcript(renderer, spec.keep_exchanges)
     self.env: env_calls.EpisodeCalls = env_calls.Calls(spec.env, spec.task)
     if remote is not None and spec.env.blocking:
       self.env = remote.episode(spec.task)
@@ -149,12 +148,12 @@ class EpisodeRun:
 
   def _rollout(self, unseen, turns, score, stop_reason: str) -> types.Rollout:
     """Builds the rollout; `unseen`: messages after the policy's last turn."""
-    spec, transcript = self._spec, self._transcript
+    spec = self._spec
     return types.Rollout(
       spec.uid,
       spec.task,
-      (*transcript.messages, *unseen),
-      transcript.samples(spec.task, spec.temperature or 1.0),
+      (*self._transcript.messages, *unseen),
+      self._transcript.samples(spec.task, spec.temperature or 1.0),
       score,
       stop_reason,
       turns=turns,

@@ -14,9 +14,8 @@ import numpy as np
 from posttrain import schema, types
 from posttrain.data import preferences
 from posttrain.envs import base
-from posttrain.metrics import rollouts as rollout_metrics
-from posttrain.rollout import driver as drivers
-from posttrain.rollout import env_calls
+from posttrain.metrics import rollouts
+from posttrain.rollout import driver, env_calls, episode
 from posttrain.util import errors
 
 # Above the uids of training rollouts and of evaluations.
@@ -58,7 +57,7 @@ class Count:
 
 def make(
   envs: Mapping[str, base.Env],
-  driver: drivers.Driver,
+  driver: driver.Driver,
   cfg: schema.MadePairs,
   seed: int,
   max_errors: int = 0,
@@ -82,10 +81,10 @@ def make(
   for index, (name, env) in enumerate(envs.items()):
     tasks = first_tasks(env, cfg, seed, split, driver.env_timeout)
     first = FIRST_UID + index * 2**40 + (split == 'eval') * 2**39
-    rollouts = iter(
+    played = iter(
       driver.run(
         [
-          drivers.EpisodeSpec(
+          episode.EpisodeSpec(
             first + i * _TASK_UIDS + k,
             env,
             task,
@@ -98,12 +97,12 @@ def make(
       )
     )
     for i, task in enumerate(tasks):
-      group = [next(rollouts) for _ in range(cfg.samples)]
+      group = [next(played) for _ in range(cfg.samples)]
       all_rollouts += group
       pairs += _pairs(
         task, name, group, cfg.per_prompt, (seed, index, i), count
       )
-  rollout_metrics.errors(all_rollouts, max_errors)
+  rollouts.errors(all_rollouts, max_errors)
   if not pairs:
     raise ValueError(
       f'answers to the {split} split must be both correct and incorrect to '
@@ -164,23 +163,23 @@ def _pairs(
   count.answers += len(group)
   return [
     preferences.Preference(
-      rollouts[0].prompt,
+      same[0].prompt,
       chosen,
       rejected,
       f'{env}/{task.id}',
       info={'env': env, 'id': task.id},
     )
-    for rollouts in (list(by_prompt.values()) or [[]])
-    for chosen, rejected in _choose(rollouts, limit, count)
+    for same in (list(by_prompt.values()) or [[]])
+    for chosen, rejected in _choose(same, limit, count)
   ]
 
 
 def _choose(
-  rollouts: Sequence[types.Rollout], limit: int, count: Count
+  group: Sequence[types.Rollout], limit: int, count: Count
 ) -> list[tuple[types.Messages, types.Messages]]:
   """Returns (correct, incorrect) answers to one prompt; adds to `count`."""
   answers = {True: {}, False: {}}
-  for rollout in rollouts:
+  for rollout in group:
     messages = rollout.completion_messages
     distinct = answers[rollout.score.correct]
     count.repeated += repr(messages) in distinct

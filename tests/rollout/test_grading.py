@@ -342,21 +342,6 @@ def test_judge_calls_from_many_threads_do_not_overlap():
     assert len(list(pool.map(judge, batches))) == 4
 
 
-@pytest.mark.parametrize(
-  ('options', 'message'),
-  [
-    ({'fn': 'json.loads'}, 'fn must be an import path'),
-    ({'fn': 'json:loads', 'weight': float('nan')}, 'weight must be fin'),
-    ({'fn': 'json:loads', 'judge': 'policy'}, 'judge must be frozen'),
-  ],
-)
-def test_reward_options_without_effect_are_refused(options, message):
-  with pytest.raises(schema.FieldError, match=message):
-    schema.RewardFn(**options)
-  with pytest.raises(schema.FieldError, match='function, or a model, for each'):
-    schema.EnvEntry(rewards={'x': schema.RewardFn()})
-
-
 def test_rewards_replace_the_grade_in_the_advantages(monkeypatch):
   toys.install(monkeypatch)
   entry = dataclasses.replace(toys.entry(), rewards=functions(slow={}))
@@ -417,3 +402,20 @@ def test_environment_grades_with_its_judge(monkeypatch):
     for r in driver.rollouts
   ]
   assert metrics['reward/mean/toy'] == np.mean(lengths)
+
+
+@pytest.mark.parametrize(
+  ('options', 'field'),
+  [
+    ({'max_faults': 0}, 'max_faults'),
+    ({'kwargs': {'a': 1}}, 'kwargs'),
+    ({'fn': 'json:loads', 'weight': float('nan')}, 'weight'),
+    ({'fn': 'json:loads', 'judge': 'policy'}, 'judge'),
+  ],
+)
+def test_reward_options_without_effect_are_refused(options, field):
+  with pytest.raises(schema.FieldError) as error:
+    schema.RewardFn(**options)
+  assert error.value.field == field
+  with pytest.raises(schema.FieldError, match='function, or a model, for each'):
+    schema.EnvEntry(rewards={'x': schema.RewardFn()})
