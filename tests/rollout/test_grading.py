@@ -407,13 +407,13 @@ def test_environment_grades_with_its_judge(monkeypatch):
 @pytest.mark.parametrize(
   ('options', 'field'),
   [
-    ({'max_faults': 0}, 'max_faults'),
-    ({'kwargs': {'a': 1}}, 'kwargs'),
+    ({'fn': 'json.loads'}, 'fn'),
+    ({'fn': 'json:loads', 'timeout': 0.0}, 'timeout'),
     ({'fn': 'json:loads', 'weight': float('nan')}, 'weight'),
     ({'fn': 'json:loads', 'judge': 'policy'}, 'judge'),
   ],
 )
-def test_reward_options_without_effect_are_refused(options, field):
+def test_impossible_reward_options_are_refused(options, field):
   with pytest.raises(schema.FieldError) as error:
     schema.RewardFn(**options)
   assert error.value.field == field
