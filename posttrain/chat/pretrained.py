@@ -61,7 +61,14 @@ def resolve(cfg: schema.Tokenizer) -> TextSettings:
   )
   template = None
   if cfg.chat_template is not None:
-    template = _template_file(cfg.chat_template)
+    path = pathlib.Path(cfg.chat_template).expanduser()
+    if not path.is_file():
+      raise ValueError(
+        'config.tokenizer.chat_template must name an existing file: got '
+        f"{cfg.chat_template!r}; None means the directory's template, or the "
+        'built-in one'
+      )
+    template = _text(path)
   folder = cfg.path and pathlib.Path(cfg.path).expanduser()
   if not folder or not folder.is_dir():
     _check_read(template, variables)
@@ -88,7 +95,7 @@ def resolve(cfg: schema.Tokenizer) -> TextSettings:
 
 
 class Renderer(Protocol):
-  """The attributes of `renderer.Renderer` that `write` reads."""
+  """The attributes of `rendering.Renderer` that `write` reads."""
 
   tokenizer: tokenizers.Tokenizer
   template: str | None
@@ -121,10 +128,10 @@ def write(renderer: Renderer, folder: str | pathlib.Path) -> None:
   if template is None:  # its bos is the tokenizer's
     template = templates.BUILT_IN_JINJA
     values = {'bos_token': tokenizer.bos, 'eos_token': tokenizer.eos}
-  head = ''.join(
-    f'{{% set {name} = {_literal(value)} %}}\n'
-    for name, value in values.items()
-  )
+  head = ''
+  for name, value in values.items():
+    literal = 'none' if value is None else json.dumps(value, ensure_ascii=False)
+    head += f'{{% set {name} = {literal} %}}\n'
   file.write_bytes(tokenizer.content)
   (folder / 'chat_template.jinja').write_text(head + template)
   pad = tokenizer.text(tokenizer.pad_id)
@@ -161,11 +168,6 @@ def _check_read(template: str | None, variables: Mapping[str, Any]) -> None:
       f'template reads: got {name!r:.200}, expected some of '
       f'{sorted(reads)!r:.200}'
     )
-
-
-def _literal(value: Any) -> str:
-  """Returns a JSON value as a Jinja literal."""
-  return 'none' if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def check(folder: str, tokenizer: tokenizers.Tokenizer) -> None:
@@ -219,16 +221,6 @@ def _closing(
   return next(iter(ends), None)
 
 
-def _template_file(name: str) -> str:
-  path = pathlib.Path(name).expanduser()
-  if not path.is_file():
-    raise ValueError(
-      'config.tokenizer.chat_template must name an existing file: got '
-      f"{name!r}; None means the directory's template, or the built-in one"
-    )
-  return _text(path)
-
-
 def _template(folder: pathlib.Path, metadata: Mapping[str, Any]) -> str | None:
   file = folder / 'chat_template.jinja'
   if file.is_file():
@@ -236,28 +228,24 @@ def _template(folder: pathlib.Path, metadata: Mapping[str, Any]) -> str | None:
   template = _json(folder / 'chat_template.json').get('chat_template')
   template = template or metadata.get('chat_template')
   if isinstance(template, list):
-    template = _default(folder, template)
+    by_name = {
+      entry['name']: entry.get('template')
+      for entry in template
+      if isinstance(entry, dict) and isinstance(entry.get('name'), str)
+    }
+    if 'default' not in by_name:
+      raise ValueError(
+        f'{folder}/tokenizer_config.json must have a chat template named '
+        f"'default': got {sorted(by_name)!r:.200}; set "
+        'config.tokenizer.chat_template'
+      )
+    template = by_name['default']
   if template is not None and not isinstance(template, str):
     raise ValueError(
       f'{folder}/tokenizer_config.json: chat_template must be a text: got '
       f'{template!r:.200}'
     )
   return template
-
-
-def _default(folder: pathlib.Path, templates: list[Any]) -> Any:
-  """Returns the template named 'default' of several."""
-  by_name = {}
-  for entry in templates:
-    if isinstance(entry, dict) and isinstance(entry.get('name'), str):
-      by_name[entry['name']] = entry.get('template')
-  if 'default' not in by_name:
-    raise ValueError(
-      f'{folder}/tokenizer_config.json must have a chat template named '
-      f"'default': got {sorted(by_name)!r:.200}; set "
-      'config.tokenizer.chat_template'
-    )
-  return by_name['default']
 
 
 def stop_ids(folder: str | pathlib.Path) -> tuple[int, ...]:

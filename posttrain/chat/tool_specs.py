@@ -165,30 +165,23 @@ def describe(tools: Tools, format: str) -> str:
     format: the format of calls, one of `tool_calls.FORMATS`; of any other, such
       as 'text', nothing is said.
   """
-  functions = (tool['function'] for tool in tools)
-  lines = (f'- {_signature(x)}{_summary(x)}' for x in functions)
-  how = [f'Call a tool by writing {_HOW[format]}.'] if format in _HOW else []
-  return '\n'.join(('Tools:', *lines, *how))
-
-
-def _signature(function: Mapping[str, Any]) -> str:
-  schema = function.get('parameters', {})
-  required = schema.get('required', ())
-  arguments = (
-    f'{name}{"" if name in required else "?"}{_annotation(x)}'
-    for name, x in schema.get('properties', {}).items()
-  )
-  return f'{function["name"]}({", ".join(arguments)})'
-
-
-def _annotation(schema: Any) -> str:
-  kind = _kind(schema)
-  return '' if kind == 'any' else f': {kind}'
-
-
-def _summary(function: Mapping[str, Any]) -> str:
-  lines = str(function.get('description') or '').splitlines()
-  return f': {lines[0]}' if lines else ''
+  lines = ['Tools:']
+  for tool in tools:
+    function = tool['function']
+    schema = function.get('parameters', {})
+    arguments = []
+    for name, argument in schema.get('properties', {}).items():
+      optional = '' if name in schema.get('required', ()) else '?'
+      kind = _kind(argument)
+      arguments.append(
+        f'{name}{optional}' + ('' if kind == 'any' else f': {kind}')
+      )
+    summary = str(function.get('description') or '').splitlines()[:1]
+    head = f'- {function["name"]}({", ".join(arguments)})'
+    lines.append(': '.join([head, *summary]))
+  if format in _HOW:
+    lines.append(f'Call a tool by writing {_HOW[format]}.')
+  return '\n'.join(lines)
 
 
 def _kind(schema: Any) -> str:
@@ -223,13 +216,9 @@ def _fits(value: Any, schema: Any) -> bool:
   if 'items' in schema and isinstance(value, list):
     if not all(_fits(item, schema['items']) for item in value):
       return False
-  return not kinds or any(_is(value, kind) for kind in kinds)
-
-
-def _is(value: Any, kind: str) -> bool:
   if isinstance(value, bool):  # an int in Python, no number in JSON
-    return kind == 'boolean'
-  return isinstance(value, _CLASSES[kind])
+    return not kinds or 'boolean' in kinds
+  return not kinds or any(isinstance(value, _CLASSES[kind]) for kind in kinds)
 
 
 class Described:

@@ -133,7 +133,19 @@ def parse(
   named = {column for column in COLUMNS if column in raw} - {'margin'}
   info = {key: value for key, value in raw.items() if key not in COLUMNS}
   if named == {'prompt', 'completion', 'label'}:
-    return _labelled(raw, info, where)
+    prompt = rows.turns_of(raw['prompt'], 'prompt', 'user', where)
+    answer = rows.answer_of(raw, 'completion', prompt, where)
+    if not isinstance(raw['label'], bool):
+      raise ValueError(
+        f'{where}: label must be true or false: got {raw["label"]!r:.200}'
+      )
+    if 'margin' in raw:
+      raise ValueError(
+        f'{where}: margin must be left out: got {raw["margin"]!r:.200}, but '
+        'there is one answer'
+      )
+    both = (answer, None) if raw['label'] else (None, answer)
+    return Preference(prompt, *both, where, info=info)
   if named not in ({'prompt', 'chosen', 'rejected'}, {'chosen', 'rejected'}):
     raise ValueError(
       f'{where}: a preference must have {_FORM}: '
@@ -152,26 +164,15 @@ def parse(
       f'{where}: rejected must be another answer than chosen: got '
       f'{raw["rejected"]!r:.200} twice; drop the row'
     )
-  return Preference(prompt, *answers, where, _margin(raw, where), info)
-
-
-def _labelled(
-  raw: Mapping[str, Any], info: Mapping[str, Any], where: str
-) -> Preference:
-  """Reads a row with one answer and its label."""
-  prompt = rows.turns_of(raw['prompt'], 'prompt', 'user', where)
-  answer = rows.answer_of(raw, 'completion', prompt, where)
-  if not isinstance(raw['label'], bool):
+  margin = raw.get('margin', 0.0)
+  is_number = isinstance(margin, int | float) and not isinstance(margin, bool)
+  # NaN compares false, and integers of any size exactly.
+  if not (is_number and abs(margin) <= MAX_MARGIN):
     raise ValueError(
-      f'{where}: label must be true or false: got {raw["label"]!r:.200}'
+      f'{where}: margin must be a finite number of at most {MAX_MARGIN:g}: got '
+      f'{margin!r:.200}'
     )
-  if 'margin' in raw:
-    raise ValueError(
-      f'{where}: margin must be left out: got '
-      f'{raw["margin"]!r:.200}, but there is one answer'
-    )
-  both = (answer, None) if raw['label'] else (None, answer)
-  return Preference(prompt, *both, where, info=info)
+  return Preference(prompt, *answers, where, float(margin), info)
 
 
 def _shared(raw: Mapping[str, Any], where: str) -> types.Messages:
@@ -195,18 +196,6 @@ def _shared(raw: Mapping[str, Any], where: str) -> types.Messages:
       "into 'prompt', or at the beginning of both"
     )
   return chosen[:shared]
-
-
-def _margin(raw: Mapping[str, Any], where: str) -> float:
-  margin = raw.get('margin', 0.0)
-  is_number = isinstance(margin, int | float) and not isinstance(margin, bool)
-  # NaN compares false, and integers of any size exactly.
-  if not (is_number and abs(margin) <= MAX_MARGIN):
-    raise ValueError(
-      f'{where}: margin must be a finite number of at most {MAX_MARGIN:g}: got '
-      f'{margin!r:.200}'
-    )
-  return float(margin)
 
 
 def _raw(pair: Preference) -> dict[str, Any]:

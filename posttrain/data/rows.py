@@ -73,7 +73,9 @@ class Rows(Sequence[Row]):
     for index, (raw, where) in enumerate(checked):
       row = parse(raw, where, columns, key)
       self.hashes[index] = hashed(row.prompt)
-      if _is_empty(row.completion):
+      turns = [x for x in row.completion if x['role'] == 'assistant']
+      texts = (x['content'].strip() or 'tool_calls' in x for x in turns)
+      if turns and not any(texts):
         empty.append(where)
     if empty:
       logging.getLogger('absl').warning(
@@ -277,14 +279,6 @@ def answer_of(
       'prompt'
     )
   return turns
-
-
-def _is_empty(completion: types.Messages) -> bool:
-  """Returns whether there are assistant turns, all without a text."""
-  turns = [x for x in completion if x['role'] == 'assistant']
-  return bool(turns) and not any(
-    turn['content'].strip() or 'tool_calls' in turn for turn in turns
-  )
 
 
 def _require_answer(

@@ -75,7 +75,23 @@ class Examples(Sequence[tuple[Mapping[str, Any], str]]):
       ValueError: there is no such data set or split, or it is not in
         ArrayRecord.
     """
-    builder, folder, named = _open(path)
+    import tensorflow_datasets as tfds  # slow to import
+
+    folder, named = os.fspath(path), None
+    if tfds_names.is_name(folder):
+      named = tfds_names.parse(folder).split
+      folder = tfds_names.find(folder)
+    known = [
+      file.parent
+      for depth in range(4)
+      for file in pathlib.Path(folder).glob('*/' * depth + 'dataset_info.json')
+    ]
+    if len(known) != 1:
+      raise ValueError(
+        f'a TFDS folder must hold one data set: got {list(map(str, known))} in '
+        f'{folder!r}; name the folder of one version'
+      )
+    builder = tfds.builder_from_directory(known[0])
     names = _HELD_OUT if split == 'eval' else (split,)
     names = (named.partition('[')[0],) if named else names
     present = [name for name in names if name in builder.info.splits]
@@ -109,27 +125,6 @@ class Examples(Sequence[tuple[Mapping[str, Any], str]]):
       for index, example in zip(indices, examples, strict=True):
         where = f'{self._where}:{index + 1}'
         yield _row(example, where), where
-
-
-def _open(path: str | pathlib.Path) -> tuple[Any, str, str | None]:
-  """Returns (a TFDS builder, its folder, the split that a name has)."""
-  import tensorflow_datasets as tfds  # slow to import
-
-  folder, split = os.fspath(path), None
-  if tfds_names.is_name(folder):
-    split = tfds_names.parse(folder).split
-    folder = tfds_names.find(folder)
-  known = [
-    file.parent
-    for depth in range(4)
-    for file in pathlib.Path(folder).glob('*/' * depth + 'dataset_info.json')
-  ]
-  if len(known) != 1:
-    raise ValueError(
-      f'a TFDS folder must hold one data set: got {list(map(str, known))} in '
-      f'{folder!r}; name the folder of one version'
-    )
-  return tfds.builder_from_directory(known[0]), folder, split
 
 
 def _builder(examples: Mapping[str, list], name: str, folder: pathlib.Path):

@@ -49,21 +49,16 @@ class TokenizedPairs:
   @property
   def fingerprint(self) -> str:
     """A hash of tokens, masks and margins; without the reference logprobs."""
-    return sources.fingerprint(
-      *(
-        part
-        for pair in (*self.pairs, *self.mismatched)
-        if pair is not None
-        for part in (
-          np.float64(pair.margin).tobytes(),
-          *(
-            part
-            for answer in (pair.chosen, pair.rejected)
-            for part in _bytes(answer)
-          ),
+    parts = []
+    for pair in filter(None, (*self.pairs, *self.mismatched)):
+      parts.append(np.float64(pair.margin).tobytes())
+      for answer in (pair.chosen, pair.rejected):
+        parts += (
+          (b'', b'')
+          if answer is None
+          else (answer.ids.tobytes(), answer.mask.tobytes())
         )
-      )
-    )
+    return sources.fingerprint(*parts)
 
 
 def tokenize(
@@ -188,12 +183,6 @@ def with_ref_logprobs(
   )
 
 
-def _bytes(sample: types.Sample | None) -> tuple[bytes, ...]:
-  if sample is None:
-    return (b'', b'')
-  return sample.ids.tobytes(), sample.mask.tobytes()
-
-
 def _sample(
   row: preferences.Preference,
   answer: types.Messages | None,
@@ -229,7 +218,9 @@ def _sample(
 
 def length(pair: types.Pair) -> int:
   """Returns the tokens of a pair: both answers, each with its prompt."""
-  return sum(len(answer) for answer in _answers(pair) if answer is not None)
+  return sum(
+    len(answer) for answer in (pair.chosen, pair.rejected) if answer is not None
+  )
 
 
 def pack(
@@ -260,15 +251,34 @@ def pack(
   Raises:
     ValueError: a pair is longer than a row; names the data row.
   """
-  bins = [
-    _assign_rows([p for p in x if p is not None], row_tokens, per_row)
-    for x in (pairs, mismatched)
-  ]
+  bins = []
+  for some in (pairs, [x for x in mismatched if x is not None]):
+    for pair in some:
+      if length(pair) > row_tokens:
+        row = (pair.chosen or pair.rejected).row
+        raise ValueError(
+          f'row {row}: both answers, with the prompt before each, must fit '
+          f'into batch.row_tokens={row_tokens}: got {length(pair)} tokens; '
+          "raise row_tokens, or set pairs.too_long to 'drop'"
+        )
+    rows_of_pairs, _ = packing.first_fit(
+      [length(pair) for pair in some], row_tokens, len(some), per_row
+    )
+    bins.append([[some[i] for i in row] for row in rows_of_pairs])
   max_micro_batches = sum(
     math.ceil(len(x) / (rows * longest_pairs)) for x in (pairs, mismatched)
   )
   num_micro_batches, num_mismatched = (math.ceil(len(x) / rows) for x in bins)
-  arrays = _padding((max_micro_batches * rows, row_tokens), per_row, pad_id)
+  shape = max_micro_batches * rows, row_tokens
+  arrays = {
+    'ids': np.full(shape, pad_id, np.int32),
+    'mask': np.zeros(shape, bool),
+    'segment_ids': np.zeros(shape, np.int32),
+    'positions': np.zeros(shape, np.int32),
+    'present': np.zeros((shape[0], per_row, 2), bool),
+    'ref_logprobs': np.zeros((shape[0], per_row, 2), np.float32),
+    'margins': np.zeros((shape[0], per_row), np.float32),
+  }
   for first_row, members in zip(
     (0, num_micro_batches * rows), bins, strict=True
   ):
@@ -288,44 +298,6 @@ def pack(
   )
 
 
-def _padding(
-  shape: tuple[int, int], per_row: int, pad_id: int
-) -> dict[str, np.ndarray]:
-  """Returns the arrays of a batch without pairs, of shape [rows, ...]."""
-  rows = shape[0]
-  return {
-    'ids': np.full(shape, pad_id, np.int32),
-    'mask': np.zeros(shape, bool),
-    'segment_ids': np.zeros(shape, np.int32),
-    'positions': np.zeros(shape, np.int32),
-    'present': np.zeros((rows, per_row, 2), bool),
-    'ref_logprobs': np.zeros((rows, per_row, 2), np.float32),
-    'margins': np.zeros((rows, per_row), np.float32),
-  }
-
-
-def _answers(pair: types.Pair) -> tuple[types.Sample | None, ...]:
-  return pair.chosen, pair.rejected
-
-
-def _assign_rows(
-  pairs: Sequence[types.Pair], row_tokens: int, per_row: int
-) -> list[list[types.Pair]]:
-  """Returns the pairs of each row."""
-  for pair in pairs:
-    if length(pair) > row_tokens:
-      name = next(x.row for x in _answers(pair) if x is not None)
-      raise ValueError(
-        f'row {name}: both answers, with the prompt before each, must fit '
-        f'into batch.row_tokens={row_tokens}: got {length(pair)} tokens; '
-        "raise row_tokens, or set pairs.too_long to 'drop'"
-      )
-  bins, _ = packing.first_fit(
-    [length(pair) for pair in pairs], row_tokens, len(pairs), per_row
-  )
-  return [[pairs[index] for index in members] for members in bins]
-
-
 def _write_row(
   arrays: dict[str, np.ndarray], row: int, pairs: Sequence[types.Pair]
 ) -> None:
@@ -333,7 +305,7 @@ def _write_row(
   start = 0
   for k, pair in enumerate(pairs):
     arrays['margins'][row, k] = pair.margin
-    for a, sample in enumerate(_answers(pair)):
+    for a, sample in enumerate((pair.chosen, pair.rejected)):
       if sample is None:
         continue
       place = (row, slice(start, start + len(sample)))
