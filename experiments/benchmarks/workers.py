@@ -26,7 +26,7 @@ from posttrain.rollout import driver
 from posttrain.stage import components as components_lib
 from posttrain.stage import models as stage_models
 
-RECIPE = 'experiments/launch/cluster/waiting_grpo.py'
+RECIPE = 'experiments/launch/cluster/waiting.py'
 
 
 def parse(argv):

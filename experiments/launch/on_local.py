@@ -21,4 +21,5 @@ def submit(
         print(shlex.join(jobs_lib.command(job, python, place)))
     return 0
   folder, restarts = options.workdir, options.restarts
-  return sweep.run(jobs, folder, options.jobs, restarts, python)
+  commands = sweep.local(python)
+  return sweep.run(jobs, folder, options.jobs, restarts, commands)

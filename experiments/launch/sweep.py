@@ -38,6 +38,7 @@ _FINISHED = 'finished.json'
 _POLL_SECONDS = 0.1
 # After a process has failed, for the others of its run to end.
 _OTHERS_SECONDS = 120.0
+Commands = Callable[[jobs_lib.Job], list[list[str]]]
 _TAIL = 4000  # characters of a log's last line
 
 
@@ -63,14 +64,14 @@ class Run:
   started: float = dataclasses.field(default_factory=time.monotonic)
   failed_at: float | None = None
 
-  def start(self, python: str) -> None:
+  def start(self, commands: Sequence[Sequence[str]]) -> None:
     """Starts all processes; their output is appended to the log."""
     os.makedirs(self.job.workdir, exist_ok=True)
     self.failed_at = None
     with open(os.path.join(self.job.workdir, LOG), 'ab') as log:
       self.processes = [
         subprocess.Popen(
-          jobs_lib.command(self.job, python, place),
+          words,
           stdin=subprocess.DEVNULL,
           stdout=log,
           stderr=log,
@@ -79,7 +80,7 @@ class Run:
           # on.
           process_group=0,
         )
-        for i, place in enumerate(places(self.job, _free_port()))
+        for i, words in enumerate(commands)
       ]
 
   def _environment(self, process: int) -> dict[str, str]:
@@ -118,6 +119,16 @@ def places(job: jobs_lib.Job, port: int | str) -> list[jobs_lib.Place | None]:
   return [jobs_lib.Place(address, i) for i in range(job.hosts)]
 
 
+def local(python: str) -> Commands:
+  """Returns the commands of jobs whose processes are on this machine."""
+
+  def commands(job: jobs_lib.Job) -> list[list[str]]:
+    where = places(job, _free_port())
+    return [jobs_lib.command(job, python, place) for place in where]
+
+  return commands
+
+
 class Sweep:
   """Runs jobs, some at a time."""
 
@@ -126,7 +137,7 @@ class Sweep:
     jobs: Sequence[jobs_lib.Job],
     at_a_time: int = 1,
     restarts: int = 20,
-    python: str = sys.executable,
+    commands: Commands | None = None,
   ):
     """Starts nothing yet.
 
@@ -134,7 +145,7 @@ class Sweep:
       jobs: the jobs; finished jobs are left out.
       at_a_time: number of runs at a time.
       restarts: how often each run is started again.
-      python: the interpreter.
+      commands: the processes of a job; None = those of `local`.
     """
     self.waiting: list[jobs_lib.Job] = []
     for job in jobs:
@@ -147,7 +158,7 @@ class Sweep:
     self.signals: list[int] = []  # that were received
     self._running: list[Run] = []
     self._at_a_time, self._restarts = at_a_time, restarts
-    self._python = python
+    self._commands = commands or local(sys.executable)
 
   def stop(self, number: int, *_: object) -> None:
     """Passes a signal on to the runs, and starts no more; a handler."""
@@ -179,7 +190,7 @@ class Sweep:
     _say(f'{job.name}: started, see {os.path.join(job.workdir, LOG)}')
 
   def _start(self, run: Run) -> None:
-    run.start(self._python)
+    run.start(self._commands(run.job))
     for number in self.signals:  # one that came while it was starting
       run.send(number)
 
@@ -210,7 +221,7 @@ def run(
   folder: str,
   at_a_time: int = 1,
   restarts: int = 20,
-  python: str = sys.executable,
+  commands: Commands | None = None,
 ) -> int:
   """Runs all jobs; prints their table and writes it to the folder.
 
@@ -219,13 +230,13 @@ def run(
     folder: where the results are written.
     at_a_time: as in `Sweep`.
     restarts: as in `Sweep`.
-    python: as in `Sweep`.
+    commands: as in `Sweep`.
 
   Returns:
     The exit code: 0, 1 if a run has failed, 75 or 130 if runs are left after
     SIGTERM or Ctrl-C.
   """
-  code = play(jobs, at_a_time, restarts, python)
+  code = play(jobs, at_a_time, restarts, commands)
   print('\n'.join(results.write(jobs, folder)), flush=True)
   return code
 
@@ -234,10 +245,10 @@ def play(
   jobs: Sequence[jobs_lib.Job],
   at_a_time: int = 1,
   restarts: int = 20,
-  python: str = sys.executable,
+  commands: Commands | None = None,
 ) -> int:
   """Runs all jobs; names the failed ones; returns the exit code of `run`."""
-  sweep = Sweep(jobs, at_a_time, restarts, python)
+  sweep = Sweep(jobs, at_a_time, restarts, commands)
   with handled(sweep.stop):
     sweep.run()
   for name, failure in sweep.failures.items():

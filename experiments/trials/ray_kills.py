@@ -30,7 +30,7 @@ from experiments.trials import base, kill_resume
 
 STEPS, KILLS, LIMIT = 12, 5, 600
 COUNT = 'rollout/worker_restarts'
-RECIPE = 'experiments/launch/cluster/waiting_grpo.py'
+RECIPE = 'experiments/launch/cluster/waiting.py'
 TITLES = {  # of the process to kill, in its command line
   'workers': b'ray::_Actor.call',  # while it runs a call
   'trainer': b'--process_id=',

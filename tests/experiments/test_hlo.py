@@ -143,31 +143,6 @@ def test_wrapped_async_and_fused_collectives_count_once():
   assert module.bytes() == {'reduce-scatter': 1024}
 
 
-def test_parts_of_a_collective_in_fusions_count_once():
-  names = {
-    'fused_computation.1': 'AsyncCollectiveStart',
-    'async_collective_fusion.2': 'Other',
-    'fused_computation.3': 'AsyncCollectiveDone',
-  }
-  module = parse(
-    '\n'.join(
-      f'%f{i} = f32[32,16]{{1,0}} fusion(%p), kind=kCustom, calls=%{name}'
-      for i, name in enumerate(names)
-    ),
-    ''.join(
-      f"""
-%{name} (q: f32[8,16]) -> f32[32,16] {{
-  %q = f32[8,16]{{1,0}} parameter(0)
-  %g = f32[32,16]{{1,0}} all-gather(%q), {GROUPS}, dimensions={{0}}
-  ROOT %c = f32[32,16] custom-call(%g), custom_call_target="{target}"
-}}
-"""
-      for name, target in names.items()
-    ),
-  )
-  assert only(module).computation == 'fused_computation.1'
-
-
 LOOPS = f"""
 %inner (i: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {{
   %i = (s32[], /*index=1*/f32[8,16]{{1,0}}) parameter(0)
@@ -237,26 +212,6 @@ def test_the_bound_of_a_condition_is_a_trip_count(condition, trips):
     LOOPS + test,
   )
   assert only(module).times == trips
-
-
-def test_custom_calls_and_copies_in_loops():
-  body = LOOPS.replace(
-    '%x = f32[8,16]{1,0} get-tuple-element(%i), index=1',
-    '%z = f32[8,16]{1,0} get-tuple-element(%i), index=1\n'
-    '  %c = f32[8,16]{0,1} copy(%z)\n'
-    '  %x = f32[8,16]{1,0} custom-call(%c), custom_call_target="kernel"',
-  )
-  module = parse(
-    '%d = f32[8,16]{0,1} copy(%p)\n'
-    '%t = (s32[], f32[8,16]{1,0}) tuple(%d, %p)\n'
-    'ROOT %w = (s32[], f32[8,16]{1,0}) while(%t), condition=%test, '
-    'body=%outer, backend_config={"known_trip_count":{"n":"3"}}',
-    body,
-  )
-  ((call, times),) = module.custom_calls()
-  assert ('"kernel"' in call.attributes, times) == (True, 15)
-  assert [x.name for x in module.copies(512)] == ['c']
-  assert module.copies(1024) == []
 
 
 def test_calls_and_conditionals_are_followed_and_add_up():
@@ -393,8 +348,3 @@ def test_arrays_of_a_file_are_left_out_with_their_copies(file, names):
   )
   spanning = module.spanning((4, 8), {128}, outside=('/ops/dense.py',))
   assert [x.name for x, _ in spanning] == names
-
-
-def test_a_text_without_an_entry_is_refused():
-  with pytest.raises(ValueError, match='ENTRY'):
-    hlo.parse('HloModule jit_f')

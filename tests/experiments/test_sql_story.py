@@ -3,33 +3,7 @@
 import json
 import types
 
-import pytest
-
 from experiments.examples import sql_story
-
-
-@pytest.mark.parametrize(
-  'right, count, text',
-  [
-    # middle (0.5 + 0.19208) / 1.38416, half 0.26340
-    (5, 10, '50.0% (23.7% to 76.3%)'),
-    (0, 10, '0.0% (0.0% to 27.8%)'),  # high z^2 / (n + z^2)
-    (10, 10, '100.0% (72.2% to 100.0%)'),
-  ],
-)
-def test_interval_is_wilsons(right, count, text):
-  assert sql_story.interval(right, count) == text
-
-
-def test_difference_is_paired():
-  # 3 questions won, 1 lost, 4 alike: mean 0.25, variance (4 - 8 / 16) / 7,
-  # which is 0.5, half 1.96 sqrt(0.5 / 8) = 0.49.
-  pairs = [(False, True)] * 3 + [(True, False)] + [(True, True)] * 4
-  assert sql_story.difference(pairs) == '+25.0 (-24.0 to +74.0) points'
-  reverse = [(after, before) for before, after in pairs]
-  assert sql_story.difference(reverse) == '-25.0 (-74.0 to +24.0) points'
-  equal = [(True, True)] * 2
-  assert sql_story.difference(equal) == '+0.0 points'
 
 
 def make_run(folder, stages):
@@ -60,21 +34,19 @@ def test_differences_are_between_the_last_two_stages(tmp_path):
     make_run(tmp_path / 'a', {'sft': sft, 'grpo': grpo}),
     make_run(tmp_path / 'b', {'sft': sft, 'grpo': sft}),
   ]
-  one = '| a | grpo, not sft | sql | +25.0 (-24.0 to +74.0) points |'
-  assert sql_story.differences(runs[:1]).splitlines()[2:] == [one]
-  # 16 questions: mean 0.125, variance (4 - 16 / 64) / 15 = 0.25,
-  # half 1.96 * 0.5 / 4 = 0.245.
-  assert sql_story.differences(runs).splitlines()[2:] == [
-    one,
-    '| b | grpo, not sft | sql | +0.0 points |',
-    '| all 2 | grpo, not sft | sql | +12.5 (-12.0 to +37.0) points |',
+  # 3 questions won, 1 lost, 4 alike: mean 0.25, variance (4 - 8 / 16) / 7,
+  # which is 0.5, half 1.96 sqrt(0.5 / 8) = 0.49; of 16 questions mean 0.125,
+  # variance (4 - 16 / 64) / 15 = 0.25, half 1.96 * 0.5 / 4 = 0.245.
+  assert sql_story.differences(runs)[2:] == [
+    '| a | grpo, not sft | sql | +25.0 (-24.0 to +74.0) |',
+    '| b | grpo, not sft | sql | +0.0 (+0.0 to +0.0) |',
+    '| all 2 | grpo, not sft | sql | +12.5 (-12.0 to +37.0) |',
   ]
-  assert '| a | nothing | sql | 0.0% ' in sql_story.rates(runs)
-  assert '| mean of 2 | grpo | sql | 75.0% |' in sql_story.rates(runs)
-
-
-def test_one_stage_has_no_differences(tmp_path):
-  assert not sql_story.differences([make_run(tmp_path, {'sft': [True] * 8})])
+  rates = '\n'.join(sql_story.rates(runs))
+  assert '| a | nothing | sql | 0.0% ' in rates
+  assert '| mean of 2 | grpo | sql | 75.0% |' in rates
+  (alone,) = [make_run(tmp_path / 'c', {'sft': [True] * 8})]
+  assert not sql_story.differences([alone])
 
 
 def test_attempts_are_columns_and_turns_are_rows():
@@ -82,9 +54,8 @@ def test_attempts_are_columns_and_turns_are_rows():
     prompt=({'content': 'how many dogs\ntables: dogs\nleft: 8'},), answer=7
   )
   turns = [
-    {'role': 'assistant', 'content': 'QUERY\nSELECT a || b FROM `dogs`'},
+    {'role': 'assistant', 'content': 'QUERY SELECT a || b'},
     {'role': 'tool', 'content': 'result: <b> | 2\nx_y\nleft: 7'},
-    {'role': 'assistant', 'content': ''},
   ]
   short = [{'role': 'assistant', 'content': 'ANSWER 7'}]
   table = sql_story._side_by_side(
@@ -94,13 +65,10 @@ def test_attempts_are_columns_and_turns_are_rows():
       'after': {'messages': short, 'correct': True},
     },
   )
-  assert table.splitlines() == [
-    '**how many dogs; tables: dogs; left: 8** (expected: `7`)',
-    '',
+  assert table.splitlines()[2:] == [
     '| before | after |',
     '|---|---|',
-    r'| `QUERY`<br>`` SELECT a \|\| b FROM `dogs` `` | `ANSWER 7` |',
+    r'| <code>QUERY SELECT a \|\| b</code> | <code>ANSWER 7</code> |',
     r'| result: \<b\> \| 2<br>x\_y | **right** |',
-    '| (empty) |  |',
     '| **wrong** |  |',
   ]

@@ -20,18 +20,6 @@ def parse(*words):
   return cluster.PARSER.parse([*BASE, '--workdir=x', *words])
 
 
-def test_the_arguments_of_the_trainers_are_those_of_the_driver():
-  flags = parse(
-    *('--config.seed=3', '--time_limit=1h', '--trust_config'),
-    *('--config.sft.steps=5', '--hosts=2'),
-  )
-  assert flags.words == [
-    *BASE,
-    *('--workdir=x', '--config.seed=3', '--config.sft.steps=5'),
-    *('--time_limit=1h', '--trust_config'),
-  ]
-
-
 def test_resources_of_a_trainer():
   assert parse().bundle == {'CPU': 1.0}
   assert parse('--gpus=8', '--cpus=4', '--resources={"TPU": 4}').bundle == {
@@ -81,7 +69,7 @@ def wait_for_rows(workdir, count):
     ('experiments.launch.cluster', [*BASE, '--hosts=2'], ('grpo', 20)),
     (
       'posttrain.main',
-      ['--config=experiments/launch/cluster/waiting_grpo.py:ray'],
+      ['--config=experiments/launch/cluster/waiting.py:ray'],
       ('grpo', 20),
     ),
   ],

@@ -54,23 +54,6 @@ def test_a_missing_program_is_one_line(place, capsys, monkeypatch, tmp_path):
   )
 
 
-def test_xmanager_without_its_package_is_one_line(
-  capsys, monkeypatch, tmp_path
-):
-  monkeypatch.setitem(sys.modules, 'xmanager', None)
-  words = ['--on=xmanager', *BASE, f'--workdir={tmp_path}']
-  assert launch.main(words) == exits.USAGE
-  assert re.fullmatch(
-    r"error: --on=xmanager must have .*pip install 'posttrain\[launch\]'.*\n",
-    capsys.readouterr().err,
-  )
-
-
-def test_a_place_without_a_module_is_one_line():
-  with pytest.raises(ValueError, match='--on=moon must have the module'):
-    launch._place('moon')
-
-
 @pytest.mark.parametrize(
   ('words', 'error'),
   [

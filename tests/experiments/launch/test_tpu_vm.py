@@ -44,11 +44,6 @@ def test_every_value_reaches_the_run_as_it_is(programs):
   assert command[-1] == '--coordinator=auto'
 
 
-def test_a_slice_of_one_host_joins_nobody(programs):
-  run(on_tpu_vm.script(scripts.nasty_job(), make()), programs)
-  assert '--coordinator' not in (programs / 'args').read_text()
-
-
 @pytest.mark.parametrize(
   ('codes', 'restarts', 'starts', 'code'),
   [
@@ -72,12 +67,6 @@ def test_it_starts_again_after_some_exit_codes_and_not_for_ever(
   )
   assert run(text, programs) == code
   assert (programs / 'starts').read_text() == 'start\n' * starts
-
-
-def test_setup_comes_first_and_its_output_is_in_the_log(programs):
-  options = make(setup=['export CODE=7', 'echo "ready $CODE"'])
-  run(on_tpu_vm.script(jobs.Job('x', 'c', (), (), 'w'), options), programs)
-  assert (programs / 'log').read_text() == 'ready 7\n'
 
 
 def test_an_image_runs_with_the_workdirs_folder(programs):
