@@ -16,10 +16,8 @@ The same episodes of configs/sql.py, stage `grpo`, are run alternately by
 with one engine. RUN is a workdir of the recipe. Without it weights are random,
 and episodes have 3 turns, because none of them ever answers.
 
-Prints a row per design: medians over the repeats; `to_lock_step` is its speed
-relative to lock-step within a repeat. Matrix products of another shape round
-differently, so a sampled token may differ: `other` counts the episodes whose
-tokens are not those of `held`.
+Prints a row per design: medians over the repeats. Matrix products of another
+shape round differently, so a sampled token may differ.
 """
 
 import argparse
@@ -96,33 +94,53 @@ def main(argv=None) -> None:
   for uid in range(args.episodes):
     task = task if uid % GROUP else next(environment.source)
     specs.append(environment.sampler.spec(task, uid))
-  stage, walls, tokens = components.stage, {}, {}
-  designs = {
-    'lock-step': (LockStepEngine(engine), {}),
-    'held': (engine, {}),
-    'held overlap': (engine, {'overlap': True}),
-  }
-  for repeat in range(args.repeats + 1):
-    for name, (own, options) in designs.items():
-      rollout = dataclasses.replace(stage.rollout, **options)
-      player = driver.Driver(
-        own, components.renderer, stage.batch.row_tokens, rollout
-      )
+  stage = components.stage
+  overlap = dataclasses.replace(stage.rollout, overlap=True)
+
+  def player(own, rollout):
+    tokens = stage.batch.row_tokens
+    return driver.Driver(own, components.renderer, tokens, rollout)
+
+  play(
+    {
+      'lock-step': player(LockStepEngine(engine), stage.rollout),
+      'held': player(engine, stage.rollout),
+      'held overlap': player(engine, overlap),
+    },
+    specs,
+    args.repeats,
+  )
+
+
+def play(players: dict, specs, repeats: int) -> None:
+  """Plays the same episodes in turns; prints a row per player.
+
+  `to_first` is its speed relative to the first player's within a repeat;
+  `other` counts the episodes whose tokens are not those of the last player.
+  """
+  walls, tokens, first = {name: [] for name in players}, {}, {}
+  for repeat in range(repeats + 1):
+    for name, one in players.items():
       begin = time.perf_counter()
-      rollouts = player.run(specs)
-      if repeat:  # the first one compiles
-        walls.setdefault(name, []).append(time.perf_counter() - begin)
+      rollouts = one.run(specs)
+      seconds = time.perf_counter() - begin
       tokens[name] = {x.uid: _sampled(x) for x in rollouts}
+      if repeat:
+        walls[name].append(seconds)
+      else:  # compiles, starts workers
+        first[name] = timing.rounded(seconds)
+  base, *_ = walls.values()
+  *_, last = tokens.values()
   for name, seconds in walls.items():
-    ratios = [a / b for a, b in zip(walls['lock-step'], seconds, strict=True)]
-    wall = statistics.median(seconds)
-    other = sum(tokens['held'][uid] != x for uid, x in tokens[name].items())
+    ratios = [a / b for a, b in zip(base, seconds, strict=True)]
+    wall, own = statistics.median(seconds), tokens[name]
     timing.emit(
-      design=name,
-      episodes_per_s=timing.rounded(args.episodes / wall),
-      tokens_per_s=timing.rounded(sum(map(len, tokens[name].values())) / wall),
-      to_lock_step=timing.rounded(statistics.median(ratios)),
-      other=other,
+      player=name,
+      first_s=first[name],
+      episodes_per_s=timing.rounded(len(own) / wall),
+      tokens_per_s=timing.rounded(sum(map(len, own.values())) / wall),
+      to_first=timing.rounded(statistics.median(ratios)),
+      other=sum(last[uid] != ids for uid, ids in own.items()),
     )
   timing.emit_matmul()
 

@@ -322,6 +322,8 @@ def environments(scratch: base.Scratch) -> str:
       *scratch.tiny(workdir),
       f'--config.grpo.envs.arithmetic.env={json.dumps(env)}',
       '--config.grpo.rollout.env_timeout=2',
+      '--config.grpo.eval.prompts=2',
+      '--config.grpo.eval.samples=0',
       '--config.grpo.rollout.max_errors=999',
     )
     base.expect(done, base.DONE)
