@@ -272,6 +272,7 @@ def train(
     from posttrain import compilation
     from posttrain import train as loop
     from posttrain.hosts import joining
+    from posttrain.report import page
     from posttrain.stage import about, summary
 
     stack.enter_context(joining.join(place, os.path.join(workdir, 'hosts')))
@@ -292,7 +293,7 @@ def train(
     processes.on(0, begin)
     _print_plans(run, stages, sys.stderr)
     compilation.enable_compilation_cache(run.compilation_cache)
-    final = loop.run(stages, workdir, stop, profile)
+    final = loop.run(stages, workdir, stop, profile, page.Periodic(workdir))
     with watchdog.phase('report', first=True):
       processes.on(0, lambda: _report(workdir))
     is_first = processes.is_first()
@@ -360,12 +361,12 @@ def _preflight(
   run: schema.Run, devices: Devices | None = None
 ) -> dict[str, Any]:
   """Returns the checked components of each stage."""
-  from posttrain.stage import components
+  from posttrain.stage import preflight
   from posttrain.util import memory
 
   memory.keep_freed_memory()
   processes.on(0, lambda: trackers.check(run.metrics.trackers))
-  return components.preflight(run, devices)
+  return preflight.check(run, devices)
 
 
 def _print_plans(

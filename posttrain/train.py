@@ -12,7 +12,7 @@ import jax
 from posttrain import processes
 from posttrain.metrics import goodput as goodputs
 from posttrain.metrics import writers
-from posttrain.stage import build, components, profiles, progress
+from posttrain.stage import build, components, logbook, profiles, progress
 from posttrain.stage import job as jobs
 from posttrain.util import preemption
 
@@ -64,15 +64,17 @@ def run(
   workdir: str,
   stop: preemption.Signal,
   profile: range | None = None,
+  report: logbook.Report | None = None,
 ) -> dict[str, Any]:
   """Runs the stages in order; continues an interrupted run of `workdir`.
 
   Args:
-    stages: name -> components, from `components.preflight`; each is dropped
+    stages: name -> components, from `preflight.check`; each is dropped
       when its stage ends.
     workdir: the run's folder, claimed by `main.claim`.
     stop: requests to save and end.
     profile: the steps of each stage to trace; None = none.
+    report: writes the report of the run while it goes on; None = no report.
 
   Returns:
     The final evaluation: `stage`, `step` and every `eval/*` value.
@@ -91,7 +93,7 @@ def run(
     with (
       jobs.explain_oom(stage.plan),
       contextlib.closing(
-        build.make(stage, workdir, position, stop, profile, goodput)
+        build.make(stage, workdir, position, stop, profile, goodput, report)
       ) as job,
     ):
       train(job, stop)

@@ -7,7 +7,7 @@ import pytest
 
 from posttrain import main, make_pairs, schema
 from posttrain.data import preferences
-from posttrain.stage import components
+from posttrain.stage import preflight
 from tests.envs import test_gsm8k
 
 
@@ -63,8 +63,8 @@ def test_capacity_fits_the_longest_sampled_question(tmp_path):
   flags = make_pairs.PARSER.parse(
     ['--output=x', '--checkpoint=y', '--prompts=1']
   )
-  small = components.make(run, 'sft')
-  large = components.make(
+  small = preflight.make(run, 'sft')
+  large = preflight.make(
     run,
     'sft',
     min_capacity=lambda renderer, data: make_pairs._max_length(

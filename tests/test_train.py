@@ -15,7 +15,7 @@ from experiments.trials import kill_resume
 from posttrain import main, train
 from posttrain.checkpoints import reading
 from posttrain.metrics import writers
-from posttrain.stage import build, components
+from posttrain.stage import build, preflight
 from posttrain.training import step as train_step
 from posttrain.util import preemption
 
@@ -279,7 +279,7 @@ def test_nothing_of_a_stage_that_is_over_stays_on_the_devices(tmp_path):
     ],
   )
   main.claim(str(tmp_path), run)
-  stage = components.make(run, 'sft')
+  stage = preflight.make(run, 'sft')
   gc.collect()
   before = {id(x) for x in jax.live_arrays()}
   stop = preemption.Signal()

@@ -12,6 +12,7 @@ from posttrain.pipeline import environment as environments
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import driver as drivers
 from posttrain.rollout import references
+from posttrain.rollout.endpoint import client
 from tests import fixtures
 
 ROW_TOKENS = 32
@@ -137,6 +138,7 @@ def pipeline_and_driver(
     lambda model, width: scoring.Scorer(model, 4, width, mesh),
     capacity=ROW_TOKENS,
     load=lambda name: references.Model(init, fixtures.MODEL),
+    connect=lambda *args: client.Endpoint(*args[:2], vocab_size=args[2]),
   )
   refs.set_policy({'policy': weights})
   players = {'policy': driver}

@@ -34,8 +34,8 @@ from posttrain.checkpoints import policies
 from posttrain.decode import requests
 from posttrain.models import transformer
 from posttrain.rollout import driver
-from posttrain.stage import components as components_lib
 from posttrain.stage import models as stage_models
+from posttrain.stage import preflight
 
 GROUP = 8  # episodes of a task, as in the recipe
 
@@ -81,9 +81,7 @@ def main(argv=None) -> None:
   overrides = [('grpo.rollout.slots', str(args.slots))]
   if not args.checkpoint:
     overrides.append(('grpo.envs.sql.env.budget', '3'))
-  components = components_lib.make(
-    program.load('configs/sql.py', overrides), 'grpo'
-  )
+  components = preflight.make(program.load('configs/sql.py', overrides), 'grpo')
   params = transformer.init(jax.random.key(0), components.model)
   if args.checkpoint:
     params = policies.load(args.checkpoint).params

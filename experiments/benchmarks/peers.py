@@ -324,7 +324,7 @@ def our_dpo(shape, folder: str):
   import jax
 
   from posttrain import schema
-  from posttrain.stage import build, components
+  from posttrain.stage import build, preflight
   from posttrain.util import preemption
 
   rng = np.random.default_rng(0)
@@ -358,7 +358,7 @@ def our_dpo(shape, folder: str):
     compilation_cache=None,
     metrics=schema.Metrics(progress=False),
   )
-  job = build.make(components.make(run, 'dpo'), folder, 0, preemption.Signal())
+  job = build.make(preflight.make(run, 'dpo'), folder, 0, preemption.Signal())
   state = job.learner.state
 
   def work():

@@ -18,8 +18,8 @@ from experiments.benchmarks import episodes
 from posttrain import main as program
 from posttrain.models import transformer
 from posttrain.rollout import driver
-from posttrain.stage import components as components_lib
 from posttrain.stage import models as stage_models
+from posttrain.stage import preflight
 
 RECIPE = 'experiments/launch/cluster/waiting.py'
 
@@ -43,7 +43,7 @@ def main(argv=None) -> None:
     }
     run = program.load(RECIPE, [(k, str(x)) for k, x in overrides.items()])
     name = f'ray {count}' if count else 'threads'
-    stages[name] = components_lib.make(run, 'grpo')
+    stages[name] = preflight.make(run, 'grpo')
   first = stages['threads']
   engine = stage_models.engine(first)
   engine.set_params(transformer.init(jax.random.key(0), first.model), 0)

@@ -37,9 +37,7 @@ from posttrain import compilation, config, schema, sharding, types
 from posttrain import main as main_lib
 from posttrain.metrics import writers
 from posttrain.pipeline import tokens as token_pipeline
-from posttrain.rollout import references as refs
-from posttrain.stage import components, learner, logbook
-from posttrain.stage import models as stage_models
+from posttrain.stage import learner, loading, logbook, preflight
 from posttrain.training import token_export
 from posttrain.util import flags as flags_lib
 from posttrain.util import timers
@@ -134,18 +132,18 @@ def build(
   The learner starts with the parameters that the stage started with.
   """
   name, stage = flags.stage, run.stages[flags.stage]
-  renderer = components.load_renderer(run)
-  model = components.model_options(run, name, renderer)
+  renderer = preflight.load_renderer(run)
+  model = preflight.model_options(run, name, renderer)
   mesh = sharding.make_mesh(run.mesh)
   spec = learner.make_spec(run, name, model, mesh, tuple(stage.envs))
   root = os.path.dirname(os.path.abspath(flags.exports))
-  folders = {'init': refs.resolve(stage.init, root)}
-  load = stage_models.loader(
-    run, model, renderer, mesh, root, folders, spec.weights_like
-  )
-  base = spec.base(load)
+  folders = {'init': loading.resolve(stage.init, root)}
+  init = loading.Loader(
+    run.seed, root, folders, spec.weights_like, model, renderer, mesh
+  ).init
+  base = spec.base(init)
   return (
-    spec.learner(spec.fresh(load, base), base),
+    spec.learner(spec.fresh(init, base), base),
     logbook.make(
       run,
       name,

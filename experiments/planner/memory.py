@@ -377,13 +377,13 @@ def dpo(args) -> dict:
   """Returns the row of `args.child`."""
   import jax
 
-  from posttrain.stage import build, components
+  from posttrain.stage import build, preflight
   from posttrain.util import memory, preemption
 
   memory.keep_freed_memory()
   run = recipe(args)
   start, meter = resident(), Meter()
-  stage = components.make(run, 'dpo')
+  stage = preflight.make(run, 'dpo')
   job = build.make(
     stage, os.path.join(args.folder, args.child), 0, preemption.Signal()
   )

@@ -15,7 +15,7 @@ from posttrain.algorithms import streams
 from posttrain.chat import rendering
 from posttrain.envs import base
 from posttrain.metrics import rollouts as rollout_metrics
-from posttrain.rollout import calls, env_calls, grading, remote
+from posttrain.rollout import calls, env_calls, grading
 from posttrain.rollout import sampler as samplers
 from posttrain.util import side_by_side
 
@@ -127,7 +127,7 @@ class Environment:
     self,
     judge: Callable[[schema.Reference], grading.Judge] | None,
     reward_model: Callable[[str], grading.Model] | None,
-    workers: remote.Remote | None = None,
+    workers: env_calls.Workers | None = None,
   ) -> grading.Rewards:
     """Returns its rewards, all of whose models are loaded.
 

@@ -31,7 +31,7 @@ from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.pipeline import base, rollout_rows
 from posttrain.pipeline import environment as environments
 from posttrain.pipeline import tally as tallies
-from posttrain.rollout import calls, grading, remote
+from posttrain.rollout import calls, env_calls, grading
 from posttrain.rollout import driver as drivers
 from posttrain.rollout import references as refs
 from posttrain.rollout import sampler as samplers
@@ -134,7 +134,7 @@ class TokenPipeline(base.Pipeline):
     scorer: algorithms.base.Scorer | None = None,
     judge: Callable[[schema.Reference], grading.Judge] | None = None,
     reward_model: Callable[[str], grading.Model] | None = None,
-    workers: remote.Remote | None = None,
+    workers: env_calls.Workers | None = None,
     clock: timers.Timers | None = None,
   ):
     """Starts at the first task of every source.

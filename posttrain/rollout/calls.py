@@ -66,6 +66,17 @@ class TooManyThreads(RuntimeError):
   """More calls that were given up run on than a process can carry."""
 
 
+class EndpointError(RuntimeError):
+  """A server that does not answer, refuses, or gives an invalid answer.
+
+  `status` is the HTTP status of an answer; None = no answer.
+  """
+
+  def __init__(self, message: str, status: int | None = None):
+    super().__init__(message)
+    self.status = status
+
+
 def hung() -> int:
   """Returns the number of threads that were given up and still run."""
   with _lock:

@@ -34,7 +34,7 @@ from typing import Any
 
 from posttrain import processes, schema, types
 from posttrain.chat import rendering
-from posttrain.rollout import calls, episode, remote
+from posttrain.rollout import calls, env_calls, episode
 from posttrain.util import side_by_side
 
 CLOSE_SECONDS = 10.0  # the time limit of closing an episode after an exception
@@ -51,7 +51,7 @@ class Driver:
     renderer: rendering.Renderer,
     max_length: int,
     cfg: schema.Rollout | None = None,
-    remote: remote.Remote | None = None,
+    remote: env_calls.Workers | None = None,
   ):
     """Makes a driver.
 

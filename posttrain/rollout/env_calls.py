@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import numbers
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from posttrain import types
 from posttrain.chat import rendering, tool_calls, tool_specs
@@ -53,6 +53,28 @@ def late(where: str, method: str, error: calls.Late) -> EnvError:
     f'{where}: {method} must return within rollout.env_timeout='
     f'{error.seconds:g} s: it did not, and was given up'
   )
+
+
+class Workers(Protocol):
+  """Worker processes of environments and reward functions, as `remote.Remote`.
+
+  `losses` counts the workers that were lost or given up.
+  """
+
+  losses: int
+
+  def begin(self) -> None:
+    """Starts the workers."""
+
+  def episode(self, task: types.Task) -> 'EpisodeCalls':
+    """Returns the calls into the episode of a task, in a worker."""
+    ...
+
+  def reward(
+    self, path: str
+  ) -> Callable[[worker.Call, calls.Clock], worker.Reply]:
+    """Returns a reward function in a worker."""
+    ...
 
 
 class EpisodeCalls(abc.ABC):

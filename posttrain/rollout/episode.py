@@ -20,7 +20,7 @@ from posttrain import types
 from posttrain.chat import rendering
 from posttrain.decode import requests
 from posttrain.envs import base
-from posttrain.rollout import calls, env_calls, remote, transcript
+from posttrain.rollout import calls, env_calls, transcript
 from posttrain.util import errors
 
 # The bits of a request id that count restarts; the other bits are the uid.
@@ -81,7 +81,7 @@ class EpisodeRun:
     engine: Engine,
     renderer: rendering.Renderer,
     max_length: int,
-    remote: remote.Remote | None = None,
+    remote: env_calls.Workers | None = None,
   ):
     """Prepares an episode; nothing runs before the generator does.
 

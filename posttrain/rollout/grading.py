@@ -43,8 +43,7 @@ import numpy as np
 from posttrain import processes, schema, types
 from posttrain.chat import rendering
 from posttrain.decode import requests
-from posttrain.rollout import calls, remote, worker
-from posttrain.rollout.endpoint import client
+from posttrain.rollout import calls, env_calls, worker
 from posttrain.util import errors, exits, imports, side_by_side, watchdog
 
 _LOGGERS = ('log_metric', 'log_extra')
@@ -148,7 +147,7 @@ class Function:
     key: str,
     cfg: schema.RewardFn,
     columns: Callable[[], Iterable[str]] = tuple,
-    workers: remote.Remote | None = None,
+    workers: env_calls.Workers | None = None,
   ):
     """Imports a function.
 
@@ -259,7 +258,7 @@ class Function:
   def _score_in_thread(
     self, call: worker.Call, clock: calls.Clock
   ) -> worker.Reply:
-    passes = (client.EndpointError,)
+    passes = (calls.EndpointError,)
     return calls.run(
       lambda: worker.answer(self.fn, call, calls.wait, passes), clock
     )
@@ -296,7 +295,7 @@ class Rewards:
     columns: Callable[[], Iterable[str]] = tuple,
     judge: Callable[[schema.Reference], Judge] | None = None,
     reward_model: Callable[[str], Model] | None = None,
-    workers: remote.Remote | None = None,
+    workers: env_calls.Workers | None = None,
   ):
     """Imports the functions; looks up all judges and reward models.
 

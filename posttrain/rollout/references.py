@@ -13,9 +13,8 @@ The grammar is that of `init`. A model in this process is sharded as the policy
 is; the model of a path may have another shape. All have the policy's tokens.
 Equal references share one model.
 
-1. `resolve`: the folder of a name, fixed when a stage begins.
-2. `Loader`: the model of a folder.
-3. `References`: the algorithms' scorer.
+`stage.loading` resolves a name to a folder, fixed when a stage begins, and
+loads its model. `References` is the algorithms' scorer.
 
 `References.start` returns before the logprobs exist, so that several models
 work side by side: a thread waits for a server, and devices compute the programs
@@ -26,20 +25,14 @@ run must do so in the same order. The thread of a server does neither.
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from posttrain import processes, schema, scoring, sharding, types
+from posttrain import processes, schema, scoring, types
 from posttrain.chat import rendering
-from posttrain.checkpoints import weight_folders, weights
-from posttrain.models import hf_config, transformer
-from posttrain.rollout.endpoint import client
 from posttrain.util import side_by_side
 
 Params = Any
@@ -155,6 +148,7 @@ class References:
     capacity: int,
     load: Callable[[str], Model],
     held: Mapping[str, Params] | None = None,
+    connect: Callable[[schema.Endpoint, str, int], Any] | None = None,
   ):
     """Starts without models; they are loaded on first use.
 
@@ -166,12 +160,15 @@ class References:
       load: returns the model of a name; called once per name, unless the name
         is in `held` or tracks the policy.
       held: parameters of the policy's shape that are in memory anyway.
+      connect: returns the client of a server, by its options, the caller's name
+        and the number of tokens; None = there are no servers.
     """
     self._model, self._renderer = model, renderer
     self._scorer, self._capacity, self._load = scorer, capacity, load
     self._scorers: dict[tuple[schema.Model, int], scoring.Scorer] = {}
     self._models = {k: Model(v, model) for k, v in (held or {}).items()}
-    self._endpoints: dict[schema.Endpoint, client.Endpoint] = {}
+    self._connect = connect
+    self._endpoints: dict[schema.Endpoint, Any] = {}
 
   def set_policy(self, params: Mapping[str, Params]) -> None:
     """Sets the parameters of 'policy', 'ema:DECAY' and 'snapshot:STEPS'.
@@ -195,7 +192,7 @@ class References:
 
   def endpoint(
     self, reference: schema.Endpoint, caller: str = 'the run'
-  ) -> client.Endpoint:
+  ) -> Any:
     """Returns the client of a server; checks the server on first use.
 
     Args:
@@ -207,9 +204,9 @@ class References:
       EndpointError: it does not answer, or lists no models.
     """
     if reference not in self._endpoints:
-      endpoint = client.Endpoint(
-        reference, caller, vocab_size=self._renderer.embedding_rows
-      )
+      assert self._connect is not None, 'a client of servers is needed'
+      rows = self._renderer.embedding_rows
+      endpoint = self._connect(reference, caller, rows)
       self._endpoints[reference] = endpoint  # first, so that `close` ends waits
       endpoint.check(self._renderer)
     return self._endpoints[reference]
@@ -359,111 +356,3 @@ class References:
 def tracks_policy(reference: schema.Reference) -> bool:
   """Returns whether a reference changes while a stage trains."""
   return reference == 'policy' or schema.ema_or_snapshot(reference) is not None
-
-
-def resolve(name: str, workdir: str) -> str:
-  """Returns the step folder that 'stage:NAME' or a path stands for now.
-
-  Checkpoints store it, so that a resumed stage loads the same weights even if
-  there are newer ones.
-
-  Args:
-    name: a reference, or an `init`.
-    workdir: the run's folder.
-
-  Returns:
-    The name itself if it is 'init', 'random' or tracks the policy; else the
-    folder, relative to the workdir if it is inside.
-
-  Raises:
-    ValueError: the folder has no weights.
-  """
-  kind, _, target = name.partition(':')
-  if kind == 'stage':
-    path = os.path.join(workdir, 'checkpoints', target)
-  elif schema.is_path(name):
-    path = name
-  else:
-    return name
-  folder, root = weight_folders.find(path), os.path.realpath(workdir)
-  inside = os.path.commonpath([folder, root]) == root
-  return os.path.relpath(folder, root) if inside else folder
-
-
-@dataclasses.dataclass(frozen=True)
-class Loader:
-  """Loads the model of a name: the argument `load` of `References`."""
-
-  random: Callable[[], Params]  # returns the parameters of a fresh model
-  workdir: str  # of the run
-  folders: Mapping[str, str]  # name -> its folder by `resolve`, or 'random'
-  like: Params  # the policy's, as arrays or ShapeDtypeStructs, with shardings
-  model: schema.Model  # the policy's
-  renderer: rendering.Renderer  # the policy's
-  mesh: jax.sharding.Mesh
-
-  def __call__(self, name: str) -> Model:
-    """Builds or restores a model; every call does so anew.
-
-    Raises:
-      ValueError: no such checkpoint, other tokens, or 'init' is another model.
-    """
-    folder = self.folders[name]
-    if folder == 'random':
-      return Model(self.random(), self.model)
-    path = os.path.join(self.workdir, folder)
-    try:
-      return self._load(path, same=name == 'init')
-    except ValueError as error:
-      raise ValueError(
-        f'weights of {name!r} must be the same as when the stage began, at '
-        f'{path}: {error}'
-      ) from error
-
-  def init(self) -> Params:
-    """Returns the stage's initial parameters."""
-    return self('init').params
-
-  def _load(self, path: str, same: bool) -> Model:
-    if same:
-      weights.check(path, self.model, self.renderer)
-    cfg = self.model if same else check(path, self.model, self.renderer)
-    like = self.like
-    if cfg != self.model:
-      like = sharding.placed(
-        transformer.shapes(cfg), transformer.SHARDING_RULES, self.mesh
-      )
-    average = weight_folders.selects(path)
-    return Model(weights.load(path, like, average=average), cfg)
-
-
-def check(
-  folder: str, policy: schema.Model, renderer: rendering.Renderer
-) -> schema.Model:
-  """Checks that a reference has the policy's tokens; reads no weights.
-
-  Args:
-    folder: a checkpoint's folder.
-    policy: the policy's options.
-    renderer: the policy's renderer.
-
-  Returns:
-    The reference's model options: the policy's if the shapes are equal, else
-    its own with the policy's dtype.
-
-  Raises:
-    ValueError: its tokens are others, or it has only some of them.
-  """
-  cfg = weight_folders.model(folder)
-  weights.check(folder, cfg, renderer)
-  if not hf_config.differing(cfg, policy):
-    return policy
-  if cfg.vocab_size < renderer.tokenizer.vocab_size:
-    raise ValueError(
-      f'{folder} must have the {renderer.tokenizer.vocab_size} tokens of '
-      f'config.tokenizer: got {cfg.vocab_size}; use a reference of the same '
-      'tokenizer'
-    )
-  return dataclasses.replace(
-    cfg, dtype=policy.dtype, remat='none', attention=policy.attention
-  )

@@ -7,16 +7,12 @@ All rollouts of a step are scored in packed rows of one shape, by one compiled
 program.
 """
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from posttrain import schema, scoring, sharding, types
-from posttrain.chat import rendering
-from posttrain.checkpoints import reading, weight_folders, weights
-from posttrain.models import reward_head, transformer
+from posttrain import scoring, types
 from posttrain.rollout import grading
 
 Params = Any
@@ -64,60 +60,3 @@ class RewardModel:
       float(x[sample.mask][-1])
       for x, sample in zip(scores, samples, strict=True)
     ]
-
-
-def load(
-  name: str,
-  folder: str,
-  policy: schema.Model,
-  scorer: Callable[[schema.Model], scoring.Scorer],
-  mesh: Any,
-) -> RewardModel:
-  """Restores a reward model onto the devices.
-
-  Args:
-    name: the reward model's name in the config.
-    folder: a checkpoint's folder, of a stage of kind 'ranking'.
-    policy: options of the policy; the reward model computes in its dtype.
-    scorer: builds the scorer of a reward model.
-    mesh: the device mesh that holds the parameters.
-
-  Raises:
-    ValueError: the folder has no reward model, or is missing.
-  """
-  cfg = dataclasses.replace(
-    weight_folders.model(folder),
-    dtype=policy.dtype,
-    remat='none',
-    attention=policy.attention,
-  )
-  has_lm_head = any(
-    path.startswith('params/head/') for path in reading.read_sums(folder)
-  )
-  like = sharding.placed(
-    reward_head.shapes(cfg, has_lm_head), transformer.SHARDING_RULES, mesh
-  )
-  # Averaged weights where the run keeps them: evaluation used those.
-  params = weights.load(folder, like, average=True)
-  return RewardModel(name, params, scorer(cfg))
-
-
-def check(
-  folder: str, policy: schema.Model, renderer: rendering.Renderer
-) -> None:
-  """Checks that a reward model can score a policy's samples; reads no weights.
-
-  Raises:
-    ValueError: the folder has no reward model, or its tokens are others.
-  """
-  if not weight_folders.is_run(folder):
-    raise ValueError(
-      f'{folder} must hold a reward model, a run of kind ranking: got a '
-      'HuggingFace or PEFT directory'
-    )
-  weights.check(folder, weight_folders.model(folder), renderer, reward=True)
-  if weight_folders.model(folder).vocab_size < policy.vocab_size:
-    raise ValueError(
-      f'{folder} must have the {policy.vocab_size} tokens of the policy: got '
-      f'{weight_folders.model(folder).vocab_size}; train it from the same model'
-    )

@@ -10,14 +10,13 @@ import logging
 import os
 from typing import Any
 
-from posttrain import compilation, config, processes
+from posttrain import compilation, processes
 from posttrain.chat import rendering
-from posttrain.checkpoints import store, weights
+from posttrain.checkpoints import store
 from posttrain.decode import engine as engines
 from posttrain.evaluation import evaluator as evaluation
 from posttrain.metrics import goodput as goodputs
 from posttrain.pipeline import base, pairs, tokens
-from posttrain.report import page
 from posttrain.rollout import references as refs
 from posttrain.stage import components as components_lib
 from posttrain.stage import job, learner, logbook, profiles, progress, selection
@@ -34,16 +33,18 @@ def make(
   stop: preemption.Signal,
   profile: range | None = None,
   goodput: goodputs.Goodput | None = None,
+  report: logbook.Report | None = None,
 ) -> job.Job:
   """Builds a stage and restores its newest checkpoint, if it has one.
 
   Args:
-    components: the stage's components, from `components.preflight`.
+    components: the stage's components, from `preflight.check`.
     workdir: the run's folder.
     position: end of metrics.jsonl for a stage without a checkpoint.
     stop: ends waits for servers.
     profile: the steps to trace; None = none.
     goodput: the run's; None = a new one.
+    report: writes the report of the run while it goes on; None = no report.
 
   Raises:
     ValueError: weights, references or pairs are missing or do not fit.
@@ -68,7 +69,7 @@ def make(
     pipeline = make_pipeline(models, engine, references, host.get('pipeline'))
     # 3. The learner, from the restored state or a fresh one.
     if state is None:
-      state = spec.fresh(models.load, models.base)
+      state = spec.fresh(models.load.init, models.base)
     trained = spec.learner(state, models.base)
     # 4. The evaluation of its weights.
     driver = stage_models.driver(components, engine)
@@ -84,7 +85,6 @@ def make(
   sampling = job.Sampling(
     pipeline, engine, references, evaluator, held_out, selecting
   )
-  report = page.Periodic(workdir)
   log = logbook.make(
     cfg, name, workdir, clock, compiling, step, position, goodput, report
   )
@@ -172,7 +172,7 @@ def _metadata(
     'stage': components.name,
     'model': dataclasses.asdict(components.model),
     'tokenizer': fingerprint,
-    'config': config.to_dict(components.cfg),
+    'config': components.outside.options,
     'start': start,
     'references': pinned,
     'devices': {
@@ -203,8 +203,8 @@ def _warn_of_devices(
 def _resolve(
   components: components_lib.Components, name: str, workdir: str
 ) -> str:
-  """Returns the folder of a reference, or of an `init`; see `refs.resolve`."""
-  folder = refs.resolve(name, workdir)
+  """Returns the folder of a reference, or of an `init`."""
+  folder = components.outside.resolve(name, workdir)
   kind, _, stage = name.partition(':')
   if kind == 'stage':
     progress.check_end(components.cfg, stage, workdir)
@@ -221,21 +221,21 @@ def _models(
   clock: timers.Timers,
 ) -> stage_models.Models:
   """Returns the stage's models; adds the frozen weights' sums to `metadata`."""
-  load = stage_models.loader(
-    components.cfg,
-    components.model,
-    components.renderer,
-    components.mesh,
+  load = components.outside.loader(
+    components.cfg.seed,
     workdir,
     {**metadata['references'], 'init': metadata['start']},
     spec.weights_like,
+    components.model,
+    components.renderer,
+    components.mesh,
   )
-  frozen = spec.base(load)
+  frozen = spec.base(load.init)
   if frozen is not None:
-    metadata['base'] = weights.base_sums(frozen.params)
+    metadata['base'] = load.base_sums(frozen.params)
     if host:
       folder = os.path.join(_folder(components, workdir), str(host['step']))
-      weights.check_base(folder, frozen.params)
+      load.check_base(folder, frozen.params)
   return stage_models.Models(components, load, frozen, stop, clock)
 
 

@@ -1,34 +1,83 @@
 """The components of a stage that exist before the run starts.
 
-Nothing is compiled for them, and no weights are read.
-
-1. `make` builds them: renderer, model, mesh, data, evaluation tasks, plan.
-2. `preflight` builds and checks those of every stage before the run starts;
-   the run then trains on the same objects.
+`preflight` builds and checks them: nothing is compiled for them, and no weights
+are read. The run then trains on the same objects.
 """
 
-import contextlib
 import dataclasses
-import logging
-from collections.abc import Callable, Iterator
-from typing import cast
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import jax
 
-from posttrain import pipeline, processes, schema, sharding
+from posttrain import schema, scoring
 from posttrain.chat import rendering
-from posttrain.checkpoints import weight_folders, weights
-from posttrain.envs import registry
 from posttrain.evaluation import evaluator as evaluation
-from posttrain.models import transformer
-from posttrain.ops import attention
 from posttrain.pipeline import base
+from posttrain.rollout import env_calls, reward_models
 from posttrain.rollout import references as refs
-from posttrain.rollout import remote, reward_models
-from posttrain.rollout.endpoint import client
-from posttrain.stage import plan, workers
-from posttrain.stage import sizes as sizes_lib
-from posttrain.training import objectives
+from posttrain.stage import plan
+
+# Tokens of a micro-batch, and the most slots, per device of data x fsdp.
+_TOKENS = 2048
+_SLOTS = 256
+
+
+class Loader(Protocol):
+  """Models of the folders that a stage's references and `init` name."""
+
+  @property
+  def workdir(self) -> str:
+    """The run's folder."""
+    ...
+
+  @property
+  def folders(self) -> Mapping[str, str]:
+    """Name -> the folder of its weights, or 'random'."""
+    ...
+
+  def __call__(self, name: str) -> refs.Model:
+    """Builds or restores a model; every call does so anew."""
+    ...
+
+  def init(self) -> Any:
+    """Returns the stage's initial parameters."""
+
+  def reward_model(
+    self, name: str, scorer: Callable[[schema.Model], scoring.Scorer]
+  ) -> reward_models.RewardModel:
+    """Restores a reward model onto the devices."""
+    ...
+
+  def fingerprint(self, name: str) -> str:
+    """Returns a hash of a model's weights."""
+    ...
+
+  def base_sums(self, base: Any) -> dict[str, Any]:
+    """Returns checksums of frozen weights, for `check_base`."""
+    ...
+
+  def check_base(self, folder: str, base: Any) -> None:
+    """Refuses base weights that have changed since a step was saved."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outside:
+  """What a stage gets from files and servers, see `loading.outside`.
+
+  Attributes:
+    options: the run's options as plain data, for checkpoints.
+    resolve: (name, workdir) -> the folder of a reference or an `init`.
+    loader: returns a `Loader`; its arguments are those of `loading.Loader`.
+    connect: (endpoint, caller, number of tokens) -> the client of a server.
+    player: (client, caller, seed) -> an engine that samples from a server.
+  """
+
+  options: dict[str, Any]
+  resolve: Callable[[str, str], str]
+  loader: Callable[..., Loader]
+  connect: Callable[[schema.Endpoint, str, int], Any]
+  player: Callable[[Any, str, int], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,305 +94,29 @@ class Components:
   eval_tasks: evaluation.EvalTasks
   capacity: int  # tokens of the longest sequence to decode or score
   plan: plan.Plan
-  workers: remote.Remote | None  # worker processes; None = threads
+  workers: env_calls.Workers | None  # worker processes; None = threads
+  outside: Outside
 
 
-def make(
-  cfg: schema.Run,
-  name: str,
-  renderer: rendering.Renderer | None = None,
-  mesh: jax.sharding.Mesh | None = None,
-  min_capacity: Callable[[rendering.Renderer, base.StageData], int]
-  | None = None,
-  platform: str | None = None,
-  hosts: int | None = None,
-) -> Components:
-  """Builds the components of a stage.
+def resolve_sizes(stage: schema.Stage, devices: int) -> schema.Stage:
+  """Returns a stage's options with every size set.
+
+  `batch.micro_batch_tokens`: as many rows per device of data x fsdp as 2,048
+  tokens hold, at least one. `rollout.slots`: as many as a step has samples, at
+  most 256 per device of data x fsdp.
 
   Args:
-    cfg: the run's options.
-    name: the stage's name.
-    renderer: the run's renderer; None = a new one.
-    mesh: the run's mesh; None = a new one.
-    min_capacity: returns the tokens that a sequence may have at least.
-    platform: 'cpu', 'gpu' or 'tpu'; None = the one in use.
-    hosts: number of processes of the run, one per host; None = as it runs.
-
-  Raises:
-    ValueError: mesh, weights, batch, slots, vocabulary, environments or data do
-      not fit, or the devices lack the model's implementation of attention.
+    stage: the options.
+    devices: number of devices that share rows and slots, `sharding.batch_ways`.
   """
-  renderer = renderer or load_renderer(cfg)
-  model = model_options(cfg, name, renderer)
-  renderer = renderer.with_embedding_rows(model.vocab_size or 0)
-  mesh = mesh or sharding.make_mesh(cfg.mesh)
-  stage = sizes_lib.resolve(cfg.stages[name], sharding.batch_ways(mesh))
-  platform = platform or jax.default_backend()
-  hosts = hosts or processes.count()
-  sharding.check_hosts(mesh, hosts)
-  _check_attention(cfg, name, model, platform)
-  with _naming(name):
-    data = make_data(cfg, name, stage, renderer)
-  _check_mesh(name, stage, mesh, data)
-  with _naming(name):
-    eval_tasks = _eval_tasks(cfg.seed, name, stage, renderer, data)
-  capacity = max(
-    eval_tasks.max_length,
-    data.min_capacity,
-    min_capacity(renderer, data) if min_capacity else 0,
-  )
-  held_out = {**eval_tasks.counts, **data.held_out_counts}
-  tasks = {k: (n, held_out.get(k, 0)) for k, n in data.task_counts.items()}
-  load = plan.Load(
-    micro_batches=data.shape[0],
-    references=_reference_parameters(stage, data, model),
-    players=len([x for x in data.players if isinstance(x, str)]),
-    group_sizes=data.group_sizes,
-    hosts=hosts,
-    tasks=tasks,
-  )
-  slot_tokens = plan.slot_tokens(capacity, platform)
-  try:
-    sizes = plan.make(name, stage, model, mesh, slot_tokens, load)
-  except schema.FieldError as error:
-    raise ValueError(
-      f'config.{name}.lora.{error.field} {error.detail}'
-    ) from None
-  remote_workers = workers.make(name, stage, data.envs)
-  return Components(
-    cfg,
-    name,
-    stage,
-    renderer,
-    model,
-    mesh,
-    data,
-    eval_tasks,
-    capacity,
-    sizes,
-    remote_workers,
-  )
-
-
-def _check_mesh(
-  name: str, stage: schema.Stage, mesh: jax.sharding.Mesh, data: base.StageData
-) -> None:
-  """Refuses a batch or slots that the devices of a mesh cannot share."""
-  path = f'config.{name}'
-  _, rows, row_tokens = data.shape
-  sharding.check_batch(
-    mesh, rows, f'{path}.batch.micro_batch_tokens', row_tokens
-  )
-  if stage.batch.reduce_gradients == 'update' and mesh.shape['tensor'] > 1:
-    raise ValueError(
-      f'{path}.batch.reduce_gradients must be micro_batch with '
-      f'config.mesh.tensor={mesh.shape["tensor"]}: got update; choose fsdp for '
-      'these devices'
-    )
-  sharding.check_batch(mesh, stage.rollout.slot_count, f'{path}.rollout.slots')
-
-
-def _eval_tasks(
-  seed: int,
-  name: str,
-  stage: schema.Stage,
-  renderer: rendering.Renderer,
-  data: base.StageData,
-) -> evaluation.EvalTasks:
-  """Returns the held-out tasks of a stage; warns if it has none to answer."""
-  generates_text = objectives.TYPES[stage.kind].generates_text
-  tasks = evaluation.EvalTasks(
-    dict(data.envs) if generates_text else {},
-    renderer,
-    stage.eval,
-    seed,
-    stage.rollout.max_errors,
-    stage.rollout.env_timeout,
-  )
-  if generates_text and not tasks.any:
-    _warn_without_tasks(name, stage, data)
-  return tasks
-
-
-def _warn_without_tasks(
-  name: str, stage: schema.Stage, data: base.StageData
-) -> None:
-  """Warns of an evaluation that has neither tasks nor pairs."""
-  # The fraction is above 0 as well where another option names held-out pairs.
-  pairs = stage.kind != 'tokens' and stage.pairs.eval_fraction > 0
-  if stage.eval.every is not None and not pairs:
-    logging.getLogger('absl').warning(
-      'config.%s.eval.every=%d needs tasks to evaluate: the evaluation split '
-      'of each environment is empty (%s), and so is eval.suite; '
-      'set eval.every=None to evaluate nothing',
-      name,
-      stage.eval.every,
-      ', '.join(f'config.{name}.envs.{env}' for env in data.envs),
-    )
-
-
-def load_renderer(cfg: schema.Run) -> rendering.Renderer:
-  """Returns the run's renderer: tokenizer and chat template."""
-  return rendering.load(cfg.tokenizer)
-
-
-def model_options(
-  cfg: schema.Run, name: str, renderer: rendering.Renderer
-) -> schema.Model:
-  """Returns the options of a stage's model, with the vocabulary resolved."""
-  model = cfg.stages[name].model or cfg.model
-  size = model.vocab_size or renderer.tokenizer.vocab_size
-  try:
-    return dataclasses.replace(model, vocab_size=size)
-  except schema.FieldError as error:  # too large with this vocabulary
-    key = f'{name}.model' if cfg.stages[name].model else 'model'
-    raise ValueError(f'config.{key}.{error.field} {error.detail}') from None
-
-
-def _check_attention(
-  cfg: schema.Run, name: str, model: schema.Model, platform: str
-) -> None:
-  """Refuses an implementation of attention that the devices do not have."""
-  try:
-    attention.check(model, platform)
-  except schema.FieldError as error:
-    key = f'{name}.model' if cfg.stages[name].model else 'model'
-    raise ValueError(f'config.{key}.{error.field} {error.detail}') from None
-
-
-def preflight(
-  cfg: schema.Run, devices: tuple[str | None, int, int] | None = None
-) -> dict[str, Components]:
-  """Builds and checks the components of every stage; compiles nothing.
-
-  Args:
-    cfg: the run's options.
-    devices: platform (None = the one in use) and number of devices that need
-      not be here, and of their hosts, for plans alone; None = those of this
-      run.
-
-  Raises:
-    ValueError: anything that can be seen to be wrong without compiling.
-  """
-  platform, count, hosts = devices or (None, None, None)
-  renderer = load_renderer(cfg)
-  mesh = _mesh(cfg.mesh, count)
-  components = {}
-  for name in cfg.stages:
-    components[name] = make(
-      cfg, name, renderer, mesh, platform=platform, hosts=hosts
-    )
-    with _naming(name):
-      components[name].data.check()
-    _check_paths(components[name])
-  return components
-
-
-def _mesh(cfg: schema.Mesh, count: int | None) -> jax.sharding.Mesh:
-  if count is None:
-    return sharding.make_mesh(cfg)
-  # Plans use the shape of the mesh alone.
-  return cast(jax.sharding.Mesh, sharding.abstract_mesh(cfg, count))
-
-
-@contextlib.contextmanager
-def _naming(name: str) -> Iterator[None]:
-  """Completes keys of a stage in errors: they begin with its name."""
-  try:
-    yield
-  except ValueError as error:
-    text = str(error).replace('config.STAGE.', f'config.{name}.')
-    if text.startswith('envs.'):
-      text = f'config.{name}.{text}'
-    if text == str(error):
-      raise
-    raise ValueError(text) from error
-
-
-def make_data(
-  cfg: schema.Run, name: str, stage: schema.Stage, renderer: rendering.Renderer
-) -> base.StageData:
-  """Builds a stage's data.
-
-  Args:
-    cfg: the run's options.
-    name: the stage's name.
-    stage: its options, with the sizes on the mesh.
-    renderer: the run's renderer.
-
-  Raises:
-    ValueError: the data cannot be used; names their key.
-  """
-  index = list(cfg.stages).index(name)
-  try:
-    return pipeline.DATA[stage.kind](
-      stage, registry.make_all(stage.envs), renderer, cfg.seed, index
-    )
-  except base.DataError as error:
-    raise ValueError(
-      f'config.{name}.{error.key} cannot be used: {error}'
-    ) from error
-
-
-def _reference_parameters(
-  stage: schema.Stage, data: base.StageData, policy: schema.Model
-) -> int:
-  """Returns the parameters of the models that are held beside the policy."""
-  names = {*data.held_models, *(('init',) if stage.eval.kl else ())}
-  if stage.lora.rank:
-    names -= {'init'}  # the frozen weights are held anyway
-  total = 0
-  for name in names:
-    if isinstance(name, schema.Endpoint) or refs.tracks_policy(name):
-      continue
-    model = policy
-    if schema.is_path(name):
-      with contextlib.suppress(ValueError):  # `preflight` reports it
-        model = weight_folders.model(weight_folders.find(name))
-    total += transformer.num_params(model)
-  return total
-
-
-def _check_paths(components: Components) -> None:
-  """Refuses weights from outside of the run that are of another model."""
-  data, name = components.data, components.name
-  named = [
-    (components.stage.init, 'init', 'weights of this model', weights.check),
-    *(
-      (*x, 'a model with these tokens', refs.check)
-      for x in data.references.items()
-    ),
-    *(
-      (*x, 'a reward model', reward_models.check)
-      for x in data.reward_models.items()
-    ),
-  ]
-  for model, key, what, check in named:
-    try:
-      if isinstance(model, schema.Endpoint):
-        _check_endpoint(model, components.renderer, f'config.{name}.{key}')
-      elif schema.is_path(model):
-        check(weight_folders.find(model), components.model, components.renderer)
-    except ValueError as error:
-      raise ValueError(
-        f'config.{name}.{key} must name {what}: got {str(model)!r}; {error}'
-      ) from error
-
-
-def _check_endpoint(
-  model: schema.Endpoint, renderer: rendering.Renderer, key: str
-) -> None:
-  """Checks a server's model and tokens, in one try; it may start later."""
-  once = dataclasses.replace(model, tries=1, timeout=min(model.timeout, 10.0))
-  with contextlib.closing(client.Endpoint(once, key)) as endpoint:
-    try:
-      endpoint.check(renderer)
-    except client.EndpointError as error:
-      if error.status is not None:
-        raise ValueError(str(error)) from error
-      logging.getLogger('absl').warning(
-        '%s: the server does not answer yet; it is tried again when the stage '
-        'begins: %s',
-        key,
-        error,
-      )
+  batch, rollout = stage.batch, stage.rollout
+  if batch.micro_batch_tokens is None:
+    rows = devices * max(1, _TOKENS // batch.packed_tokens)
+    tokens = rows * batch.packed_tokens
+    batch = dataclasses.replace(batch, micro_batch_tokens=tokens)
+  if rollout.slots is None:
+    sizes = (x.group_size for x in stage.envs.values() if x.ratio)
+    group_size = max(sizes, default=1)
+    each = -(-batch.prompts_per_step * group_size // devices)
+    rollout = dataclasses.replace(rollout, slots=devices * min(each, _SLOTS))
+  return dataclasses.replace(stage, batch=batch, rollout=rollout)

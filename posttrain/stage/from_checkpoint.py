@@ -18,6 +18,7 @@ from posttrain.models import transformer
 from posttrain.pipeline import base
 from posttrain.stage import components as components_lib
 from posttrain.stage import models as stage_models
+from posttrain.stage import preflight
 from posttrain.util import memory
 
 
@@ -180,7 +181,7 @@ def components(
   """
   memory.keep_freed_memory()
   compilation.enable_compilation_cache(run.compilation_cache)
-  return components_lib.make(run, name, min_capacity=min_capacity)
+  return preflight.make(run, name, min_capacity=min_capacity)
 
 
 def for_playing(run: schema.Run, name: str) -> schema.Run:

@@ -15,7 +15,6 @@ from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.pipeline import base
 from posttrain.rollout import calls, env_calls, grading
 from posttrain.rollout import references as refs
-from posttrain.rollout.endpoint import client
 from posttrain.stage import learner, logbook, plan, profiles
 from posttrain.stage import selection as selections
 from posttrain.training import arrays, token_export
@@ -28,7 +27,7 @@ _FAILURES = (
   *_LISTED,
   calls.TooManyThreads,
   env_calls.EnvError,
-  client.EndpointError,
+  calls.EndpointError,
 )
 _MANY_STEPS = 16  # of a stage, for which skipping old objects pays
 MIN_PASS_RATE = 0.1  # below it, trial and error finds little to reinforce
@@ -149,7 +148,7 @@ class Job:
         self.logbook.write_errors(step, error.errors)
       if step - 1 > self.step and not self.saves_at(step - 1):
         self.save(step - 1, state, before)
-      if isinstance(error, client.EndpointError):
+      if isinstance(error, calls.EndpointError):
         stop.check(f'stage {self.name}, step {step - 1}')
       raise
     self.logbook.write_errors(step, item.errors)

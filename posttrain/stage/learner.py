@@ -7,7 +7,7 @@
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,7 +16,6 @@ import numpy as np
 from posttrain import processes, schema, tree
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.models import lora, transformer
-from posttrain.rollout import references as refs
 from posttrain.training import arrays, objectives, optim
 from posttrain.training import base as training_base
 from posttrain.training import state as train_state
@@ -145,23 +144,27 @@ class LearnerSpec:
   state_like: arrays.TrainState  # shapes and shardings
   weights_like: Any  # the same, of the model's whole weights
 
-  def base(self, load: refs.Loader) -> lora.Base | None:
-    """Returns the frozen weights of a stage with LoRA, else None."""
+  def base(self, init: Callable[[], Any]) -> lora.Base | None:
+    """Returns the frozen weights of a stage with LoRA, else None.
+
+    Args:
+      init: loads the weights that the stage begins with.
+    """
     if not self.cfg.lora.rank:
       return None
-    return lora.Base(load.init(), lora.scale(self.cfg.lora))
+    return lora.Base(init(), lora.scale(self.cfg.lora))
 
   def fresh(
-    self, load: refs.Loader, base: lora.Base | None
+    self, init: Callable[[], Any], base: lora.Base | None
   ) -> arrays.TrainState:
     """Returns the state before the first step.
 
     Args:
-      load: loads the weights that the stage begins with.
+      init: loads the weights that the stage begins with.
       base: from `base`.
     """
     return train_state.fresh(
-      self.cfg, self.optimizer, self.state_like, base, load.init, self.key
+      self.cfg, self.optimizer, self.state_like, base, init, self.key
     )
 
   def learner(

@@ -9,16 +9,27 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from posttrain import compilation, processes, schema
 from posttrain.metrics import display, estimates, trackers, writers
 from posttrain.metrics import goodput as goodputs
 from posttrain.pipeline import rollout_rows
-from posttrain.report import page
 from posttrain.util import files, timers
 
 _MOST = 3  # rewards, and pass rates, that are shown
+
+
+class Report(Protocol):
+  """The report of a run that goes on, as `report.periodic`."""
+
+  @property
+  def is_due(self) -> bool:
+    """Whether it is time to write it again."""
+    ...
+
+  def write(self) -> None:
+    """Writes the report."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +44,7 @@ class Logbook:
   compiling: compilation.CompileCounter
   goodput: goodputs.Goodput
   rollouts_every: int | None = None  # steps between files; None = no files
-  report: page.Periodic | None = None  # None = only at the run's end
+  report: Report | None = None  # None = only at the run's end
 
   def write(self, step: int, values: dict[str, Any]) -> None:
     """Writes and shows a row, with the seconds since the last one.
@@ -137,7 +148,7 @@ def make(
   step: int = 0,
   position: int = 0,
   goodput: goodputs.Goodput | None = None,
-  report: page.Periodic | None = None,
+  report: Report | None = None,
 ) -> Logbook:
   """Opens the logbook of a stage.
 

@@ -9,22 +9,17 @@ reward models one per name
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import jax
 
 from posttrain import processes, schema, scoring, sharding, types
 from posttrain.decode import engine as engines
 from posttrain.evaluation import measures as measures_lib
-from posttrain.models import lora, transformer
+from posttrain.models import lora
 from posttrain.pipeline import tokens as token_pipeline
+from posttrain.rollout import calls, grading
 from posttrain.rollout import driver as drivers
-from posttrain.rollout import grading, reward_models
 from posttrain.rollout import references as refs
-from posttrain.rollout.endpoint import client
-from posttrain.rollout.endpoint import engine as endpoint_engine
 from posttrain.stage import components as components_lib
 from posttrain.util import preemption, timers
 
@@ -85,39 +80,12 @@ def measures(
   )
 
 
-def loader(
-  cfg: schema.Run,
-  model: schema.Model,
-  renderer: Any,
-  mesh: jax.sharding.Mesh,
-  workdir: str,
-  folders: dict[str, str],
-  like: Any,
-) -> refs.Loader:
-  """Builds the loader of initial weights and frozen models.
-
-  Args:
-    cfg: the run's options.
-    model: the policy's options, with the vocabulary.
-    renderer: the policy's renderer.
-    mesh: devices that hold the weights.
-    workdir: the run's folder.
-    folders: reference -> folder of its weights, see `references.resolve`.
-    like: shapes and shardings of the policy's whole weights.
-  """
-  random = jax.jit(
-    lambda: transformer.init(jax.random.key(cfg.seed), model),
-    out_shardings=jax.tree.map(lambda x: x.sharding, like),
-  )
-  return refs.Loader(random, workdir, folders, like, model, renderer, mesh)
-
-
 @dataclasses.dataclass(frozen=True)
 class Models:
   """Builds the models of one stage, each where it is first needed."""
 
   components: components_lib.Components
-  load: refs.Loader
+  load: components_lib.Loader
   base: lora.Base | None  # the frozen weights, with LoRA
   stop: preemption.Signal  # ends waits for servers
   clock: timers.Timers = dataclasses.field(default_factory=timers.Timers)
@@ -133,6 +101,7 @@ class Models:
       capacity=components.capacity,
       load=self.load,
       held=None if self.base is None else {'init': self.base.params},
+      connect=components.outside.connect,
     )
     self.stop.on_request(references.close)
     return references
@@ -182,7 +151,7 @@ class Models:
       if isinstance(model, schema.Endpoint):
         try:
           processes.together(lambda m=model, k=key: references.endpoint(m, k))
-        except client.EndpointError:
+        except calls.EndpointError:
           self.stop.check(f'{key}, before its stage')
           raise
 
@@ -195,7 +164,7 @@ class Models:
         if getattr(entry.sampler, 'model', None) == model
       ]
       who = f'environment {", ".join(names)}'
-      return endpoint_engine.Engine(
+      return self.components.outside.player(
         references.endpoint(model), who, self.components.cfg.seed
       )
     frozen = references.model(model)
@@ -212,14 +181,11 @@ class Models:
     """Loads a reward model; it stays on the devices while the stage lasts."""
     components = self.components
     rows = components.stage.batch.rows
-    model = reward_models.load(
+    model = self.load.reward_model(
       name,
-      os.path.join(self.load.workdir, self.load.folders[name]),
-      components.model,
       lambda model: scoring.Scorer(
         model, rows, components.capacity, components.mesh, reads='rewards'
       ),
-      components.mesh,
     )
 
     def score(rollouts: Sequence[types.Rollout]) -> grading.Result:

@@ -20,8 +20,8 @@ from posttrain.evaluation import pair_rewards
 from posttrain.models import transformer
 from posttrain.pipeline import pairs as pair_pipeline
 from posttrain.rollout import references as refs
-from posttrain.rollout import reward_models
 from posttrain.stage import components as components_lib
+from posttrain.stage import loading, preflight
 from posttrain.stage import models as stage_models
 from posttrain.stage import pairs as stage_pairs
 from posttrain.util import preemption
@@ -46,7 +46,7 @@ def held_out(
   name, renderer = components.name, components.renderer
   cfg = run.stages[name].pairs
   stage = dataclasses.replace(components.stage, pairs=cfg)
-  data = components_lib.make_data(run, name, stage, renderer)
+  data = preflight.make_data(run, name, stage, renderer)
   assert isinstance(data, pair_pipeline.PairData), data
   splits = data.splits
   if splits is None:
@@ -167,14 +167,14 @@ class RewardModels:
 
   def check(self, folder: str) -> None:
     """Refuses a folder without a reward model of these tokens."""
-    reward_models.check(
+    loading.check_reward_model(
       folder, self._components.model, self._components.renderer
     )
 
   def __call__(self, folder: str) -> pair_rewards.PairRewards:
     """Returns the rewards of all pairs, under the weights in a folder."""
     components = self._components
-    model = reward_models.load(
+    model = loading.reward_model(
       folder,
       folder,
       components.model,
@@ -216,19 +216,19 @@ def _models(
       if host['stage'] == components.name:
         pinned = {**(host.get('references') or {}), 'init': host['start']}
     name = components.stage.init if model == 'init' else model
-    folders[model] = pinned.get(model) or refs.resolve(name, workdir)
+    folders[model] = pinned.get(model) or loading.resolve(name, workdir)
   like = sharding.placed(
     transformer.shapes(components.model),
     transformer.SHARDING_RULES,
     components.mesh,
   )
-  load = stage_models.loader(
-    components.cfg,
-    components.model,
-    components.renderer,
-    components.mesh,
+  load = loading.Loader(
+    components.cfg.seed,
     workdir,
     folders,
     like,
+    components.model,
+    components.renderer,
+    components.mesh,
   )
   return stage_models.Models(components, load, None, preemption.Signal())

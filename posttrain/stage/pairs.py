@@ -23,11 +23,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from posttrain import processes, schema, types
-from posttrain.checkpoints import fingerprints
 from posttrain.data import preferences, sources
 from posttrain.pipeline import pairs as pair_pipeline
-from posttrain.rollout import pairing
-from posttrain.rollout.endpoint import client
+from posttrain.rollout import calls, pairing
 from posttrain.stage import components as components_lib
 from posttrain.stage import models as stage_models
 from posttrain.util import files as files_lib
@@ -246,7 +244,7 @@ def _score(
   with contextlib.closing(models.references()) as references:
     try:
       scored = references(reference, samples)
-    except client.EndpointError:
+    except calls.EndpointError:
       models.stop.check('the reference logprobs of pairs')
       raise
   return answer_logprobs(scored, samples)
@@ -294,13 +292,7 @@ def _fingerprint(
   """Returns the identity of a reference: hash, dtype, frozen or not."""
   if isinstance(reference, schema.Endpoint):
     return f'{reference.name} behind a server'  # at any address
-  components, folder = models.components, models.load.folders[reference]
-  if folder == 'random':
-    model = fingerprints.of_model(components.model)
-    seed = components.cfg.seed
-    weights = sources.fingerprint(f'random {seed} {model}'.encode())
-  else:
-    path = os.path.join(models.load.workdir, folder)
-    weights = fingerprints.of_weights(path)
+  components = models.components
+  weights = models.load.fingerprint(reference)
   frozen = ', frozen' if components.stage.lora.rank else ''
   return f'{weights} in {components.model.dtype}{frozen}'

@@ -208,7 +208,7 @@ def head(
 
   Args:
     seed: the run's seed.
-    devices: the planned ones, see `components.preflight`; None = those here.
+    devices: the planned ones, see `preflight.check`; None = those here.
   """
   versions = machine.versions('posttrain', 'jax', 'python')
   kind, count, hosts = devices or (None, None, None)

@@ -20,7 +20,7 @@ from posttrain.checkpoints import reading, weight_folders, weights
 from posttrain.metrics import estimates, writers
 from posttrain.models import hf, hf_config, hf_files, lora, peft, transformer
 from posttrain.rewards import texts
-from posttrain.stage import build, components, from_checkpoint, job
+from posttrain.stage import build, from_checkpoint, job, preflight
 from posttrain.util import preemption
 from tests import fixtures
 
@@ -162,7 +162,7 @@ def test_the_init_reference_shares_the_base_weights(folder, tmp_path):
     stages={'grpo': dataclasses.replace(cfg.stages['grpo'], init=str(folder))},
   )
   (tmp_path / 'rollouts').mkdir()
-  stage = components.make(cfg, 'grpo')
+  stage = preflight.make(cfg, 'grpo')
   made = build.make(stage, str(tmp_path), 0, preemption.Signal())
   held = made.sampling.references.model('init').params
   base = made.learner.base.params
@@ -549,10 +549,10 @@ def test_preflight_refuses_another_model_or_tokenizer(
     }
   cfg = dataclasses.replace(options(folder), **change)
   if message is None:  # the same tokens under another name
-    components.preflight(cfg)
+    preflight.check(cfg)
     return
   with pytest.raises(ValueError, match=message):
-    components.preflight(cfg)
+    preflight.check(cfg)
 
 
 def test_lora_needs_weights_to_start_from(folder):

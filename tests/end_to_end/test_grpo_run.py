@@ -16,7 +16,7 @@ from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.metrics import writers
 from posttrain.report import curves, runs
 from posttrain.rollout import grading
-from posttrain.stage import components, job
+from posttrain.stage import job, preflight
 from posttrain.util import preemption
 from tests import toys
 from tests.rollout import judged
@@ -319,17 +319,17 @@ def test_preflight_refuses_options_that_do_not_fit(
     options['tokenizer'] = schema.Tokenizer(chat_template=str(path))
   if 'slots' in options:
     mesh = types.SimpleNamespace(shape={'data': 2, 'fsdp': 1, 'tensor': 1})
-    monkeypatch.setattr(components.sharding, 'make_mesh', lambda _: mesh)
+    monkeypatch.setattr(preflight.sharding, 'make_mesh', lambda _: mesh)
   run = _run(**{'kl_beta': 0.1, 'reference': str(finished), **options})
   with pytest.raises(ValueError, match=f'^config.grpo.*{says}'):
-    components.preflight(run)
+    preflight.check(run)
 
 
 def test_a_plan_counts_references_and_whole_tiles(finished, monkeypatch):
   toys.install(monkeypatch, Ragged)
 
   def plan(**options):
-    return components.preflight(_run(**options))['grpo'].plan
+    return preflight.check(_run(**options))['grpo'].plan
 
   made = plan()
   assert made.reference_bytes == 4 * made.parameters > 0

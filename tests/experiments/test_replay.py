@@ -14,7 +14,7 @@ from posttrain.checkpoints import weight_folders, weights
 from posttrain.config import checks
 from posttrain.metrics import writers
 from posttrain.pipeline import tokens as token_pipeline
-from posttrain.stage import build, components, job
+from posttrain.stage import build, job, preflight
 from posttrain.util import preemption
 from tests import fixtures, toys
 
@@ -56,7 +56,7 @@ def finished(tmp_path_factory):
     patch.setattr(token_pipeline.TokenPipeline, '__next__', sampled)
     patch.setattr(job.Job, 'evaluate', lambda *args: {})
     stop = preemption.Signal()
-    stage = components.make(RUN, 'first')
+    stage = preflight.make(RUN, 'first')
     first = build.make(stage, str(workdir), 0, stop)
     with contextlib.closing(first):
       train.train(first, stop)

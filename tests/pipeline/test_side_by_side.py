@@ -14,7 +14,6 @@ from posttrain import main, schema, scoring
 from posttrain.config import checks
 from posttrain.metrics import writers
 from posttrain.rollout import driver as drivers
-from posttrain.rollout import references
 from posttrain.rollout.endpoint import client
 from posttrain.rollout.endpoint import engine as endpoint_engine
 from posttrain.util import preemption, side_by_side
@@ -66,7 +65,7 @@ def connect(monkeypatch):
       # The servers know the tokens of `servers.VOCAB`.
       return Endpoint(cfg, caller, vocab_size=512, transport=transport)
 
-    monkeypatch.setattr(references.client, 'Endpoint', make)
+    monkeypatch.setattr(client, 'Endpoint', make)
 
   toys.install(monkeypatch)
   return put

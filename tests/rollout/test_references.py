@@ -11,6 +11,7 @@ from posttrain.chat import rendering
 from posttrain.checkpoints import store
 from posttrain.models import transformer
 from posttrain.rollout import references
+from posttrain.stage import loading
 from tests import fixtures
 
 ROWS, T = 2, 32
@@ -136,8 +137,8 @@ def workdir(tmp_path_factory):
 def loader(
   workdir, renderer=fixtures.RENDERER, model=fixtures.MODEL, **folders
 ):
-  return references.Loader(
-    lambda: 'fresh',
+  return loading.Loader(
+    0,
     str(workdir),
     folders,
     params(0),
@@ -154,13 +155,13 @@ def test_names_are_resolved_to_steps(workdir, tmp_path):
     *(str(workdir / x) for x in ('', 'checkpoints/sft', step)),
   )
   for name in names:
-    assert references.resolve(name, str(workdir)) == step
+    assert loading.resolve(name, str(workdir)) == step
   for name in names[1:]:
-    outside = references.resolve(name, str(tmp_path))
+    outside = loading.resolve(name, str(tmp_path))
     assert outside == str((workdir / step).resolve())
     assert schema.is_path(name)
   for name in ('init', 'policy', 'random'):
-    assert references.resolve(name, str(workdir)) == name
+    assert loading.resolve(name, str(workdir)) == name
   for name in ('init', 'policy', 'random', 'stage:sft'):
     assert not schema.is_path(name)
 
@@ -176,7 +177,7 @@ def test_names_are_resolved_to_steps(workdir, tmp_path):
 )
 def test_unknown_names_are_refused(workdir, name, message):
   with pytest.raises(ValueError, match=message):
-    references.resolve(name, str(workdir))
+    loading.resolve(name, str(workdir))
 
 
 def test_loader_restores_resolved_folders(workdir):
@@ -184,8 +185,8 @@ def test_loader_restores_resolved_folders(workdir):
   load = loader(
     workdir, init='random', inside=step, outside=str(workdir / step)
   )
-  assert load('init') == ('fresh', fixtures.MODEL)
-  assert load.init() == 'fresh'
+  assert load('init').cfg == fixtures.MODEL
+  jax.tree.map(np.testing.assert_allclose, load.init(), params(0))
   for name in ('inside', 'outside'):
     model = load(name)
     jax.tree.map(np.testing.assert_array_equal, model.params, params(1))
@@ -374,13 +375,13 @@ def test_model_of_another_shape_scores_with_its_own_options(tmp_path):
 
 def test_model_with_a_smaller_vocabulary_is_refused(monkeypatch):
   few = dataclasses.replace(fixtures.MODEL, vocab_size=100)
-  monkeypatch.setattr(references.weight_folders, 'model', lambda folder: few)
-  monkeypatch.setattr(references.weights, 'check', lambda *args: None)
+  monkeypatch.setattr(loading.weight_folders, 'model', lambda folder: few)
+  monkeypatch.setattr(loading.weights, 'check', lambda *args: None)
   with pytest.raises(ValueError, match='must have the 2.. tokens .* got 100'):
-    references.check('x', fixtures.MODEL, fixtures.RENDERER)
+    loading.check_reference('x', fixtures.MODEL, fixtures.RENDERER)
 
 
-def test_equal_endpoints_share_one_client(monkeypatch):
+def test_equal_endpoints_share_one_client():
   calls = []
 
   class Server:
@@ -399,9 +400,8 @@ def test_equal_endpoints_share_one_client(monkeypatch):
     def close(self):
       calls.append('closed')
 
-  monkeypatch.setattr(references.client, 'Endpoint', Server)
   a = schema.Endpoint(name='m', base_url='http://h/v1')
-  refs = make(refuse)
+  refs = make(refuse, connect=Server)
   for name in (a, dataclasses.replace(a), a):
     scored = refs(name, samples(0.5))
     assert all(x[0] == 0 and (x[1:] == -1).all() for x in scored)

@@ -9,7 +9,7 @@ from posttrain import main
 from posttrain.chat import rendering
 from posttrain.data import preferences, row_files
 from posttrain.envs import registry
-from posttrain.stage import build, components, plan
+from posttrain.stage import build, plan, preflight
 from posttrain.util import preemption
 
 ROW = {'prompt': 'Capital of Peru?', 'completion': 'Lima.'}
@@ -32,7 +32,7 @@ def counts(monkeypatch):
 
   for module, name in (
     (rendering, 'load'),
-    (components.sharding, 'make_mesh'),
+    (preflight.sharding, 'make_mesh'),
     (registry, 'make'),
     (row_files, 'read'),
     (preferences, 'read'),
@@ -43,7 +43,7 @@ def counts(monkeypatch):
 
 
 def _build(run, name, workdir):
-  stages = components.preflight(run)
+  stages = preflight.check(run)
   main.claim(str(workdir), run)
   build.make(stages[name], str(workdir), 0, preemption.Signal()).close()
 

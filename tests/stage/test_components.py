@@ -3,12 +3,12 @@
 import pytest
 
 from posttrain import schema
-from posttrain.stage import components
+from posttrain.stage import preflight
 
 
 def make(env, **stage):
   entry = schema.EnvEntry(env=env)
-  return components.make(
+  return preflight.make(
     schema.Run(
       model=schema.PRESETS['tiny'],
       stages={'sft': schema.Stage(envs={'a': entry}, **stage)},

@@ -9,7 +9,7 @@ import pytest
 from posttrain import main, schema
 from posttrain.checkpoints import fingerprints
 from posttrain.rollout import references as refs
-from posttrain.stage import components, from_checkpoint
+from posttrain.stage import from_checkpoint, preflight
 from posttrain.stage import models as stage_models
 from posttrain.stage import pairs as stage_pairs
 
@@ -31,22 +31,22 @@ def _load(*overrides):
 def test_playing_a_checkpoint_needs_no_file_of_pairs():
   run = _load(('dpo.pairs', GONE))
   with pytest.raises(ValueError, match='config.dpo.pairs cannot be used'):
-    components.make(run, 'dpo')
+    preflight.make(run, 'dpo')
   asked = from_checkpoint.for_playing(run, 'dpo')
-  assert components.make(asked, 'dpo').data.envs.keys() == {'arithmetic'}
+  assert preflight.make(asked, 'dpo').data.envs.keys() == {'arithmetic'}
   assert from_checkpoint.for_playing(run, 'sft') == run
 
 
 def test_a_suite_alone_can_be_played_without_the_file_of_pairs():
   run = main.load('configs/dpo.py:tiny', [('dpo.pairs', GONE)])
   asked = from_checkpoint.for_playing(run, 'dpo')
-  tasks = components.make(asked, 'dpo').eval_tasks
+  tasks = preflight.make(asked, 'dpo').eval_tasks
   assert not tasks.by_env and len(tasks.suite.tasks) == 4
 
 
 def _models(run, load=None):
   return stage_models.Models(
-    components.make(run, 'dpo'),
+    preflight.make(run, 'dpo'),
     load,
     None,
     types.SimpleNamespace(on_request=lambda wake: None),
@@ -84,9 +84,8 @@ def _never(*_):
   raise AssertionError('the server must not be asked')
 
 
-def test_a_fingerprint_depends_on_dtype_and_lora(monkeypatch):
-  monkeypatch.setattr(fingerprints, 'of_weights', lambda folder: folder)
-  load = types.SimpleNamespace(workdir='/d', folders={'init': 'w'})
+def test_a_fingerprint_depends_on_dtype_and_lora():
+  load = types.SimpleNamespace(fingerprint=lambda name: f'/d/{name}')
 
   def of(run):
     return stage_pairs._fingerprint(_models(run, load), 'init')
@@ -96,7 +95,7 @@ def test_a_fingerprint_depends_on_dtype_and_lora(monkeypatch):
   stage = dataclasses.replace(run.stages['dpo'], lora=schema.Lora(rank=2))
   lora = dataclasses.replace(run, stages={**run.stages, 'dpo': stage})
   found = {of(run), of(dataclasses.replace(run, model=half)), of(lora)}
-  assert len(found) == 3 and all(x.startswith('/d/w in ') for x in found)
+  assert len(found) == 3 and all(x.startswith('/d/init in ') for x in found)
 
 
 def test_a_fingerprint_depends_on_the_options_of_an_adapter(tmp_path):

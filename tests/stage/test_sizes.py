@@ -5,7 +5,7 @@ import math
 import pytest
 
 from posttrain import schema
-from posttrain.stage import components
+from posttrain.stage import preflight
 
 
 def plan(mesh, stage):
@@ -15,7 +15,7 @@ def plan(mesh, stage):
     mesh=schema.Mesh(**{'data': 1, **mesh}),
     stages={'a': stage},
   )
-  planned = components.preflight(run, ('gpu', math.prod(mesh.values()), 1))
+  planned = preflight.check(run, ('gpu', math.prod(mesh.values()), 1))
   # What is stored does not depend on the devices: a run may change them.
   assert planned['a'].cfg == run
   return planned['a']

@@ -7,7 +7,7 @@ import pytest
 from posttrain import schema
 from posttrain.envs import registry
 from posttrain.rollout import ray_workers
-from posttrain.stage import workers
+from posttrain.stage import preflight
 from tests.rollout import remote_toys as toys
 
 LENGTH = schema.RewardFn(fn='tests.rollout.hostile:length')
@@ -25,7 +25,7 @@ def make(env=None, where='ray', **fields):
   env = env or toys.options()['recall']
   entry = schema.EnvEntry(env=env, **fields)
   stage = schema.Stage(envs={'x': entry}, rollout=schema.Rollout(workers=where))
-  return workers.make('s', stage, {'x': registry.make('x', env)})
+  return preflight.make_workers('s', stage, {'x': registry.make('x', env)})
 
 
 def test_threads_are_the_default_and_need_no_workers():

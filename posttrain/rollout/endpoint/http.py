@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 
 from posttrain import schema
+from posttrain.rollout import calls
 from posttrain.util import errors, json_files, loops, watchdog
 
 # The largest answer: the ids, texts and logprobs of some tokens, and the rest.
@@ -36,15 +37,7 @@ _HINTS = {
 }
 
 
-class EndpointError(RuntimeError):
-  """A server that does not answer, refuses, or gives an invalid answer.
-
-  `status` is the HTTP status of an answer; None = no answer.
-  """
-
-  def __init__(self, message: str, status: int | None = None):
-    super().__init__(message)
-    self.status = status
+EndpointError = calls.EndpointError
 
 
 class _Busy(Exception):
