@@ -20,8 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from posttrain.util import exits, locks
-from posttrain.util import flags as flags_lib
+from posttrain.util import exits, flags, locks
 
 _POLL = 0.5  # seconds between two looks at the files of a run
 # Seconds without a process of a run, and without a change of its files, after
@@ -33,29 +32,29 @@ _IDLE = 30.0
 class Flags:
   """The command line."""
 
-  runs: list[str] = flags_lib.required(
+  runs: list[str] = flags.required(
     'RUN', 'Workdirs of runs; several are overlaid.', by_position=True
   )
-  output: str | None = flags_lib.flag(
+  output: str | None = flags.flag(
     None,
     'The page.',
     value='FILE',
     if_absent='RUN/report.html; of several runs, report.html in this folder',
   )
-  live: bool = flags_lib.flag(
+  live: bool = flags.flag(
     False,
     'Writes the page again when a run has new steps, until all runs have '
     'ended or stopped, or Ctrl-C; an open page loads itself again.',
   )
-  seconds: float = flags_lib.flag(
+  seconds: float = flags.flag(
     5.0, 'With --live: the least seconds between two pages.', least=1.0
   )
 
 
-PARSER = flags_lib.Parser(Flags, __doc__)
+PARSER = flags.Parser(Flags, __doc__)
 
 
-def report(flags: Flags) -> int:
+def report(options: Flags) -> int:
   """Writes the page; returns the exit code.
 
   Raises:
@@ -63,38 +62,38 @@ def report(flags: Flags) -> int:
   """
   from posttrain.report import page
 
-  exists = os.path.isdir if flags.live else _has_metrics
-  missing = [run for run in flags.runs if not exists(run)]
+  exists = os.path.isdir if options.live else _has_metrics
+  missing = [run for run in options.runs if not exists(run)]
   # Of several folders a missing one may be misspelt, and never come.
-  if missing and not (flags.live and len(flags.runs) == 1):
+  if missing and not (options.live and len(options.runs) == 1):
     raise ValueError(
       'RUN must be the workdir of a run, with metrics.jsonl: got '
       f'{", ".join(map(repr, missing))}'
     )
-  for run in flags.runs:
+  for run in options.runs:
     if not _has_metrics(run):
       print(f'waiting for the first step of {run!r}', file=sys.stderr)
   while missing and not os.path.isdir(missing[0]):
     time.sleep(_POLL)
-  path = flags.output or (
-    page.path_of(flags.runs[0]) if len(flags.runs) == 1 else 'report.html'
+  path = options.output or (
+    page.path_of(options.runs[0]) if len(options.runs) == 1 else 'report.html'
   )
   if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
     raise ValueError(
       f'--output must be a file in a folder that exists: got {path!r}'
     )
-  reload = flags.seconds if flags.live else None
-  finished = page.write_all(flags.runs, path, reload)
+  reload = options.seconds if options.live else None
+  finished = page.write_all(options.runs, path, reload)
   print(path, flush=True)
-  while flags.live and not finished:
-    stopped = not _wait(flags.runs, flags.seconds)
+  while options.live and not finished:
+    stopped = not _wait(options.runs, options.seconds)
     # The run may be writing the same file: then this page is the next one.
     with contextlib.suppress(FileNotFoundError, FileExistsError):
-      finished = page.write_all(flags.runs, path, None if stopped else reload)
+      finished = page.write_all(options.runs, path, None if stopped else reload)
     if stopped and not finished:
       print(
-        f'{", ".join(map(repr, flags.runs))}: no process trains a run that has '
-        'not ended, so --live ends; continue training, then repeat this '
+        f'{", ".join(map(repr, options.runs))}: no process trains a run that '
+        'has not ended, so --live ends; continue training, then repeat this '
         'command',
         file=sys.stderr,
       )

@@ -7,17 +7,15 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib import figure as mpl_figure
+from matplotlib import figure, ticker
 
 from posttrain.report import runs
 
 INK, MUTED, RULE = '#1f2933', '#7b8794', '#d9dee4'
 COLORS = ('#2f6f9f', '#c8553d', '#4a8c5c', '#8a6fb0', '#b58a2c')
 
-Rows = runs.Rows
 
-
-def draw(rows: Rows) -> mpl_figure.Figure | None:
+def draw(rows: runs.Rows) -> figure.Figure | None:
   """Draws the listed panels that have data; None if there are none."""
   arrays = runs.arrays(rows)
   panels = [
@@ -44,23 +42,27 @@ def draw(rows: Rows) -> mpl_figure.Figure | None:
       'axes.unicode_minus': False,
     }
   ):
-    figure = mpl_figure.Figure(
+    drawn = figure.Figure(
       figsize=(3.4 * columns, 2.3 * lines), layout='constrained'
     )
-    axes = figure.subplots(lines, columns, squeeze=False).ravel()
+    axes = drawn.subplots(lines, columns, squeeze=False).ravel()
     for axis, (panel, metrics) in zip(axes, panels, strict=False):
       _panel(axis, panel, metrics)
       _mark_stages(axis, rows)
     for axis in axes[len(panels) :]:
       axis.set_axis_off()
-  return figure
+  return drawn
 
 
 def _panel(
   axis: Any, panel: tuple[str, str, str], metrics: dict[str, list[np.ndarray]]
 ) -> None:
   title, key, kind = panel
-  _style(axis, title)
+  axis.set_title(title, loc='left', fontsize=10, fontweight='bold')
+  axis.spines[['top', 'right', 'left']].set_visible(False)
+  axis.tick_params(length=0)
+  axis.grid(axis='y', color=RULE, linewidth=0.6)
+  axis.set_axisbelow(True)
   for i, (name, parts) in enumerate(metrics.items()):
     color, label, total = COLORS[i % len(COLORS)], name.removeprefix(key), 0.0
     for x, y in parts:
@@ -89,28 +91,12 @@ def _panel(
   elif kind != 'log':
     axis.set_ylim(bottom=min(0, axis.get_ylim()[0]))
   if kind == 'sum':
-    axis.yaxis.set_major_formatter(_abbreviated)
+    axis.yaxis.set_major_formatter(ticker.EngFormatter(sep=''))
   points = [y for parts in metrics.values() for _, y in parts]
   if kind == 'log' and any((y > 0).any() for y in points):
     axis.set_yscale('log')
   if len(metrics) > 1:
     axis.legend(frameon=False, fontsize=8)
-
-
-def _style(axis: Any, title: str) -> None:
-  axis.set_title(title, loc='left', fontsize=10, fontweight='bold')
-  axis.spines[['top', 'right', 'left']].set_visible(False)
-  axis.tick_params(length=0)
-  axis.grid(axis='y', color=RULE, linewidth=0.6)
-  axis.set_axisbelow(True)
-
-
-def _abbreviated(value: float, _=None) -> str:
-  """Writes 1500 as 1.5k."""
-  for size, letter in ((1e9, 'B'), (1e6, 'M'), (1e3, 'k')):
-    if abs(value) >= size:
-      return f'{value / size:.3g}{letter}'
-  return f'{value:.3g}'
 
 
 def _smooth(y: np.ndarray, width: int) -> np.ndarray:
@@ -122,7 +108,7 @@ def _smooth(y: np.ndarray, width: int) -> np.ndarray:
   return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def _mark_stages(axis: Any, rows: Rows) -> None:
+def _mark_stages(axis: Any, rows: runs.Rows) -> None:
   """Draws a line where one stage ends and the next begins."""
   end = 0
   names = runs.stages(rows)

@@ -24,7 +24,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from posttrain.util import flags as flags_lib
+from posttrain.util import flags
 
 SWITCH = 5e-4  # seconds between two turns of a Python thread
 
@@ -33,83 +33,84 @@ SWITCH = 5e-4  # seconds between two turns of a Python thread
 class Flags:
   """The command line."""
 
-  checkpoint: str = flags_lib.checkpoint()
-  port: int = flags_lib.flag(
+  checkpoint: str = flags.checkpoint()
+  port: int = flags.flag(
     8000, 'The port; 0 takes a free one.', least=0, most=65535
   )
-  host: str = flags_lib.flag('127.0.0.1', 'The address to bind.', value='HOST')
-  name: str = flags_lib.flag(
+  host: str = flags.flag('127.0.0.1', 'The address to bind.', value='HOST')
+  name: str = flags.flag(
     '',
     "The model's name in requests.",
     value='NAME',
     if_absent="the checkpoint folder's name",
   )
-  slots: int = flags_lib.flag(16, 'Sequences decoded at a time.', least=1)
-  max_model_len: int = flags_lib.flag(
+  slots: int = flags.flag(16, 'Sequences decoded at a time.', least=1)
+  max_model_len: int = flags.flag(
     2048, 'Longest prompt plus answer, in tokens.', least=2
   )
-  chunk: int = flags_lib.flag(
+  chunk: int = flags.flag(
     8,
     'Tokens decoded between two checks for new and cancelled requests.',
     least=1,
   )
-  api_key_env: str = flags_lib.flag(
+  api_key_env: str = flags.flag(
     '',
     'The environment variable with the key that every request must carry.',
     value='VARIABLE',
     if_absent='none; needs --no_auth where --host is not this machine',
   )
-  no_auth: bool = flags_lib.flag(
+  no_auth: bool = flags.flag(
     False, 'Serves without a key to whoever reaches --host.'
   )
-  allowed_hosts: str = flags_lib.flag(
+  allowed_hosts: str = flags.flag(
     '',
     'Names besides those of this machine that the Host header may have, with '
     'commas; for a proxy in front of the server.',
     value='NAMES',
     if_absent='none; where other machines reach --host, any name will do',
   )
-  max_queue: int = flags_lib.flag(
+  max_queue: int = flags.flag(
     256, 'Sequences that may wait; further requests get status 429.', least=0
   )
-  max_body_bytes: int = flags_lib.flag(
+  max_body_bytes: int = flags.flag(
     8 * 2**20, 'Largest body of a request, in bytes.', least=1
   )
-  template_variables: str = flags_lib.flag(
+  template_variables: str = flags.flag(
     '{}',
     'Variables of the chat template, a JSON object; for directories, as a run '
     'has its own.',
     value='JSON',
   )
-  compilation_cache: str | None = flags_lib.compilation_cache()
+  compilation_cache: str | None = flags.compilation_cache()
 
 
-PARSER = flags_lib.Parser(Flags, __doc__)
+PARSER = flags.Parser(Flags, __doc__)
 
 
-def api_key(flags: Flags) -> str | None:
+def api_key(options: Flags) -> str | None:
   """Returns the key in the environment variable; None without the flag.
 
   Raises:
     ValueError: the variable has no key that a header can have, or --no_auth is
       set.
   """
-  if not flags.api_key_env:
+  if not options.api_key_env:
     return None
-  if flags.no_auth:
+  if options.no_auth:
     raise ValueError('--no_auth must be left out where --api_key_env is given')
-  key = os.environ.get(flags.api_key_env, '')
+  key = os.environ.get(options.api_key_env, '')
   # Errors never show the key itself.
   if not (key and key.isascii() and key.isprintable() and ' ' not in key):
     raise ValueError(
       '--api_key_env must name an environment variable that holds a key, of '
-      f'printable ASCII characters without spaces: got {flags.api_key_env!r}, '
+      'printable ASCII characters without spaces: got '
+      f'{options.api_key_env!r}, '
       f'which {"has other characters" if key else "is not set"}'
     )
   return key
 
 
-def serve(flags: Flags) -> int:
+def serve(options: Flags) -> int:
   """Serves until a signal arrives; returns the exit code.
 
   Raises:
@@ -118,7 +119,7 @@ def serve(flags: Flags) -> int:
   """
   # Until the server installs its own handler: while the model is loaded.
   signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-  key = api_key(flags)
+  key = api_key(options)
   try:
     from posttrain.serve import app
   except ModuleNotFoundError as error:
@@ -128,15 +129,15 @@ def serve(flags: Flags) -> int:
       f'the package {error.name} must be installed to serve: got none; '
       "pip install 'posttrain[serve]'"
     ) from error
-  with contextlib.closing(app.bind(flags.host, flags.port)) as listening:
-    hosts = app.own_hosts(listening, flags.allowed_hosts.split(','))
-    if key is None and not (app.is_loopback(listening) or flags.no_auth):
+  with contextlib.closing(app.bind(options.host, options.port)) as listening:
+    hosts = app.own_hosts(listening, options.allowed_hosts.split(','))
+    if key is None and not (app.is_loopback(listening) or options.no_auth):
       raise ValueError(
         '--api_key_env must name the variable of a key where --host can be '
-        f'reached from other machines: got none for {flags.host!r}; or set '
+        f'reached from other machines: got none for {options.host!r}; or set '
         '--no_auth'
       )
-    served, engine = load(flags)
+    served, engine = load(options)
     # The collector holds up all threads: it need not look at these again.
     gc.freeze()
     # The event loop waits so long for a busy thread at every system call.
@@ -146,7 +147,7 @@ def serve(flags: Flags) -> int:
       engine,
       api_key=key,
       hosts=hosts,
-      max_body_bytes=flags.max_body_bytes,
+      max_body_bytes=options.max_body_bytes,
     )
     print(f'serving {served.name!r} at {app.address(listening)}/v1', flush=True)
     server = app.Server(application, engine)
@@ -159,7 +160,7 @@ def serve(flags: Flags) -> int:
   return server.code
 
 
-def load(flags: Flags):
+def load(options: Flags):
   """Returns the served policy (`protocol.Served`) and its started worker."""
   from posttrain.checkpoints import policies
   from posttrain.serve import protocol, worker
@@ -167,23 +168,23 @@ def load(flags: Flags):
 
   memory.keep_freed_memory()
   policy = policies.load(
-    flags.checkpoint,
+    options.checkpoint,
     text=False,
-    variables=flags.template_variables,
-    cache=flags.compilation_cache,
+    variables=options.template_variables,
+    cache=options.compilation_cache,
   )
-  folder = pathlib.Path(flags.checkpoint).expanduser().resolve()
-  max_jobs = flags.slots + flags.max_queue
+  folder = pathlib.Path(options.checkpoint).expanduser().resolve()
+  max_jobs = options.slots + options.max_queue
   engine_worker = worker.Worker(
     policy,
-    slots=flags.slots,
-    capacity=flags.max_model_len,
-    chunk=flags.chunk,
+    slots=options.slots,
+    capacity=options.max_model_len,
+    chunk=options.chunk,
     max_jobs=max_jobs,
   )
   engine_worker.start()
   served = protocol.Served(
-    policy, flags.name or folder.name, flags.max_model_len, max_jobs
+    policy, options.name or folder.name, options.max_model_len, max_jobs
   )
   return served, engine_worker
 

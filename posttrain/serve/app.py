@@ -261,7 +261,6 @@ class _Routes:
         code='unsupported_media_type',
       )
     try:
-      self._worker.check_space()
       content = await self._body(request)
       return await _unless_disconnected(request, self._answer(content, chat))
     except requests.ClientDisconnect:

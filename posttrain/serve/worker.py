@@ -144,12 +144,6 @@ class Worker:
       thread.join(max(end - time.monotonic(), 0))
     return not any(thread.is_alive() for thread in self._threads)
 
-  def check_space(self) -> None:
-    """Raises Full if no job would be accepted now."""
-    with self._lock:
-      if len(self._jobs) >= self.max_jobs:
-        raise Full(f'{len(self._jobs)} sequences of {self.max_jobs}')
-
   def accept(self, jobs: Sequence[Job], *, more: bool = False) -> None:
     """Takes jobs; neighbours with one prompt have it prefilled once.
 

@@ -117,26 +117,6 @@ def test_majority_against_literals(answers, right, k, expected):
   assert estimates.majority_at(values, correct, k) == pytest.approx(expected)
 
 
-def test_majority_of_one_and_of_two_is_the_mean():
-  rng = random.Random(0)
-  answers = [str(rng.randint(0, 9)) for _ in range(64)]
-  correct = [x in '01' for x in answers]
-  for k in (1, 2):  # two that differ are a tie
-    assert estimates.majority_at(answers, correct, k) == pytest.approx(
-      np.mean(correct)
-    )
-  # A correct answer that was not parsed is no vote.
-  assert estimates.majority_at([None, 'a'], [True, False], 1) == 0.0
-
-
-def test_majority_of_a_thousand_answers_is_finite():
-  """Among the products is C(1000, 500), of 300 digits."""
-  answers = ['a'] * 500 + ['b'] * 500
-  half = estimates.majority_at(answers, [x == 'a' for x in answers], 500)
-  assert half == pytest.approx(0.5)
-  assert estimates.majority_at(answers, [True] * 1000, 3) == pytest.approx(1.0)
-
-
 def test_majority_of_64_answers_to_1000_tasks_is_near_its_expectation():
   """1000 tasks of 64 answers; enumerating subsets would take hours."""
   rng = np.random.default_rng(0)
@@ -195,16 +175,6 @@ def test_the_interval_contains_the_mean_and_is_within_0_and_1():
     low, high = estimates.interval(values, weights)
     mean = np.average(values, weights=weights)
     assert 0 <= low <= mean + 1e-12 and mean - 1e-12 <= high <= 1
-
-
-def test_weights_are_numbers_of_answers():
-  values = [0.0, 0.5, 1.0, 0.25]
-  alone = estimates.interval(values)
-  assert estimates.interval(values, [3, 3, 3, 3]) == pytest.approx(alone)
-  # p = 3/4, and (1/2 3/4)^2 = (3/2 1/4)^2 = 9/64, so that N = 2 3/16 64/9.
-  assert estimates.interval([0, 1], [1, 3]) == pytest.approx(wilson(2, 8 / 3))
-  low, high = estimates.interval(values, [1, 1, 8, 1])
-  assert low > alone[0] and high > alone[1]
 
 
 def test_the_interval_depends_on_tasks_not_on_answers_per_task():

@@ -198,16 +198,6 @@ def test_dragging_zooms(open_page, paths):
   assert 10 < low < 20 < high < 40
 
 
-def test_names_of_lines_and_the_filter_hide(open_page, paths):
-  tab = open_page(paths[0])
-  count = plot(tab, 'Pass rate, greedy', 'plot.data.length')
-  figure(tab, 'Pass rate, greedy').get_by_role('button', name='sums').click()
-  # Of each stage, the points and their intervals.
-  assert plot(tab, 'Pass rate, greedy', 'plot.data.length') == count - 2
-  tab.fill('#filter', 'tokens')
-  assert tab.locator('.card[data-panel]:visible').count() == 1
-
-
 def test_runs_are_overlaid_each_in_its_color_and_can_be_hidden(
   open_page, paths
 ):
@@ -219,14 +209,6 @@ def test_runs_are_overlaid_each_in_its_color_and_can_be_hidden(
   tab.locator('#runs').get_by_role('button', name='run1').click()
   names = plot(tab, 'Training loss', 'plot.data.map(x => x.name)')
   assert set(names) == {'run2'}
-
-
-def test_the_theme_is_chosen_and_stays(open_page, paths):
-  tab = open_page(paths[0])
-  tab.click('.theme')
-  assert tab.evaluate('document.documentElement.dataset.theme') == 'dark'
-  tab.reload()
-  assert tab.evaluate('document.documentElement.dataset.theme') == 'dark'
 
 
 def test_a_live_page_loads_itself_again_where_it_was(open_page, tmp_path):
@@ -243,10 +225,3 @@ def test_a_live_page_loads_itself_again_where_it_was(open_page, tmp_path):
   tab.locator('b.finished').wait_for(timeout=40_000)
   tab.wait_for_function('scrollY === 400')
   assert tab.evaluate('data.reload') is None  # and no more
-
-
-def test_without_scripts_the_tables_are_there(open_page, paths):
-  tab = open_page(paths[0], java_script_enabled=False)
-  assert tab.locator('noscript').count() == 1
-  assert tab.locator('.results').inner_text().count('sums') == 1
-  assert not tab.locator('.toolbar').is_visible()

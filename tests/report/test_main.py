@@ -79,19 +79,6 @@ def test_a_live_page_is_written_again_until_the_run_has_ended(
   assert reloads == [True] * 4 + [False]
 
 
-def test_a_live_page_waits_for_the_folder_of_one_run(tmp_path, monkeypatch):
-  folder, waits = tmp_path / 'later', []
-
-  def sleep(seconds):
-    waits.append(seconds)
-    if len(waits) == 2:
-      make_run(folder, ended='now')
-
-  monkeypatch.setattr(command.time, 'sleep', sleep)
-  assert command.main([str(folder), '--live']) == 0
-  assert waits == [0.5, 0.5] and (folder / 'report.html').exists()
-
-
 class Process:
   """A process that trains runs, as `--live` sees it.
 

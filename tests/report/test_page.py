@@ -174,26 +174,6 @@ def test_a_stage_that_selects_is_shown_at_its_best_step(run):
   assert writers.last(str(path))['step'] == 60
 
 
-def test_the_values_of_the_suite_are_shown_before_and_after(tmp_path):
-  rows = [
-    {'stage': 'sft', 'step': 0, 'eval/suite/refusal': 0.25},
-    {'stage': 'sft', 'step': 9, 'eval/suite/refusal': 0.0}
-    | {'eval/suite/code_syntax': 0.5, 'eval/suite/length': 7.25},
-  ]
-  table = results.columns(runs.Run('', '', rows, {}, {}, None))
-  texts = {
-    title: [
-      cells.get(('suite', title), ('n/a',))[0] for cells in table.values()
-    ]
-    for _, title in table['after sft']
-  }
-  assert texts == {
-    'refusals in English': ['25.0%', '0.0%'],
-    'blocks of code that parse': ['n/a', '50.0%'],
-    'length, tokens': ['n/a', '7.2'],
-  }
-
-
 @pytest.mark.parametrize(
   ('row', 'expected'),
   [
@@ -259,16 +239,6 @@ def test_texts_from_outside_stay_texts(tmp_path):
   assert not re.search('[<>&\u2028]', data)
   keys = {x['key'] for x in json.loads(data)['panels']}
   assert keys > {f'mine/{HOSTILE}'}
-
-
-def test_the_numbers_of_long_runs_are_bounded(tmp_path):
-  rng = np.random.default_rng(0)
-  names = [f'{prefix}/{i}' for prefix in 'abcdefgh' for i in range(30)]
-  with open(tmp_path / 'metrics.jsonl', 'w') as f:
-    for step in range(600):
-      row = dict(zip(names, rng.random(len(names)).tolist(), strict=True))
-      f.write(json.dumps({'stage': 's', 'step': step} | row) + '\n')
-  assert len(text_of(tmp_path)) < 2_200_000
 
 
 def test_an_empty_folder_has_a_report_but_no_figure(tmp_path):

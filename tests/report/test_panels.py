@@ -30,13 +30,6 @@ def lines(data, key):
   return panel['lines']
 
 
-def test_a_new_metric_has_a_panel():
-  data = build(make_rows([{'mine/number': 1.5}, {'mine/number': 4}]))
-  assert keys(data) == ['mine/number']
-  line = {'run': 0, 'stage': 0, 'label': '', 'grid': 'train', 'y': [1.5, 4]}
-  assert lines(data, 'mine/number') == [line]
-
-
 def test_listed_panels_come_first_then_components_then_others():
   row = dict.fromkeys(('b/y', 'c', 'rl/x', 'loss/rl', 'loss/total', 'b/a'), 1.0)
   data = build(make_rows([row]))
@@ -53,11 +46,6 @@ def test_times_and_bounds_have_no_panel():
   assert keys(data) == ['eval/a']
   (line,) = lines(data, 'eval/a')
   assert (line['low'], line['y'], line['high']) == ([0.4], [0.5], [0.6])
-
-
-def test_a_name_that_is_no_bound_has_a_panel():
-  data = build(make_rows([{'eval/a_low/e': 0.4, 'rl/clip_low': 0.1}]))
-  assert keys(data) == ['rl/clip_low', 'eval/a_low/e']
 
 
 def test_environments_share_the_panel_of_a_metric():
@@ -82,11 +70,6 @@ def test_environments_share_the_panel_of_a_metric():
 def test_values_that_are_no_numbers_are_gaps(values, expected):
   data = build(make_rows([{'mine/x': value} for value in values]))
   assert lines(data, 'mine/x')[0]['y'] == expected
-
-
-@pytest.mark.parametrize('value', [None, 'text', ['a'], {'a': 1}])
-def test_a_metric_without_a_number_has_no_panel(value):
-  assert build(make_rows([{'mine/x': value}]))['panels'] == []
 
 
 def test_stages_follow_each_other_on_every_axis():
@@ -114,16 +97,6 @@ def test_stages_follow_each_other_on_every_axis():
   assert grpo['grids']['eval'] == {'step': [2], 'token': [10], 'time': [3]}
   # The sum of the tokens goes on over the stages.
   assert [x['y'] for x in lines(data, 'batch/tokens')] == [[5, 10], [17]]
-
-
-def test_runs_are_overlaid_in_the_same_panels():
-  both = [
-    make_run(make_rows([{'x': float(i)}]), name=name)
-    for i, name in enumerate('ab')
-  ]
-  data = panels.build(both)
-  assert [x['name'] for x in data['runs']] == ['a', 'b']
-  assert [(x['run'], x['y']) for x in lines(data, 'x')] == [(0, [0]), (1, [1])]
 
 
 def test_points_of_long_runs_are_means_and_evaluations_are_thinned():
@@ -164,13 +137,6 @@ def test_the_summary_has_the_numbers_of_every_metric_and_stage():
     },
     {'metric': 'x', 'stage': 'grpo', 'count': 1, 'values': ['12,345,678'] * 4},
   ]
-
-
-def test_a_value_that_is_no_number_does_not_break_the_figure():
-  rows = make_rows([{'loss/total': 1.0}, {'loss/total': 'text'}])
-  rows += make_rows([{'optim/lr': 'text'}], stage='grpo')
-  titles = [axis.get_title(loc='left') for axis in curves.draw(rows).axes]
-  assert titles == ['Training loss']
 
 
 def test_no_line_of_the_figure_joins_evaluations_over_other_steps():

@@ -1,6 +1,5 @@
 """Runs as the report reads them: names, ends, headline numbers, results."""
 
-import json
 
 import pytest
 
@@ -42,18 +41,6 @@ def make(rows=(), config=CONFIG, about=None, name='run'):
 )
 def test_names_are_the_parts_of_the_paths_that_differ(folders, expected):
   assert runs.names(folders) == expected
-
-
-def test_a_workdir_is_read_with_what_it_has(tmp_path):
-  empty = runs.read(str(tmp_path))
-  assert (empty.rows, empty.config, empty.about) == ([], {}, {})
-  assert empty.written is None and not empty.finished
-  (tmp_path / 'metrics.jsonl').write_text('{"stage": "sft", "step": 0}\n')
-  (tmp_path / 'config.json').write_text(json.dumps(CONFIG))
-  (tmp_path / 'about.json').write_text('{"ended": null}')
-  run = runs.read(str(tmp_path), 'mine')
-  assert (run.name, run.stages, run.envs) == ('mine', ['sft'], {'a', 'b'})
-  assert run.steps == {'sft': 4, 'grpo': 6} and run.written > 0
 
 
 @pytest.mark.parametrize(
@@ -109,16 +96,6 @@ def test_the_headline_is_the_pass_rate_of_each_environment():
   assert (line['title'], line['last'].text) == ('training loss', '2')
   assert not line['moved']
   assert results.headlines(make()) == []
-
-
-def test_the_headline_is_that_of_the_best_step():
-  rows = [
-    row('sft', i, **{'pass_rate/a': x}) for i, x in enumerate((0, 1, 0.5))
-  ]
-  for line in rows:
-    line['select/best_step'] = 1
-  (line,) = results.headlines(make(rows))
-  assert (line['last'].text, line['where']) == ('100.0%', 'sft, step 1')
 
 
 def test_tables_of_several_runs_have_their_starts_and_ends():

@@ -121,18 +121,6 @@ def test_the_kind_of_an_action_is_marked(text, expected):
   assert actions(stories.transcripts({'now': [row]})) == [expected]
 
 
-@pytest.mark.parametrize(
-  ('correct', 'expected'),
-  [(True, 'correct'), (False, 'wrong'), (None, 'not graded')],
-)
-def test_the_grade_the_error_and_the_reward_are_shown(correct, expected):
-  row = attempt(correct=correct, reward=None, error='boom & bust')
-  text = stories.transcripts({'now': [row]})
-  assert expected in text and 'boom &amp; bust' in text
-  assert ', reward' not in text
-  assert 'reward +1.00' in stories.transcripts({'now': [attempt()]})
-
-
 def test_an_answer_keeps_messages_rewards_and_metrics():
   prompt = tuple(
     {'role': role, 'content': text}

@@ -148,19 +148,6 @@ def test_server_that_ignores_temperatures_is_refused(
     assert len(server.bodies) == 2
 
 
-def test_uniform_logprobs_pass_the_temperature_check():
-  def change(entries):
-    for entry in entries[1:]:
-      for value in entry.values():
-        value['logprob'] = -np.log(512)
-
-  temperatures = np.full(8, 0.5, np.float32)
-  server = server_with('prompt_logprobs', change)
-  np.testing.assert_allclose(
-    score(server, IDS, temperatures)[1:], -np.log(512), rtol=1e-6
-  )
-
-
 @pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize(
   'value', [None, float('nan'), -9999.0, 0.5, 'x', True, [-1.0], 10**400]
@@ -283,12 +270,6 @@ def test_chat_returns_the_replies_in_order():
     connect(Server(chat=lambda _: {'choices': [{}]})).chat(
       conversations, max_tokens=9, temperature=0
     )
-
-
-def test_check_refuses_a_server_without_the_model():
-  server = Server(models=({'id': 'a'}, {'id': 'b'}))
-  with pytest.raises(ValueError, match=r"'teacher', .* \['a', 'b'\]"):
-    connect(server).check(RENDERER)
 
 
 def test_check_compares_fingerprints():

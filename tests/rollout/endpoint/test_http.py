@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-import re
 import socket
 import threading
 import time
@@ -60,22 +59,6 @@ def test_waits_double_up_to_half_a_minute():
   assert many.shape == (20, 9)
   assert (many <= longest).all() and (many >= longest / 2).all()
   assert (many.std(axis=0) > 0.01 * longest).all()  # random
-
-
-def test_waits_are_logged_with_the_callers_name(caplog):
-  troubles = [
-    REFUSED,
-    httpx.ReadTimeout(''),
-    httpx.Response(503, json={'error': {'message': 'loading', 'code': 503}}),
-  ]
-  score(Server(troubles=troubles), caller='reward tone', timeout=7.0)
-  first, second, third = (record.getMessage() for record in caplog.records)
-  start = 'reward tone waits for teacher at http://there:8000/v1: '
-  # One to two seconds, in three digits.
-  prefix = re.escape(f'{start}Connection refused; try 1 of 10, next in ')
-  assert re.fullmatch(rf'{prefix}(1(\.\d+)?|2) s', first)
-  assert second.startswith(f'{start}no answer within 7 s; try 2 of 10, next')
-  assert third.startswith(f'{start}status 503: loading; try 3 of 10, next')
 
 
 @pytest.mark.parametrize(
