@@ -1,6 +1,5 @@
 """Runs as the report reads them: names, ends, headline numbers, results."""
 
-
 import pytest
 
 from posttrain.report import results, runs
