@@ -77,7 +77,6 @@ class Env(Protocol):
     blocking: whether its calls wait for something (a network, a process).
       `make` and the methods of its episodes are then called from a thread
       pool, different episodes at the same time.
-    uses_judge: whether its episodes call `judge`; the config may then name one.
     judge: the model of the entry's `judge`, from conversations to one reply
       per conversation; set before the first episode, None if there is none.
   """
@@ -86,7 +85,6 @@ class Env(Protocol):
   max_turns: int
   votes: bool = False
   blocking: bool = False
-  uses_judge: bool = False
   judge: Callable[..., Sequence[str]] | None = None
 
   @abc.abstractmethod

@@ -35,7 +35,7 @@ def make(name: str, cfg: schema.CustomEnv) -> base.Env:
 
   def fill() -> base.Env:
     env = env_class(name, **cfg.kwargs)
-    for field in ('votes', 'blocking', 'uses_judge', 'judge'):
+    for field in ('votes', 'blocking', 'judge'):
       if not hasattr(env, field):
         setattr(env, field, getattr(base.Env, field))
     return env

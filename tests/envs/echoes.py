@@ -46,12 +46,6 @@ class Plain:
     self.name, self._repeats = name, 1
 
 
-class Graded(Echo):
-  """Names that it calls a judge."""
-
-  uses_judge = True
-
-
 @dataclasses.dataclass(frozen=True)
 class Frozen:
   """Without inheritance, and without attributes that can be set."""

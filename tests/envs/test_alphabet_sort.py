@@ -2,13 +2,10 @@
 
 import math
 
-import numpy as np
 import pytest
 
-from posttrain import schema, types
+from posttrain import schema
 from posttrain.envs import alphabet_sort, registry
-from posttrain.rollout import sampler
-from tests import fixtures
 
 
 def make(**options):
@@ -117,22 +114,6 @@ def test_an_episode_is_graded_by_the_mean_of_its_turns(
     ('Yes' if texts[0] == 'Ada, Ane, Mio' else 'No')
     + ': Ada, Ane, Mio. Add: Gav, Dus'
   )
-
-
-@pytest.mark.parametrize('role', ['user', 'tool'])
-def test_a_demonstration_replays_as_one_sample(role):
-  """Assistant turns are trained; observations are not."""
-  task = make(role=role).task(KEY)
-  replay = sampler.DatasetSampler(
-    schema.Dataset(), None, fixtures.RENDERER, 256
-  )
-  (sample,) = replay.rollout(task, 0).samples
-  texts = [message['content'] for message in task.demonstration]
-  # Every turn has its eos.
-  assert sample.mask.sum() == len(texts[0]) + len(texts[2]) + 2
-  heard = (sample.roles == types.ROLES.index(role)) & sample.is_content
-  heard[: np.argmax(sample.mask)] = False  # the prompt
-  assert bytes(sample.ids[heard].tolist()) == texts[1].encode()
 
 
 def test_every_set_of_names_has_one_number():

@@ -52,13 +52,6 @@ def test_parse_answer(text, answer):
   assert arithmetic.parse_answer(text) == answer
 
 
-def test_equal_answers_have_equal_text():
-  texts = (r'\boxed{7}', r'\boxed{ +7 }', r'\boxed{1}, no, \boxed{007}')
-  assert {arithmetic.grade(text, 3).answer for text in texts} == {'7'}
-  assert arithmetic.grade(r'\boxed{-0}', 3).answer == '0'
-  assert make().votes
-
-
 @pytest.mark.parametrize(
   'a, op, b, text',
   [
@@ -189,21 +182,3 @@ def test_operators_are_balanced_as_far_as_there_are_keys(split):
   assert counts['x'] == min(x, len(source) // 3)
   assert abs(counts['+'] - counts['-']) <= 1
   assert counts.total() == len(source)
-
-
-def test_the_first_tasks_hold_every_operator():
-  firsts = make().source('eval', 0).take(100)
-  counts = collections.Counter(task.info['op'] for task in firsts)
-  assert min(counts['+'], counts['-']) > 30
-
-
-def test_the_split_partitions_the_keys():
-  for op, *ends in (('+', 0, 99), ('-', 10, 99), ('x', 0, 9), ('x', 2, 20)):
-    train, held = (
-      {tuple(key) for key in arithmetic._keys(op, *ends, split).tolist()}
-      for split in ('train', 'eval')
-    )
-    numbers = set(range(ends[0], ends[1] + 1))
-    assert len(train) + len(held) == len(train | held) == len(numbers) ** 2
-    assert {n for key in train | held for n in key[1:]} == numbers
-    assert 0.15 < len(held) / len(train | held) < 0.26

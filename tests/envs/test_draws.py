@@ -58,12 +58,6 @@ def test_a_large_space_can_be_drawn_up_to_its_capacity():
   assert len(set(draw([large], 'eval', count, 0))) == count == 409
 
 
-def test_evaluation_keys_are_pinned():
-  """An evaluation task must stay one in every later version."""
-  held = sorted(map(int, space(30).walk('eval', (0,))))
-  assert held == [1, 2, 7, 25]
-
-
 def test_spaces_take_turns_until_they_are_exhausted():
   spaces = [
     draws.Space(size, lambda i, tag=tag: f'{tag}{i}')

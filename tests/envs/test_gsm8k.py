@@ -97,24 +97,6 @@ def test_grade(path, text, strict, lenient, formatted):
     episode.close()
 
 
-@pytest.mark.parametrize(
-  'text, reward',
-  [
-    ('so it is 72', 0),
-    ('#### 72', 0),
-    ('#### 72\nNow', 1),
-    (r'is \boxed{72}', 1),
-    (r'is \boxed{72', 0),
-  ],
-)
-def test_grade_of_a_truncated_turn(path, text, reward):
-  env = make(path, lenient=True)
-  episode = env.make(env.source('train', 0).take(1)[0])
-  episode.reset()
-  assert episode.step(text, truncated=True).reward == reward
-  assert episode.grade().correct is bool(reward)
-
-
 def test_evaluation_rows(path, monkeypatch):
   assert env_count(make(path), 'eval') == 0
   folder, name = os.path.split(path)
@@ -125,16 +107,6 @@ def test_evaluation_rows(path, monkeypatch):
 
 def env_count(env, split):
   return len(env.source(split, 0))
-
-
-@pytest.mark.parametrize(
-  'split, field', [('train', 'path'), ('eval', 'eval_path')]
-)
-def test_missing_file_names_the_key(split, field, tmp_path):
-  for gone in (tmp_path / 'gone.jsonl', tmp_path):  # a folder is no file
-    env = make(str(gone), eval_path=str(gone))
-    with pytest.raises(ValueError, match=rf'envs\.words\.env\.{field} must '):
-      env.source(split, 0)
 
 
 @pytest.mark.parametrize(

@@ -78,22 +78,6 @@ def test_the_column_tools_is_what_the_policy_is_told_of(tmp_path):
   assert calls.end(True).metrics == {}
 
 
-@pytest.mark.parametrize(
-  ('value', 'words'),
-  [
-    ('[', r'rows.jsonl:1: column tools: Expecting'),
-    ([{'name': 'add'}], r'rows.jsonl:1: .*tools\[0\] must be'),
-    (3, 'rows.jsonl:1: .*tools must be a list of tools'),
-  ],
-)
-def test_malformed_tools_are_named_by_their_row(tmp_path, value, words):
-  file = tmp_path / 'rows.jsonl'
-  row = {'prompt': 'a', 'completion': 'b', 'tools': value}
-  file.write_text(json.dumps(row))
-  with pytest.raises(ValueError, match=words):
-    registry.make('a', schema.Rows(path=str(file))).source('train', 0)
-
-
 def test_evaluation_rows(path, monkeypatch):
   env = registry.make('chats', schema.Rows(path=path))
   assert len(env.source('eval', 0)) == 0
@@ -123,21 +107,6 @@ def test_a_fraction_is_held_out_by_prompt(tmp_path):
   other = write(tmp_path / 'b.jsonl', rows[::-1])
   other = registry.make('chats', schema.Rows(path=other, eval_fraction=0.1))
   assert set(prompts(other, 'eval')) == set(held_out)
-
-
-def test_columns_of_other_names(tmp_path):
-  path = tmp_path / 'a.csv'
-  path.write_text('question,answer,level\n"1, 2?",3,x\n4?,5,y\n')
-  columns = {'question': 'prompt', 'answer': 'completion'}
-  env = registry.make('chats', schema.Rows(path=str(path), columns=columns))
-  first, _ = env.source('train', 0).take(9)
-  assert first.prompt == ({'role': 'user', 'content': '1, 2?'},)
-  assert first.as_text and first.info == {'level': 'x'}
-  assert (first.answer, first.demonstration[0]['content']) == ('3', '3')
-  columns = {'question': 'prompt', 'level': 'kind'}
-  env = registry.make('chats', schema.Rows(path=str(path), columns=columns))
-  task = next(env.source('train', 0))
-  assert task.demonstration is None and set(task.info) == {'answer', 'kind'}
 
 
 def test_a_tfds_data_set_by_name(tmp_path, monkeypatch):
@@ -183,33 +152,6 @@ def test_held_out_prompts_that_are_trained_on_are_counted(tmp_path, caplog):
   assert not caplog.text
 
 
-def test_empty_completions_are_counted(tmp_path, caplog):
-  turns = [USER, {'role': 'assistant', 'content': ' '}]
-  rows = [
-    {'prompt': 'a', 'completion': 'b'},
-    {'prompt': 'b', 'completion': ''},
-    {'messages': turns},
-    {'messages': [*turns, USER, {'role': 'assistant', 'content': 'x'}]},
-    {'prompt': 'c'},
-  ]
-  path = write(tmp_path / 'a.jsonl', rows)
-  registry.make('chats', schema.Rows(path=path)).source('train', 0)
-  (record,) = caplog.records
-  assert '2 of 5 rows have an empty completion' in record.getMessage()
-  assert f'the first is {path}:2' in record.getMessage()
-
-
-@pytest.mark.parametrize('columns', [{}, {'conversations': 'messages'}])
-def test_conversations_of_sharegpt_are_answered_with_their_form(
-  tmp_path, columns
-):
-  turns = [{'from': 'human', 'value': 'a'}, {'from': 'gpt', 'value': 'b'}]
-  path = write(tmp_path / 'a.jsonl', [{'conversations': turns}])
-  env = registry.make('chats', schema.Rows(path=path, columns=columns))
-  with pytest.raises(ValueError, match='a.jsonl:1.*"gpt", "value".*: convert'):
-    env.source('train', 0)
-
-
 def test_a_prompt_alone_and_its_answer(tmp_path):
   rows = [{'prompt': 'a', 'answer': 7}, {'prompt': [{**USER}]}]
   env = registry.make(
@@ -218,20 +160,6 @@ def test_a_prompt_alone_and_its_answer(tmp_path):
   text, messages = env.source('train', 0).take(9)
   assert text.demonstration is None and text.answer == 7 and text.as_text
   assert messages.answer is None and not messages.as_text
-
-
-def test_resuming_with_edited_rows_is_refused(path, tmp_path):
-  env = registry.make('chats', schema.Rows(path=path))
-  state = env.source('train', 0).get_state()
-  moved = tmp_path / 'moved.jsonl'
-  text = (tmp_path / 'rows.jsonl').read_text()
-  moved.write_text(text)
-  env = registry.make('chats', schema.Rows(path=str(moved)))
-  env.source('train', 0).set_state(state)  # the same rows, elsewhere
-  moved.write_text(text.replace('"b"', '"c"'))
-  env = registry.make('chats', schema.Rows(path=str(moved)))
-  with pytest.raises(ValueError, match='the fingerprint of a resumed source'):
-    env.source('train', 0).set_state(state)
 
 
 def test_exported_arithmetic_is_read_as_rows(tmp_path):

@@ -141,15 +141,6 @@ def test_functions_without_docstring_or_arguments_or_with_any():
   }
 
 
-def test_the_schema_of_a_method_leaves_self_out():
-  class Env:
-    def look(self, at: 'int'):
-      """Looks."""
-
-  parameters = tools.schema(Env().look)['function']['parameters']
-  assert parameters['properties'] == {'at': {'type': 'integer'}}
-
-
 @pytest.mark.parametrize(
   'function', [lambda *values: values, lambda x, /: x], ids=['*', '/']
 )

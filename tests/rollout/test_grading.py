@@ -376,7 +376,7 @@ def test_fault_leaves_its_rollouts_out_of_baseline_and_batch(monkeypatch):
 class Judged(toys.Letters):
   """Letters, graded by the length of a judge's reply."""
 
-  uses_judge, judge = True, None
+  judge = None
 
   def grade(self, task, text):
     (reply,) = self.judge([[{'role': 'user', 'content': text}]], max_tokens=3)

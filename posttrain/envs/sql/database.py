@@ -159,12 +159,10 @@ class Database:
   def from_bytes(
     cls, data: bytes, limits: Limits = Limits(), now: str = NOW
   ) -> 'Database':
-    """Opens a copy, in memory, of the bytes of a database file.
-
-    Raises:
-      ValueError: the bytes are no database with tables.
-    """
-    return cls._open(':memory:', 'the bytes', limits, now, data)
+    """Opens a copy, in memory, of the bytes of a database file."""
+    connection = _connect(':memory:')
+    connection.deserialize(data)
+    return cls(connection, limits, now)
 
   @classmethod
   def from_file(
@@ -177,33 +175,11 @@ class Database:
     """
     if not pathlib.Path(path).is_file():
       raise ValueError(f'{path} must be a SQLite file: there is none')
-    uri = f'{pathlib.Path(path).absolute().as_uri()}?mode=ro&immutable=1'
-    return cls._open(uri, str(path), limits, now)
-
-  @classmethod
-  def _open(
-    cls,
-    uri: str,
-    source: str,
-    limits: Limits,
-    now: str,
-    data: bytes | None = None,
-  ) -> 'Database':
-    """Opens a connection; errors name the source."""
-    connection = sqlite3.connect(
-      uri,
-      uri=True,
-      isolation_level=None,
-      cached_statements=0,
-      check_same_thread=False,
-    )
+    uri = pathlib.Path(path).absolute().as_uri()
     try:
-      if data is not None:
-        connection.deserialize(data)
-      return cls(connection, limits, now)
+      return cls(_connect(f'{uri}?mode=ro&immutable=1'), limits, now)
     except (sqlite3.Error, ValueError, MemoryError) as error:
-      connection.close()
-      raise ValueError(f'{source} must be a SQLite file: {error}') from error
+      raise ValueError(f'{path} must be a SQLite file: {error}') from error
 
   @property
   def tables(self) -> tuple[str, ...]:
@@ -372,6 +348,16 @@ def _refusal(sql: str, limits: Limits) -> str | None:
   if not _QUERY.match(sql):
     return 'only SELECT is allowed'
   return 'the query is too complex' if growth(sql) > limits.growth else None
+
+
+def _connect(uri: str) -> sqlite3.Connection:
+  return sqlite3.connect(
+    uri,
+    uri=True,
+    isolation_level=None,
+    cached_statements=0,
+    check_same_thread=False,
+  )
 
 
 def _decode(data: bytes) -> str:

@@ -17,9 +17,9 @@ from posttrain.envs import base
 from posttrain.envs.sql import cells, database, dialogue, verifier, words
 from posttrain.util import errors
 
-# (task, whether actions have a colon, random numbers) -> turns.
-Turns = Generator[str, str, None]
-Player = Callable[[types.Task, bool, random.Random], Turns]
+# (task, random numbers) -> turns: (type, argument) of actions.
+Turns = Generator[tuple[str, str], str, None]
+Player = Callable[[types.Task, random.Random], Turns]
 
 _SIBLINGS = {
   column: columns for columns in words.CONCEPTS.values() for column in columns
@@ -40,20 +40,22 @@ def play(
   Returns:
     A rollout with messages, score and rewards per turn, without samples.
   """
-  turns = player(
-    task, env.cfg.style == 'verbose', random.Random(f'{seed}:{task.id}')
+  turns, colon = (
+    player(task, random.Random(f'{seed}:{task.id}')),
+    env.cfg.style == 'verbose',
   )
-  text, stop_reason, rollout_turns = next(turns), 'max_turns', []
+  action, stop_reason, rollout_turns = next(turns), 'max_turns', []
   with contextlib.closing(env.make(task)) as episode:
     messages = list(episode.reset())
     for _ in range(env.max_turns):
+      text = dialogue.write(*action, colon=colon)
       out = episode.step(text, truncated=False)
       messages += [{'role': 'assistant', 'content': text}, *out.messages]
       rollout_turns.append(types.Turn(0, 0, 0, out.reward, 'eos'))
       if out.done:
         stop_reason = 'env_done'
         break
-      text = turns.send(out.messages[-1]['content'])
+      action = turns.send(out.messages[-1]['content'])
     score = episode.grade()
   return types.Rollout(
     0, task, tuple(messages), (), score, stop_reason, turns=tuple(rollout_turns)
@@ -72,7 +74,7 @@ def oracle(teacher: schema.SqlTeacher) -> Player:
   no result.
   """
 
-  def player(task, colon, rng):
+  def player(task, rng):
     info, sql = task.info, task.info['gold_sql']
     detour, error, haste = (
       rng.random() < share
@@ -80,36 +82,30 @@ def oracle(teacher: schema.SqlTeacher) -> Player:
     )
     describes = not info['template'].startswith('E')
     if haste and describes:
-      observation = yield dialogue.write(
-        'SAMPLE', info['tables'][0], colon=colon
-      )
+      observation = yield 'SAMPLE', info['tables'][0]
       answer = _shown_value(observation, info, rng)
-      yield dialogue.write('ANSWER', answer, colon=colon)
+      yield 'ANSWER', answer
       return
     if detour:
-      yield dialogue.write(
-        rng.choice(('SAMPLE', 'DESCRIBE')),
-        rng.choice(tables(task)),
-        colon=colon,
-      )
+      yield rng.choice(('SAMPLE', 'DESCRIBE')), rng.choice(tables(task))
     wrong_sql = _rename_column(sql, rng) if error else None
     if wrong_sql is not None:
-      yield dialogue.write('QUERY', wrong_sql, colon=colon)
+      yield 'QUERY', wrong_sql
     if describes:
       for table in info['tables']:
-        yield dialogue.write('DESCRIBE', table, colon=colon)
-    observation = yield dialogue.write('QUERY', sql, colon=colon)
+        yield 'DESCRIBE', table
+    observation = yield 'QUERY', sql
     answer = shown_result(observation)
     if answer is None:
       raise ValueError(dialogue.read(observation)[1])
     if answer.endswith(cells.CUT):  # the result is not complete
       answer = verifier.answer(info['gold_rows'], info['answer_type'])
-    yield dialogue.write('ANSWER', answer, colon=colon)
+    yield 'ANSWER', answer
 
   return player
 
 
-def chance(task: types.Task, colon: bool, rng: random.Random) -> Turns:
+def chance(task: types.Task, rng: random.Random) -> Turns:
   """Plays random actions, with words of earlier results."""
   known_words = ['id', 'name', '1']
   names = tables(task)
@@ -119,7 +115,7 @@ def chance(task: types.Task, colon: bool, rng: random.Random) -> Turns:
       'QUERY': f'SELECT {rng.choice(known_words)} FROM {table}',
       'ANSWER': rng.choice(known_words),
     }.get(kind, table)
-    observation = yield dialogue.write(kind, argument, colon=colon)
+    observation = yield kind, argument
     known_words += re.findall(r'\w+', shown_result(observation) or '')
 
 

@@ -19,18 +19,16 @@ must equal one.
 
 import collections
 import decimal
-import heapq
-import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from posttrain.envs.sql import cells, questions
 
 REL, ABS = 0.01, 1e-9  # tolerances of a gold float
-# Largest number of rows with several floats and equal text that are matched in
-# all ways; more rows are compared in sorted order only.
+# Largest number of rows with floats and equal text that are matched in all
+# ways; more rows are compared in sorted order only.
 _MAX_MATCHED = 256
 _NUMBER = re.compile(
   r'[+-]?(?:(?:0|[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]*)(?:\.[0-9]*)?'
@@ -200,99 +198,43 @@ def _same(rows: list[Row], gold: list[Row]) -> bool:
   Rows are grouped by text and NULLs per column; within a group only the numbers
   are compared.
   """
-
-  def divide(row: Row) -> tuple[tuple, Row]:
-    rest = tuple(0 if isinstance(value, tuple) else value for value in row)
-    return rest, tuple(value for value in row if isinstance(value, tuple))
-
-  return _each_group(rows, gold, divide, _match)
+  groups = collections.defaultdict(lambda: ([], []))
+  for side, side_rows in enumerate((rows, gold)):
+    for row in side_rows:
+      rest = tuple(0 if isinstance(value, tuple) else value for value in row)
+      numbers = tuple(value for value in row if isinstance(value, tuple))
+      groups[rest][side].append(numbers)
+  return all(len(a) == len(b) and _match(a, b) for a, b in groups.values())
 
 
 def _match(rows: list[Row], gold: list[Row]) -> bool:
-  """Compares rows of numbers, grouped by the columns without floats."""
-  exact = [all(lo == hi for lo, hi in spans) for spans in _columns(gold)]
-  inexact = [not is_exact for is_exact in exact]
+  """Returns whether each row of numbers can get a distinct gold row.
 
-  def divide(row: Row) -> tuple[Row, Row]:
-    key = tuple(itertools.compress(row, exact))
-    return key, tuple(itertools.compress(row, inexact))
-
-  return _each_group(rows, gold, divide, _match_approximately)
-
-
-def _match_approximately(rows: list[Row], gold: list[Row]) -> bool:
-  """Compares columns with floats, where a number may equal several."""
-  columns = [*zip(_columns(rows), _columns(gold), strict=True)]
-  if not all(_sweep(*column) for column in columns):
-    return False
-  if len(columns) < 2:
-    return True
-  if len(rows) > _MAX_MATCHED:
-    return all(map(_holds, sorted(gold), sorted(rows)))
-  return _pair(rows, gold)
-
-
-def _columns(rows: list[Row]) -> list[tuple[Key, ...]]:
-  return list(zip(*rows, strict=True))
-
-
-def _each_group(
-  rows: list[Row],
-  gold: list[Row],
-  divide: Callable[[Row], tuple[tuple, Row]],
-  match: Callable[[list[Row], list[Row]], bool],
-) -> bool:
-  """Returns whether `match` is true for each group of rows.
-
-  Args:
-    rows: the answer's rows.
-    gold: the gold rows.
-    divide: from a row to its group's key and the rest of the row.
-    match: compares the rests of the two sides of a group.
-  """
-  groups = collections.defaultdict(lambda: ([], []))
-  for side, side_rows in enumerate((rows, gold)):
-    for key, rest in map(divide, side_rows):
-      groups[key][side].append(rest)
-  return all(len(a) == len(b) and match(a, b) for a, b in groups.values())
-
-
-def _sweep(numbers: Sequence[Span], gold: Sequence[Span]) -> bool:
-  """Returns whether each number of a column can get a distinct gold span.
-
-  In sorted order, each number takes the span that ends first among those that
-  hold it. A later number inside that span is also inside the other ones, which
-  end later.
-  """
-  waiting, ends = sorted(gold, reverse=True), []
-  for number, _ in sorted(numbers):
-    while waiting and waiting[-1][0] <= number:
-      heapq.heappush(ends, waiting.pop()[1])
-    if not ends or heapq.heappop(ends) < number:
-      return False
-  return True
-
-
-def _holds(gold: Row, row: Row) -> bool:
-  return all(
-    lo <= number <= hi for (lo, hi), (number, _) in zip(gold, row, strict=True)
-  )
-
-
-def _pair(rows: list[Row], gold: list[Row]) -> bool:
-  """Returns whether each row can get a distinct gold row.
-
-  Rows are matched one by one along augmenting paths: a row may take the gold
-  row of an earlier row that can get another.
+  In sorted order, if all of them fit so. A number may fit several gold floats:
+  then rows are matched one by one along augmenting paths, where a row may take
+  the gold row of an earlier row that can get another.
 
   References:
     H. W. Kuhn, The Hungarian Method for the Assignment Problem, 1955.
   """
+
+  def holds(gold_row: Row, row: Row) -> bool:
+    return all(
+      lo <= number <= hi
+      for (lo, hi), (number, _) in zip(gold_row, row, strict=True)
+    )
+
+  def centers(gold_row: Row) -> list:
+    return [lo if lo == hi else (lo + hi) / 2 for lo, hi in gold_row]
+
+  ordered = sorted(gold, key=centers)
+  if all(map(holds, ordered, sorted(rows))):
+    return True
+  exact = all(lo == hi for row in gold for lo, hi in row)
+  if exact or len(rows) > _MAX_MATCHED:
+    return False
   holders: dict[int, int] = {}  # gold row -> row
-  fits = [
-    [i for i, gold_row in enumerate(gold) if _holds(gold_row, row)]
-    for row in rows
-  ]
+  fits = [[i for i, x in enumerate(gold) if holds(x, row)] for row in rows]
 
   def place(row: int, visited: set[int]) -> bool:
     for i in fits[row]:

@@ -148,13 +148,6 @@ def test_errors_of_the_server_raise(server, number, error, words):
   episode.close()
 
 
-@pytest.mark.parametrize('code', ['FACTORY_ERROR', 'VALIDATION_ERROR'])
-def test_a_refused_session_raises(code):
-  with servers.Server(refuses=code).running() as url:
-    with pytest.raises(RuntimeError, match=f'a reset with {code}: no place'):
-      begin(make(url), 7)
-
-
 @contextlib.contextmanager
 def answering(*messages, late=0.0):
   """Yields the URL of a server that answers the first request only."""

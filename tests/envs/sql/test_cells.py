@@ -82,24 +82,6 @@ def test_rows_are_written_and_cut(rows, style, limit, more, text):
   assert cells.write(rows, style=style, limit=limit, more=more) == text
 
 
-def test_cut_of_any_text():
-  assert cells.cut('abc def', 7) == 'abc def'
-  assert cells.cut('abc defg', 7) == 'abc ...'
-  assert cells.cut('abc  defg', 8) == 'abc ...'
-
-
-@given(ROWS, st.sampled_from(cells.STYLES), st.integers(4, 80), st.booleans())
-@settings(deadline=None, derandomize=True)
-def test_a_cut_text_is_a_prefix_of_the_whole_one(rows, style, limit, more):
-  whole = cells.write(rows, style=style, limit=10**6)
-  text = cells.write(rows, style=style, limit=limit, more=more)
-  assert len(text) <= limit
-  if more or len(whole) > limit:
-    assert text.endswith(' ...') and whole.startswith(text[:-4])
-  else:
-    assert text == whole
-
-
 @given(ROWS, st.sampled_from(cells.STYLES))
 @settings(deadline=None, derandomize=True)
 def test_written_rows_are_read_back(rows, style):
@@ -141,15 +123,6 @@ def test_cells_are_separated_by_commas_or_stand_alone():
   text = 'a, "b,c"; d|e, f'
   assert cells.read(text, between=',') == [['a', 'b,c'], ['d|e', 'f']]
   assert cells.read(text, between='') == [['a, "b,c"'], ['d|e, f']]
-
-
-@given(st.text() | st.text('|;,"\\ \nau', max_size=40))
-@settings(deadline=None, derandomize=True)
-def test_any_text_is_read(text):
-  for between in ('|', ',', ''):
-    rows = cells.read(text, between=between)
-    assert all(rows)
-    assert '""' in text or [''] not in rows
 
 
 @pytest.mark.parametrize('piece', ['a', '"a;', '\\"', '"\\', '" "', '\n "'])

@@ -4,7 +4,7 @@ import pytest
 
 from posttrain import schema
 from posttrain.envs import registry
-from posttrain.envs.sql import database, dialogue, players
+from posttrain.envs.sql import database, players
 
 DATA = schema.SqlSynth(train_databases=60, eval_databases=60)
 ALL = ('easy', 'medium', 'hard')
@@ -135,19 +135,6 @@ def test_sample_finds_tables_in_any_case():
   assert steps[1].reward == pytest.approx(-0.03)  # the same table
 
 
-def test_observations_in_the_verbose_style():
-  env, task = find('M1', style='verbose', role='user', budget=10)
-  system, asks = task.prompt
-  assert system['role'] == 'system' and 'You have 10 steps' in system['content']
-  assert asks['content'].startswith('Question: what is the ')
-  assert asks['content'].endswith('\nSteps left: 10')
-  roles = [message['role'] for message in task.demonstration]
-  assert roles == ['assistant', 'user'] * 2 + ['assistant']
-  described = task.demonstration[1]['content'].splitlines()
-  assert described[0] == 'Result:' and 'id INTEGER' in described
-  assert task.demonstration[-1]['content'] == f'ANSWER: {task.answer}'
-
-
 @pytest.mark.parametrize('style', ['compact', 'verbose'])
 def test_the_oracle_is_always_correct(style):
   env, chosen = tasks(180, difficulties=ALL, style=style)
@@ -182,23 +169,6 @@ def test_a_budget_too_small_for_the_teacher_gives_no_demonstration():
     assert (task.demonstration is None) == (task.info['difficulty'] != 'easy')
 
 
-def test_splits_share_no_database():
-  env = make(difficulties=ALL)
-  train, held = env.source('train', 0), env.source('eval', 0)
-  assert (len(train), len(held)) == (540, 540)
-  ids = [{t.info['db_id'] for t in s.take(540)} for s in (train, held)]
-  assert len(ids[0]) == len(ids[1]) == 60 and not ids[0] & ids[1]
-  ood = make(data=schema.SqlSynth(eval_databases=2, eval_split='ood'))
-  (task,) = ood.source('eval', 0).take(1)
-  assert task.info['db_id'] == 'synth_2000000'
-
-
-def test_resuming_with_other_options_is_refused():
-  state = make().source('train', 3).get_state()
-  with pytest.raises(ValueError, match='fingerprint'):
-    make(budget=9).source('train', 3).set_state(state)
-
-
 def test_a_hasty_teacher_answers_from_a_sample():
   """Its answer is a value of a sample, which is rarely correct."""
   _, chosen = tasks(
@@ -220,7 +190,7 @@ def test_a_hasty_teacher_answers_from_a_sample():
     assert task.demonstration[-1]['content'] == f'ANSWER {task.answer}'
 
 
-def farmer(task, colon, rng):
+def farmer(task, rng):
   """A player of steps that have rewards, without an answer."""
   del rng
   while True:
@@ -231,7 +201,7 @@ def farmer(task, colon, rng):
         ('QUERY', f'SELECT * FROM {table}'),
         ('QUERY', f'SELECT COUNT(*) FROM {table}'),
       ):
-        yield dialogue.write(kind, argument, colon=colon)
+        yield kind, argument
 
 
 # v2: 0.15 of progress, 0.01 a step, and 0.03 each time that all progress is

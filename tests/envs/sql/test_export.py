@@ -3,8 +3,6 @@
 import json
 import sqlite3
 
-import pytest
-
 from posttrain.envs.sql import __main__ as command_line
 from posttrain.envs.sql import synth
 
@@ -53,15 +51,3 @@ def test_a_folder_with_files_is_refused(tmp_path, capsys):
       capsys.readouterr().err
     )
   assert [path.name for path in tmp_path.iterdir()] == ['notes.txt']
-
-
-@pytest.mark.parametrize(
-  'flags',
-  [['--databases=0'], ['--seed0=-1'], ['--seed0=999999', '--databases=2']],
-)
-def test_databases_out_of_range_are_refused(tmp_path, capsys, flags):
-  assert command_line.main([str(tmp_path / 'new'), *flags]) == 2
-  assert 'must name some of the databases 0 .. 999999' in (
-    capsys.readouterr().err
-  )
-  assert not (tmp_path / 'new').exists()

@@ -14,7 +14,7 @@ import pytest
 from posttrain import schema
 from posttrain.envs import registry
 from posttrain.envs.sql import __main__ as exporter
-from posttrain.envs.sql import database, dialogue
+from posttrain.envs.sql import dialogue
 
 ALL = ('easy', 'medium', 'hard')
 
@@ -78,24 +78,6 @@ def test_splits_hold_whole_databases(exported):
   assert not len(make(exported, data={'eval_share': 0.0}).source('eval', 0))
 
 
-def test_jsonl_with_the_keys_of_sqlenv_is_read(copied):
-  path = copied / 'questions.json'
-  rows = json.loads(path.read_text())
-  for row in rows:
-    row['question_id'] = row.pop('id')
-    row['database_name'] = row.pop('db_id')
-    row['question_text'] = row.pop('question')
-    row['tables_involved'] = row.pop('tables')
-    row.pop('difficulty')  # told by the number of tables
-  path.write_text('\n'.join(map(json.dumps, rows)))
-  found = make(copied, data={'eval_share': 0.0}).source('train', 0).take(36)
-  assert len(found) == 36
-  assert collections.Counter(t.info['difficulty'] for t in found) == {
-    'easy': 24,
-    'medium': 12,
-  }
-
-
 @pytest.mark.parametrize(
   'fields, words',
   [
@@ -149,26 +131,6 @@ def test_malformed_files_are_refused(copied, data, words):
   assert words in str(error.value)
 
 
-def test_a_byte_order_mark_is_skipped(copied):
-  path = copied / 'questions.json'
-  before = len(make(copied).source('train', 0))
-  path.write_bytes(b'\xef\xbb\xbf' + path.read_bytes())
-  assert len(make(copied).source('train', 0)) == before
-
-
-def test_gold_sql_that_takes_too_long_is_refused(exported, monkeypatch):
-  source = make(exported, data={'eval_share': 0.0}).source('train', 0)
-
-  def late(*args):
-    raise database.Timeout('a query took over 2.0 s')
-
-  monkeypatch.setattr(database.Database, 'query', late)
-  with pytest.raises(ValueError, match='must have a gold_sql .* over 2.0 s'):
-    source.take(1)
-  with pytest.raises(ValueError, match='got 36 refusals for 36 questions'):
-    make(exported)
-
-
 def spoil(folder):
   """Spoils five of 36 questions, in five ways; returns words of each."""
   path = folder / 'questions.json'
@@ -215,28 +177,6 @@ def test_refused_questions_are_left_out(copied, caplog):
   assert len(tasks) == 31
   for task in env.source('train', 0).take(99):
     assert task.prompt == before[task.id].prompt
-
-
-def test_missing_files_are_refused(exported, tmp_path):
-  with pytest.raises(ValueError, match='data.questions must name an existing'):
-    make(tmp_path)
-  (tmp_path / 'questions.json').write_text('[{')
-  with pytest.raises(ValueError, match='data.databases must name an existing'):
-    make(tmp_path)
-  (tmp_path / 'database').mkdir()
-  with pytest.raises(ValueError, match='questions.json must be JSON: Exp'):
-    make(tmp_path)
-  shutil.copy(exported / 'questions.json', tmp_path)
-  with pytest.raises(ValueError, match='database of every question: .*synth_0'):
-    make(tmp_path)
-
-
-def test_difficulties_without_a_question_are_refused(copied):
-  rows = json.loads((copied / 'questions.json').read_text())
-  rows = [row for row in rows if row['difficulty'] == 'easy']
-  (copied / 'questions.json').write_text(json.dumps(rows))
-  with pytest.raises(ValueError, match=r"some of \['easy'\]"):
-    make(copied, difficulties=('hard',))
 
 
 def answers(env, *texts):

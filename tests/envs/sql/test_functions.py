@@ -63,30 +63,6 @@ def test_a_truncated_answer_does_not_count():
   assert episode.grade().metrics['operational'] == pytest.approx(-0.07)
 
 
-@pytest.mark.parametrize(
-  'text, cell',
-  [
-    ('3', 3),
-    ('-7', -7),
-    ('2.5', 2.5),
-    ('1e+20', 1e20),
-    ('-1.5e-07', -1.5e-7),
-    ('1_000', '1_000'),
-    ('inf', 'inf'),
-    ('nan', 'nan'),
-    ('1e5', '1e5'),
-    ('+3', '+3'),
-    ('.5', '.5'),
-    ('٣', '٣'),
-    ('9' * 5000, '9' * 5000),
-    (None, None),
-  ],
-)
-def test_written_cells_are_read_back(text, cell):
-  found = functions._cell(text)
-  assert (found, type(found)) == (cell, type(cell))
-
-
 def test_rewards_of_a_transcript_written_by_hand():
   said = [
     {'role': 'assistant', 'content': 'QUERY SELECT wage FROM dogs'},

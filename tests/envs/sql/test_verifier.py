@@ -99,6 +99,14 @@ RIGHT = [
   ),
   ('list', ['a, b', 'c'], ['a, b; c', 'c\na, b', '"a, b", c']),
   ('list', [1234, 5], ['1,234; 5', '5, 1234']),
+  (
+    'list',
+    [2**62 + i for i in range(4)],
+    [
+      '4611686018427387905; '
+      '4611686018427387904; 4611686018427387907; 4611686018427387906'
+    ],
+  ),
   ('list', [None, 'null'], ['null; "null"', '"null", NULL']),
   ('list', ['a|b'], ['a|b', '"a|b"']),
   # By the spans [.99, 1.01] and [.9999, 1.0201], in one order only.
@@ -200,20 +208,6 @@ def test_wrong_answers(answer_type, gold, says):
   assert [said for said in says if judge(said, gold, answer_type)] == []
 
 
-@pytest.mark.parametrize(
-  'answer_type, gold, text',
-  [
-    ('integer', ((42,),), '42'),
-    ('float', ((2.5,),), '2.5'),
-    ('string', (('a;b',),), '"a;b"'),
-    ('list', (('a',), ('b, c',), (None,)), 'a; "b, c"; null'),
-    ('table', (('a', 1), ('b', 2.0)), 'a | 1; b | 2'),
-  ],
-)
-def test_the_gold_answer_is_written_on_one_line(answer_type, gold, text):
-  assert verifier.answer(gold, answer_type) == text
-
-
 @given(GOLDS)
 @PROPERTY
 def test_the_written_gold_answer_is_correct(case):
@@ -251,20 +245,6 @@ def test_an_answer_with_one_changed_cell_is_wrong(case, data):
   assert not verifier.correct(said, gold, answer_type)
 
 
-@given(LISTS | TABLES, st.data())
-@PROPERTY
-def test_missing_or_repeated_rows_are_wrong(rows, data):
-  answer_type = 'list' if len(rows[0]) == 1 else 'table'
-  at = data.draw(st.integers(0, len(rows) - 1))
-  twice = [*rows, rows[at]]
-  assert not verifier.correct(
-    verifier.answer(twice, answer_type), tuple(rows), answer_type
-  )
-  assert not verifier.correct(
-    verifier.answer(rows, answer_type), tuple(twice), answer_type
-  )
-
-
 NEAR = st.sampled_from([1.0, 1.005, 1.01, 1.015, 1.02, 1, 2.0, 2.015])
 
 
@@ -289,14 +269,6 @@ def test_matching_of_near_numbers_equals_trying_all_orders(width, count, data):
   answer_type = 'list' if width == 1 else 'table'
   text = verifier.answer(said, answer_type)
   assert verifier.correct(text, tuple(gold), answer_type) == expected
-
-
-def test_many_near_rows_are_matched():
-  gold = tuple((1 + i / 1e5, 5 - i / 1e5) for i in range(250))
-  said = verifier.answer(gold[::-1], 'table')
-  assert verifier.correct(said, gold, 'table')
-  off = (*gold[:-1], (1.02, 4.9))
-  assert not verifier.correct(verifier.answer(off, 'table'), gold, 'table')
 
 
 @pytest.mark.parametrize('piece', ['1, ', '"', '"a;', '`', 'a|', ' '])
