@@ -1,7 +1,6 @@
 """Rows as tasks: prompts and demonstrations."""
 
 import json
-import pathlib
 import subprocess
 import sys
 
@@ -9,7 +8,6 @@ import pytest
 
 from posttrain import schema, types
 from posttrain.chat import rendering, tokenizers
-from posttrain.data import sources
 from posttrain.envs import __main__ as command_line
 from posttrain.envs import registry, rows
 from posttrain.rollout import env_calls
@@ -160,32 +158,6 @@ def test_a_prompt_alone_and_its_answer(tmp_path):
   text, messages = env.source('train', 0).take(9)
   assert text.demonstration is None and text.answer == 7 and text.as_text
   assert messages.answer is None and not messages.as_text
-
-
-def test_exported_arithmetic_is_read_as_rows(tmp_path):
-  options = schema.Arithmetic(train_tasks=40, eval_tasks=10)
-  env = registry.make('sums', options)
-  folder = str(command_line.export(env, tmp_path, seed=4))
-  other = command_line.export(env, tmp_path / 'again', seed=5)
-  again = command_line.export(env, tmp_path / 'same', seed=4)
-  prints = [
-    sources.file_fingerprint(pathlib.Path(p)) for p in (folder, other, again)
-  ]
-  assert prints[0] != prints[1] and prints[0] == prints[2]
-  again = registry.make('rows', schema.Rows(path=folder, eval_path=folder))
-  for split, count in (('train', 40), ('eval', 10)):
-    made, read = (
-      {task.prompt[0]['content']: task for task in source.take(count)}
-      for source in (env.source(split, 4), again.source(split, 4))
-    )
-    assert set(made) == set(read) and len(made) == count
-    for key, task in made.items():
-      assert read[key].demonstration == task.demonstration
-      assert read[key].info == {
-        'id': task.id,
-        'answer': task.answer,
-        'op': task.info['op'],
-      }
 
 
 def test_command_line(tmp_path):

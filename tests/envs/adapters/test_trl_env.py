@@ -7,8 +7,7 @@ import pytest
 from posttrain import schema
 from posttrain.chat import tool_specs
 from posttrain.envs import registry
-from posttrain.rollout import driver, env_calls
-from tests.rollout import fakes
+from posttrain.rollout import env_calls
 
 GAMES = 'tests.envs.adapters.games'
 PLAIN = tool_specs.Style('plain', 'tool')
@@ -131,34 +130,6 @@ def test_the_error_of_a_bad_call_is_its_observation(text, words):
   malformed = 0 if words == 'numbers are not negative' else 0.5
   metrics = {'calls': 2, 'failures': 1, 'malformed': malformed}
   assert episode.end(True).metrics == metrics
-
-
-def test_a_whole_run_through_the_driver(path):
-  env = make(path=path, max_turns=3)
-  tasks = env.source('train', 0).take(3)
-  scripts = {
-    0: ['guess({"number": 3})', 'It is 3.'],
-    1: ['guess(3)', '{"name": "wait", "arguments": {}}', 'wait()'],
-    2: ['no'],
-  }
-  engine = fakes.Engine(scripts)
-  rollouts = driver.Driver(engine, fakes.RENDERER, 4000).run(
-    [driver.EpisodeSpec(uid, env, tasks[uid], 1.0, 64) for uid in scripts]
-  )
-  assert [r.stop_reason for r in rollouts] == [
-    'env_done',
-    'max_turns',
-    'env_done',
-  ]
-  assert [r.score.reward for r in rollouts] == [1.0, 0.0, 0.0]
-  assert [m['role'] for m in rollouts[0].messages] == [
-    'user',
-    'assistant',
-    'tool',
-    'assistant',
-  ]
-  # A call in the last turn is run, and answered to nobody.
-  assert rollouts[1].messages[-1]['content'] == '0'
 
 
 @pytest.mark.parametrize('name', ['Silent', 'Judged'])

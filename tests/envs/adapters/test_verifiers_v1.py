@@ -6,8 +6,6 @@ import pytest
 
 from posttrain import schema
 from posttrain.envs import registry
-from posttrain.rollout import driver
-from tests.rollout import fakes
 
 SETS = 'tests.envs.adapters.tasksets'
 
@@ -125,17 +123,6 @@ def test_a_comparison_of_a_group_is_refused():
 
 def test_a_reward_with_an_optional_runtime_is_allowed():
   assert play(make('HasRuntimes'), '4').reward == 3.5
-
-
-def test_a_whole_run_through_the_driver():
-  env = make(correct_at=1.5)
-  tasks = env.source('train', 0).take(3)
-  engine = fakes.Engine({0: ['4'], 1: ['4'], 2: ['6']})
-  rollouts = driver.Driver(engine, fakes.RENDERER, 200).run(
-    [driver.EpisodeSpec(uid, env, tasks[uid], 1.0, 16) for uid in range(3)]
-  )
-  assert [r.score.correct for r in rollouts] == [True, False, True]
-  assert {r.stop_reason for r in rollouts} == {'eos'}
 
 
 def test_the_missing_package_is_named(monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 
 from posttrain import schema
 from posttrain.envs import registry
-from posttrain.envs.sql import database, players
+from posttrain.envs.sql import players
 
 DATA = schema.SqlSynth(train_databases=60, eval_databases=60)
 ALL = ('easy', 'medium', 'hard')
@@ -104,28 +104,6 @@ def test_a_truncated_turn_runs_no_action():
   episode.close()
 
 
-def test_databases_are_opened_on_the_first_action(monkeypatch):
-  env, chosen = tasks(3)
-  opened, take = [], database.Database.from_bytes
-
-  def count(*args):
-    opened.append(take(*args))
-    return opened[-1]
-
-  monkeypatch.setattr(database.Database, 'from_bytes', count)
-  idle, over, plays = (env.make(task) for task in chosen)
-  for episode in (idle, over, plays):
-    episode.reset()
-  over.step('ANSWER 1', False)
-  assert not opened
-  for _ in range(2):
-    plays.step('QUERY SELECT 1', False)
-  assert len(opened) == 1
-  for episode in (idle, over, plays):
-    episode.close()
-  assert 'closed' in opened[0].query('SELECT 1', 1).error
-
-
 def test_sample_finds_tables_in_any_case():
   env, task = find('E2')
   table = task.info['tables'][0]
@@ -195,13 +173,10 @@ def farmer(task, rng):
   del rng
   while True:
     for table in players.tables(task):
-      for kind, argument in (
-        ('DESCRIBE', table),
-        ('SAMPLE', table),
-        ('QUERY', f'SELECT * FROM {table}'),
-        ('QUERY', f'SELECT COUNT(*) FROM {table}'),
-      ):
-        yield kind, argument
+      yield 'DESCRIBE', table
+      yield 'SAMPLE', table
+      yield 'QUERY', f'SELECT * FROM {table}'
+      yield 'QUERY', f'SELECT COUNT(*) FROM {table}'
 
 
 # v2: 0.15 of progress, 0.01 a step, and 0.03 each time that all progress is

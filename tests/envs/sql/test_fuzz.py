@@ -72,99 +72,22 @@ PIECES = (
 ).split('~')
 
 
-class Fuzzer:
-  """Writes turns of hostile, confused and nearly correct policies."""
-
-  def __init__(self, seed: int, cwd: pathlib.Path):
-    self._rng, self._cwd = random.Random(seed), cwd
-    self._kinds = (
-      self._noise,
-      self._action,
-      self._action,
-      self._query,
-      self._query,
-      self._query,
-      self._attack,
-      self._attack,
-    )
-
-  def turn(self, task) -> tuple[str, bool]:
-    """Returns (text, truncated)."""
-    text = self._rng.choice(self._kinds)(task)
-    return text, self._rng.random() < 0.02
-
-  def _noise(self, task=None) -> str:
-    """Returns any code points, surrogates included, sometimes very many."""
-    ranges = ((0, 0x7F), (0, 0x7F), (0, 0x2FF), (0x2000, 0x206F), (0, 0x10FFFF))
-    size = self._rng.choice((0, 1, 5, 30, 100, 100, 3000))
-    return ''.join(
-      chr(self._rng.randint(*self._rng.choice(ranges))) for _ in range(size)
-    )
-
-  def _action(self, task) -> str:
-    """Returns an action in random spelling, with any argument."""
-    argument = self._rng.choice(
-      (
-        *task.info['tables'],
-        *task.info['tables'],
-        self._table(task).upper(),
-        'id',
-        'sqlite_master',
-        task.answer,
-        task.answer,
-        str(self._rng.randrange(10**6)),
-        self._noise(),
-        '"' * 2000,
-        task.info['gold_sql'],
-        self._attack(task),
-      )
-    )
-    return self._say(self._rng.choice(dialogue.TYPES), argument)
-
-  def _query(self, task) -> str:
-    """Returns the gold SQL with tokens removed, swapped or replaced."""
-    rng, sql = self._rng, task.info['gold_sql']
-    tokens = re.findall(r"\s+|\w+|'[^']*'|\S", sql)
-    for _ in range(rng.choice((0, 0, 1, 2, 5))):
-      at, other = (rng.randrange(len(tokens)) for _ in range(2))
-      match rng.randrange(3):
-        case 0:
-          tokens[at] = ''
-        case 1:
-          tokens[at], tokens[other] = tokens[other], tokens[at]
-        case 2:
-          tokens.insert(at, f' {rng.choice(PIECES)} ')
-    sql = ''.join(tokens)
-    for _ in range(rng.choice((0, 0, 0, 1, 3, 40))):
-      sql = f'SELECT * FROM ({sql})'
-    dress = rng.choice(
-      (
-        '{}',
-        '{}',
-        '{}',
-        '{};',
-        '/* x */ {}',
-        '```sql\n{}\n```',
-        '{}\n\nANSWER: 1',
-        '{} /*',
-        '{}; {}',
-      )
-    )
-    sql = dress.replace('{}', sql)
-    return self._say('QUERY', sql) if rng.random() < 0.8 else sql
-
-  def _attack(self, task) -> str:
-    sql = self._rng.choice(ATTACKS).replace('{t}', self._table(task))
-    sql = sql.replace('{cwd}', str(self._cwd))
-    return self._say('QUERY', sql) if self._rng.random() < 0.7 else sql
-
-  def _table(self, task) -> str:
-    return self._rng.choice(task.info['tables'])
-
-  def _say(self, word: str, argument: str) -> str:
-    word = self._rng.choice((word, word.lower(), word.title()))
-    before = self._rng.choice(('', '', '  ', 'I think\n', '```\n'))
-    return before + word + self._rng.choice((' ', ': ', ':', '\t')) + argument
+def _turn(rng: random.Random, task, cwd: pathlib.Path) -> str:
+  """Returns the turn of a hostile, confused or nearly correct policy."""
+  tokens = re.findall(r"\s+|\w+|'[^']*'|\S", task.info['gold_sql'])
+  for _ in range(rng.choice((0, 0, 1, 2, 5))):
+    tokens[rng.randrange(len(tokens))] = f' {rng.choice(PIECES)} '
+  nested = ''.join(tokens)
+  for _ in range(rng.choice((0, 0, 0, 1, 3, 40))):
+    nested = f'SELECT * FROM ({nested})'
+  attack = rng.choice(ATTACKS).replace('{t}', rng.choice(task.info['tables']))
+  noise = ''.join(chr(rng.randrange(0x10FFFF)) for _ in range(30))
+  sql = rng.choice((nested, nested, attack.replace('{cwd}', str(cwd))))
+  kind = rng.choice(dialogue.TYPES)
+  argument = rng.choice((*task.info['tables'], task.answer, noise, '"' * 2000))
+  fenced = f'query ```sql\n{sql}\n```'
+  action = f'{kind} {argument}'
+  return rng.choice((f'QUERY: {sql}', sql, fenced, action, noise))
 
 
 def _digest(db) -> str:
@@ -201,7 +124,7 @@ def test_fuzzed_episodes_are_harmless(tmp_path, monkeypatch, style, role):
   """Nothing changes, neither the database nor the working directory."""
   monkeypatch.chdir(tmp_path)
   cfg = schema.Sql(data=SYNTH, difficulties=ALL, style=style, role=role)
-  fuzzer, count = Fuzzer(len(role), tmp_path), 500
+  rng, count = random.Random(role), 500
   env, kinds = registry.make('sql', cfg), Counter()
   source = env.source('train', 0)
   while kinds.total() < count:
@@ -211,7 +134,7 @@ def test_fuzzed_episodes_are_harmless(tmp_path, monkeypatch, style, role):
     rewards = [episode.step('QUERY: SELECT 1', False).reward]
     before = _digest(episode._database)
     for left in reversed(range(cfg.budget - 1)):
-      text, cut = fuzzer.turn(task)
+      text, cut = _turn(rng, task, tmp_path), rng.random() < 0.02
       out = episode.step(text, cut)
       kinds[_check(out, cfg, left)] += 1
       assert not (cut and out.done), text
