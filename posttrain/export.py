@@ -92,13 +92,14 @@ def _export(flags: Flags) -> None:
   from posttrain.checkpoints import weight_folders
 
   folder = weight_folders.find(flags.checkpoint)
-  if weight_folders.is_hf(folder):
+  checkpoint = weight_folders.read(folder)
+  if checkpoint.kind == 'hf':
     raise ValueError(
       '--checkpoint must name a run or a PEFT directory: got '
       f'{flags.checkpoint!r}, which is a HuggingFace directory already'
     )
   if processes.is_first():
-    weight_folders.print_named(folder)
+    checkpoint.print_named()
   if flags.format == 'peft':
     if processes.count() > 1:
       raise ValueError(
@@ -114,10 +115,8 @@ def _save_peft(flags: Flags, folder: str) -> None:
   from posttrain.checkpoints import cards, weight_folders, weights
   from posttrain.models import peft, transformer
 
-  adapter, start = (
-    weights.adapter(folder, average=True),
-    weight_folders.start(folder),
-  )
+  checkpoint = weight_folders.read(folder)
+  adapter, start = weights.adapter(folder, average=True), checkpoint.start()
   if adapter is None:
     raise ValueError(
       '--checkpoint must name a stage with lora.rank > 0: got '
@@ -129,10 +128,10 @@ def _save_peft(flags: Flags, folder: str) -> None:
       f'stage started from {start}; export that with --format=hf and pass the '
       'folder as --like'
     )
-  base, model = flags.like or start, weight_folders.model(folder)
+  base, model = flags.like or start, checkpoint.model
   if flags.like is not None:
     _check_base(base, folder, model)
-  elif weight_folders.is_run(folder):
+  elif checkpoint.kind == 'run':
     like = transformer.shapes(model)
     weights.check_base(folder, weights.load_start(folder, like))
   peft.save(*adapter, model, flags.folder, os.path.abspath(base))
@@ -165,7 +164,7 @@ def _check_base(base: str, folder: str, model: schema.Model) -> None:
     if not error < 2**-7:  # the rounding error of bfloat16 is half of that
       raise ValueError(
         '--like must hold the weights the adapter was trained on, '
-        f'{weight_folders.start(folder)}: '
+        f'{weight_folders.read(folder).start()}: '
         f'{path} differs by {error:.1%}; export that with --format=hf'
       )
 
@@ -176,14 +175,16 @@ def _save_hf(flags: Flags, folder: str) -> None:
   from posttrain.checkpoints import cards, weight_folders, weights
   from posttrain.models import hf, transformer
 
-  model, like = weight_folders.model(folder), flags.like
+  checkpoint, like = weight_folders.read(folder), flags.like
+  model = checkpoint.model
   if like is None and flags.dtype is None:
-    like = weight_folders.origin(folder)
+    *_, first = weight_folders.chain(folder)
+    like = None if first == 'random' else first
   shapes = sharding.spread(transformer.shapes(model))
   params = weights.load(folder, shapes, average=True)
   dtype = flags.dtype or model.dtype
   hf.save(params, model, flags.folder, like=like, dtype=dtype)
-  renderer = weight_folders.renderer(folder)
+  renderer = checkpoint.renderer()
   if renderer is not None:
     processes.on(0, lambda: pretrained.write(renderer, flags.folder))
   processes.on(0, lambda: cards.write(folder, flags.folder, flags.format))

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from posttrain.util import foreign
+from posttrain.util import errors
 
 _SMALLEST = 4096  # bytes of an exchange; sizes are powers of two from there
 T = TypeVar('T')
@@ -197,7 +197,7 @@ def _failure(error: Exception) -> _Failure:
   except Exception:  # a class of a function, or attributes that stay here
     pass
   kind = ValueError if isinstance(error, ValueError) else RuntimeError
-  return _Failure(kind, (f'{foreign.error(error)} {note}',), {})
+  return _Failure(kind, (f'{errors.describe(error)} {note}',), {})
 
 
 def _pickled(value: Any) -> bytes:
@@ -206,6 +206,6 @@ def _pickled(value: Any) -> bytes:
   except Exception as error:
     raise TypeError(
       'what one process of a run sends to the others must be picklable: got '
-      f'{foreign.error(error)}; use plain values and classes of modules in '
+      f'{errors.describe(error)}; use plain values and classes of modules in '
       'tasks, messages and scores'
     ) from error

@@ -53,7 +53,8 @@ def write(folder: str, exported: str | pathlib.Path, form: str) -> None:
 def text(folder: str, form: str) -> str:
   """Returns the card of weights; arguments as `write`."""
   chain = weight_folders.chain(folder)
-  runs = [x for x in chain[::-1] if x != 'random' and weight_folders.is_run(x)]
+  all_read = [weight_folders.read(x) for x in chain[::-1] if x != 'random']
+  runs = [x for x in all_read if x.kind == 'run']
   origin = None if chain[-1] == 'random' else chain[-1]
   lines = [
     '---',
@@ -69,29 +70,31 @@ def text(folder: str, form: str) -> str:
     '',
   ]
   for run in runs:
-    lines += _stage(weight_folders.read_host(run))
-  if runs and runs[-1] == folder:
+    lines += _stage(run.host)
+  if runs and runs[-1].folder == folder:
     lines += _evaluation(folder)
   return '\n'.join([*lines, *_reproduction(runs), ''])
 
 
 def _front_matter(
-  runs: list[str], origin: str | None, form: str
+  runs: list[weight_folders.Checkpoint], origin: str | None, form: str
 ) -> dict[str, Any]:
   matter: dict[str, Any] = {'library_name': _LIBRARIES[form]}
   if origin is not None:
     matter['base_model'] = _name(origin)
     is_adapter = form == 'peft'
     matter['base_model_relation'] = 'adapter' if is_adapter else 'finetune'
-  stages = [weight_folders.read_host(run)['stage'] for run in runs]
-  has_lora = any(map(weight_folders.adapter_options, runs))
+  stages = [run.host['stage'] for run in runs]
+  has_lora = any(run.is_adapter for run in runs)
   tags = ['posttrain', *stages, *(['lora'] if has_lora else [])]
   matter['pipeline_tag'] = 'text-generation'
   matter['tags'] = [foreign.text(x, _LONGEST) for x in dict.fromkeys(tags)]
   return matter
 
 
-def _summary(runs: list[str], origin: str | None, form: str) -> str:
+def _summary(
+  runs: list[weight_folders.Checkpoint], origin: str | None, form: str
+) -> str:
   what = 'A LoRA adapter' if form == 'peft' else 'A language model'
   start = 'random weights' if origin is None else _span(_name(origin))
   if commit := hub.commit(origin or ''):
@@ -176,7 +179,7 @@ def _envs(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _evaluation(folder: str) -> list[str]:
   """Returns the section of the numbers that were measured at a step."""
-  host = weight_folders.read_host(folder)
+  host = weight_folders.read(folder).host
   row = _measured(folder, host)
   keys = [
     key

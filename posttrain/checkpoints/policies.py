@@ -10,10 +10,9 @@ from typing import Any
 
 from posttrain import schema
 from posttrain.chat import pretrained, rendering
-from posttrain.util import foreign
+from posttrain.util import errors
 
 DEFAULT_MAX_TOKENS = 256  # of an answer, for weights that are not of a run
-_MOST_TOKENS = 2**20  # of an answer, by default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,22 +60,27 @@ def load(
   from posttrain.models import transformer
 
   folder = weight_folders.find(path)
-  weight_folders.print_named(folder)
-  max_tokens, default = _stage_options(folder)
+  checkpoint = weight_folders.read(folder)
+  checkpoint.print_named()
+  max_tokens, default = DEFAULT_MAX_TOKENS, schema.Run.compilation_cache
+  if checkpoint.kind == 'run':
+    max_tokens = checkpoint.stage['eval']['max_tokens']
+    if checkpoint.host['config'].get('compilation_cache') is None:
+      default = None
   compilation.enable_compilation_cache(cache or default)
   try:
-    renderer = weight_folders.renderer(folder, variables)
+    renderer = checkpoint.renderer(variables)
   except ValueError:
-    if text or weight_folders.is_run(folder):
+    if text or checkpoint.kind == 'run':
       raise
     renderer = None
   if text and renderer is None:
     raise ValueError(
       f'the policy must have a tokenizer.json to read and write text: got '
-      f'{foreign.quote(path)}, which has none; {pretrained.NO_TOKENIZER}; '
+      f'{errors.quote(path)}, which has none; {pretrained.NO_TOKENIZER}; '
       '--prompt_ids of generate needs none'
     )
-  model = weight_folders.model(folder)
+  model = checkpoint.model
   if renderer is None:
     stops = pretrained.stop_ids(folder)
   else:
@@ -84,21 +88,3 @@ def load(
     stops = renderer.stop_ids
   params = weights.load(folder, transformer.shapes(model), average=True)
   return Policy(params, model, renderer, stops, max_tokens)
-
-
-def _stage_options(folder: str) -> tuple[int, str | None]:
-  """Returns the tokens of an answer, and the default compilation cache."""
-  from posttrain.checkpoints import weight_folders
-
-  if not weight_folders.is_run(folder):
-    return DEFAULT_MAX_TOKENS, schema.Run.compilation_cache
-  host = weight_folders.read_host(folder)
-  config = host['config']
-  max_tokens = config[host['stage']]['eval'].get('max_tokens')
-  if type(max_tokens) is not int or not 0 < max_tokens <= _MOST_TOKENS:
-    raise ValueError(
-      f'the host item of {folder} must have eval.max_tokens in '
-      f'[1, {_MOST_TOKENS}]: got {foreign.quote(max_tokens)}'
-    )
-  has_cache = config.get('compilation_cache') is not None
-  return max_tokens, schema.Run.compilation_cache if has_cache else None

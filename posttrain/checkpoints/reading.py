@@ -5,12 +5,14 @@ whose files cannot be read, or differ from those written, is `Damaged`, and
 an error of the storage service is raised as it is.
 """
 
+import errno
 import json
 import logging
 import os
-import stat
+import re
 import warnings
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,8 +21,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from posttrain import processes, sharding, tree
-from posttrain.checkpoints import damage, step_folders
-from posttrain.util import foreign
+from posttrain.util import memory
 
 # Orbax logs what it saves and reads, through absl.
 logging.getLogger('absl').addFilter(
@@ -31,7 +32,45 @@ logging.getLogger('absl').addFilter(
 
 State = Any  # a pytree of arrays
 Host = dict[str, Any]
-_MAX_BYTES = 64 * 2**20  # of a file that describes a step
+# Errors of the storage service that do not mean that a file is damaged.
+_TRANSIENT = 'CANCELLED|DEADLINE_EXCEEDED|UNAVAILABLE|RESOURCE_EXHAUSTED'
+
+# Errors of the operating system that concern one file, not the process.
+_OF_A_FILE = (
+  FileNotFoundError,
+  NotADirectoryError,
+  IsADirectoryError,
+  PermissionError,
+)
+
+
+class Damaged(Exception):
+  """A step that cannot be read, or differs from the data written."""
+
+
+def _attempt(read: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+  """Calls `read`; turns its errors about broken files into `Damaged`.
+
+  Those of the process, or of a service, are raised as they are.
+  """
+  try:
+    return read(*args, **kwargs)
+  except Exception as error:  # plain `Exception` is raised as well
+    # TensorStore adds its whole specification.
+    text = str(error).partition(' See full TensorStore details')[0][:200]
+    if isinstance(error, OSError):
+      damaged = isinstance(error, _OF_A_FILE) or error.errno == errno.EIO
+    else:
+      damaged = not (
+        isinstance(error, MemoryError)
+        or memory.is_oom(error)
+        or re.search(_TRANSIENT, text)
+      )
+    if not damaged:
+      raise
+    raise Damaged(
+      f'{type(error).__name__}: {" ".join(text.split())}'
+    ) from error
 
 
 def restore_params(path: str, like: State, *, average: bool = False) -> State:
@@ -72,55 +111,43 @@ def read_host(path: str) -> Host:
   return read_named(find(path), _read_record)['host']
 
 
-def newest_host(folder: str, stage: str | None = None) -> Host | None:
-  """Returns the newest `host` dict of a stage that can be read.
+def steps(stage: str) -> list[epath.Path]:
+  """Returns the folders of a stage that are named by a step, oldest first."""
+  folder = local(stage)
+  folders = folder.iterdir() if folder.is_dir() else ()
+  numbered = (x for x in folders if re.fullmatch('0|[1-9][0-9]*', x.name))
+  return sorted((x for x in numbered if x.is_dir()), key=lambda x: int(x.name))
+
+
+def newest_host(folder: str) -> Host | None:
+  """Returns the newest `host` dict of a stage's folder that can be read.
 
   None if the folder does not exist or has none. The arrays are not read.
-
-  Args:
-    folder: the stage's folder.
-    stage: the stage that must have saved the steps, each with the number that
-      names its folder; others are damaged, with a warning. None = not checked.
   """
-  for step in reversed(step_folders.steps(step_folders.local(folder))):
+  for step in reversed(steps(folder)):
     try:
-      host = _read_record(step)['host']
-    except damage.Damaged:
+      return _read_record(step)['host']
+    except Damaged:
       continue
-    try:
-      check_place(step, host, stage)
-    except damage.Damaged as error:
-      warnings.warn(f'{step} is not used: {error}', stacklevel=2)
-    else:
-      return host
   return None
 
 
-def has_steps(folder: str) -> bool:
-  """Returns whether a stage's folder has steps, sound or damaged."""
-  return bool(step_folders.steps(step_folders.local(folder)))
-
-
-def is_sound(folder: str, stage: str | None = None) -> bool:
+def is_sound(folder: str) -> bool:
   """Returns whether a step can be read and its checksums agree.
 
   Reads all arrays, each split over the devices of all processes, which must all
   call it.
-
-  Args:
-    folder: the step's folder.
-    stage: see `newest_host`.
   """
-  step = step_folders.local(folder)
+  step = local(folder)
 
   def shapes() -> State:
-    check_place(step, _read_record(step)['host'], stage)
+    _read_record(step)
     with _reader(ocp.PyTreeCheckpointHandler()) as reader:
       return jax.tree.map(_saved_shape, _saved_tree(reader, step))
 
   try:
     read(step, sharding.spread(processes.together(shapes)))
-  except damage.Damaged:
+  except Damaged:
     return False
   return True
 
@@ -129,7 +156,7 @@ def _saved_shape(leaf: Any) -> jax.ShapeDtypeStruct:
   try:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
   except (AttributeError, TypeError):
-    raise damage.Damaged('one of its values is no array') from None
+    raise Damaged('one of its values is no array') from None
 
 
 def read_sums(path: str, averaged: bool = False) -> dict[str, int]:
@@ -153,23 +180,23 @@ def find(path: str) -> epath.Path:
   Raises:
     ValueError: there is no step, or the best one is missing.
   """
-  root = step_folders.local(path)
-  if step_folders.is_step(root):
+  root = local(path)
+  if _is_step(root):
     return root
   checkpoints = root / 'checkpoints'
   stages = checkpoints.iterdir() if checkpoints.is_dir() else [root]
-  steps = [
-    step for stage in stages if (step := step_folders.newest(stage)) is not None
+  newest = [
+    step for stage in stages if (step := newest_step(str(stage))) is not None
   ]
-  if not steps:
+  if not newest:
     raise ValueError(
       'a checkpoint path must be a workdir, a checkpoints/<stage> folder or '
       f'a step folder: got {path!r}, which has no saved step'
     )
-  newest = steps[0] if len(steps) == 1 else max(steps, key=_saved_at)
-  number = best_step(newest)
-  best = newest if number is None else newest.parent / str(number)
-  if not step_folders.is_step(best):
+  last = newest[0] if len(newest) == 1 else max(newest, key=_saved_at)
+  number = best_step(last)
+  best = last if number is None else last.parent / str(number)
+  if not _is_step(best):
     raise ValueError(
       f'{best} must hold the best step of its stage: it is missing; put it '
       'back, or name another step'
@@ -177,31 +204,37 @@ def find(path: str) -> epath.Path:
   return best
 
 
-def best_step(folder) -> int | None:
-  """Returns the best step by a step's `host`; None if no evaluation chose.
+def newest_step(stage: str) -> epath.Path | None:
+  """Returns the newest step of a stage; warns of newer folders without one."""
+  for step in reversed(steps(stage)):
+    if _is_step(step):
+      return step
+    warnings.warn(f'{step} is not used: it holds no step', stacklevel=3)
+  return None
 
-  Raises:
-    ValueError: the host names no step: it may be of a foreign checkpoint.
-  """
+
+def local(path: str) -> epath.Path:
+  """Returns an absolute path; Orbax takes no other."""
+  return epath.Path(os.path.realpath(os.path.expanduser(path)))
+
+
+def _is_step(folder: epath.Path) -> bool:
+  return (folder / 'state').exists() and (folder / 'host').exists()
+
+
+def best_step(folder) -> int | None:
+  """Returns the best step by a step's `host`; None if no evaluation chose."""
   try:
     best = _read_record(folder)['host'].get('best')
-  except damage.Damaged:
+  except Damaged:
     return None
-  if best is None:
-    return None
-  step = best.get('step', -1) if isinstance(best, dict) else -1
-  if step is None or (type(step) is int and step >= 0):
-    return step
-  raise ValueError(
-    f'the host item of {folder} must name its best step, a number: got '
-    f'{foreign.quote(best)}'
-  )
+  return None if best is None else best['step']
 
 
 def _saved_at(folder) -> float:
   try:
     return _read_record(folder)['time']
-  except damage.Damaged:
+  except Damaged:
     return 0.0
 
 
@@ -211,7 +244,7 @@ def read_named(folder, read, *args) -> Any:
     raise ValueError(f'a checkpoint must exist: got {folder}')
   try:
     return read(folder, *args)
-  except damage.Damaged as error:
+  except Damaged as error:
     raise ValueError(
       f'a checkpoint must be sound: got {folder}, which is damaged '
       f'({error}); delete it or name another step'
@@ -226,7 +259,7 @@ def read(folder, like: State, prefix='') -> tuple[State, Host]:
     record = _read_record(folder)
     with _reader(ocp.PyTreeCheckpointHandler()) as reader:
       _check_metadata(reader, folder, record, like, prefix)
-      state = damage.attempt(
+      state = _attempt(
         reader.restore,
         folder / 'state',
         args=ocp.args.PyTreeRestore(
@@ -241,7 +274,7 @@ def read(folder, like: State, prefix='') -> tuple[State, Host]:
   state, record = processes.together(read_arrays)
   for path, total in tree.checksums(state).items():
     if total != record['state_sums'][path]:
-      raise damage.Damaged(f'the checksum of {path!r} is wrong')
+      raise Damaged(f'the checksum of {path!r} is wrong')
   return state, record['host']
 
 
@@ -264,17 +297,17 @@ def _check_metadata(reader, folder, record, like: State, prefix) -> None:
   """Checks names, shapes and dtypes of a step's arrays; reads none."""
   saved = tree.flat(_saved_tree(reader, folder))
   if saved.keys() != record['state_sums'].keys():
-    raise damage.Damaged('its arrays differ from those written')
+    raise Damaged('its arrays differ from those written')
   _check_same(folder, saved, tree.flat(like), prefix)
 
 
 def _saved_tree(reader, folder) -> Any:
   """Returns the names, shapes and dtypes of a step's arrays."""
-  saved = damage.attempt(reader.metadata, folder / 'state')
+  saved = _attempt(reader.metadata, folder / 'state')
   try:
     return saved.item_metadata.tree
   except AttributeError:  # Orbax gives None for some damage
-    raise damage.Damaged('the names of its arrays cannot be read') from None
+    raise Damaged('the names of its arrays cannot be read') from None
 
 
 def _read_metadata(folder, like: State, prefix: str) -> None:
@@ -284,46 +317,12 @@ def _read_metadata(folder, like: State, prefix: str) -> None:
 
 
 def _read_record(folder) -> dict[str, Any]:
-  """Reads and checks the `host` item; looks at the step's files first."""
-  _check_files(folder)
+  """Reads and checks the `host` item."""
   with _reader(ocp.JsonCheckpointHandler()) as reader:
-    record = damage.attempt(reader.restore, folder / 'host')
+    record = _attempt(reader.restore, folder / 'host')
   if not isinstance(record, dict) or record.pop('crc', None) != crc(record):
-    raise damage.Damaged('the checksum of its host item is wrong')
-  if not all(isinstance(record.get(k), dict) for k in ('host', 'state_sums')):
-    raise damage.Damaged('its host item lacks the host or the checksums')
-  if not isinstance(record.get('time'), int | float):
-    raise damage.Damaged('its host item lacks the time')
+    raise Damaged('the checksum of its host item is wrong')
   return record
-
-
-def _check_files(folder) -> None:
-  """Raises `Damaged` for files that Orbax would wait for, or read whole."""
-  for root, _, names in os.walk(folder):
-    for name in names:
-      path = os.path.join(root, name)
-      try:
-        status = os.stat(path)
-      except FileNotFoundError:  # also a link; a running job deletes old steps
-        raise damage.Damaged(f'{path} is gone') from None
-      if not stat.S_ISREG(status.st_mode):
-        raise damage.Damaged(f'{path} is no regular file')
-      # Arrays are in folders `d`; all other files are read as a whole.
-      if os.path.basename(root) != 'd' and status.st_size > _MAX_BYTES:
-        raise damage.Damaged(
-          f'{path} has {status.st_size} bytes, more than {_MAX_BYTES}'
-        )
-
-
-def check_place(folder, host: Host, stage: str | None) -> None:
-  """Raises `Damaged` for a step of another stage, or of another number."""
-  if stage is None:
-    return
-  for key, place in (('stage', stage), ('step', int(folder.name))):
-    if host.get(key, place) != place:  # absent in the oldest ones
-      raise damage.Damaged(
-        f'its host item is of {key} {foreign.quote(host[key])}, not {place!r}'
-      )
 
 
 def _check_same(folder, saved: dict, like: dict, prefix: str) -> None:

@@ -14,9 +14,6 @@ detects missing and truncated files, but no flipped bit inside an array;
 checksums do. A damaged step is renamed to `<step>.damaged`, with a warning, if
 an older step is sound, and is an error if none is. A sound step of other
 shapes, and an error of the storage service, are raised.
-
-Steps are folders named by a number. A file or a link of such a name is renamed
-to `<name>.stray`, with a warning, before anything is saved.
 """
 
 import contextlib
@@ -28,7 +25,7 @@ import warnings
 import orbax.checkpoint as ocp
 
 from posttrain import processes, schema, tree
-from posttrain.checkpoints import damage, reading, step_folders
+from posttrain.checkpoints import reading
 from posttrain.util import watchdog
 
 
@@ -46,18 +43,14 @@ class _Named:
 class Checkpointer:
   """Saves and restores the steps of one folder."""
 
-  def __init__(
-    self, folder: str, keep: schema.Checkpoint, stage: str | None = None
-  ):
+  def __init__(self, folder: str, keep: schema.Checkpoint):
     """Opens or creates a folder, and deletes half-written steps in it.
 
     Args:
       folder: the stage's folder.
       keep: which steps are kept.
-      stage: see `reading.newest_host`; None = steps of any stage are restored.
     """
-    self._folder, self._stage = step_folders.local(folder), stage
-    step_folders.move_strays(self._folder)
+    self._folder = reading.local(folder)
     policies = ocp.checkpoint_managers
     self._best, self._keep_last = _Named(), keep.keep_last
     rules = [policies.LatestN(keep.keep_last), self._best]
@@ -154,8 +147,7 @@ class Checkpointer:
       folder = self._folder / str(number)
       try:
         state, host = reading.read(folder, like)
-        reading.check_place(folder, host, self._stage)
-      except damage.Damaged as error:
+      except reading.Damaged as error:
         warnings.warn(
           f'checkpoint {folder} is damaged and not used: {error}', stacklevel=2
         )

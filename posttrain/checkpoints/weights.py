@@ -40,69 +40,67 @@ def check(
     ValueError: the weights belong to another model, tokenizer or kind, or a
       file or an array of them is missing or of another shape or dtype.
   """
-  check_kind(folder, reward=reward)
-  if weight_folders.is_peft(folder):
-    check(weight_folders.start(folder), cfg, tokens)
+  checkpoint = weight_folders.read(folder)
+  check_kind(checkpoint, reward=reward)
+  if checkpoint.kind == 'peft':
+    check(checkpoint.start(), cfg, tokens)
     peft.check(folder, cfg)
     return
-  if weight_folders.is_hf(folder):
+  remedy = 'use the model it was saved with'
+  if checkpoint.kind == 'hf':
     pretrained.check(folder, tokens.tokenizer)
+    remedy = f'--config.model={folder} sets all model options'
   else:
     rendering.check_fingerprint(
       tokens.fingerprint,
-      weight_folders.read_host(folder)['tokenizer'],
+      checkpoint.host['tokenizer'],
       'config.tokenizer',
       f'the checkpoint {folder}',
     )
-  actual = weight_folders.model(folder)
-  remedy = 'use the model it was saved with'
-  if weight_folders.is_hf(folder):
-    remedy = f'--config.model={folder} sets all model options'
-  for field in hf_config.differing(actual, cfg):
+  for field in hf_config.differing(checkpoint.model, cfg):
     raise ValueError(
       f'{folder} must hold weights of this model: its {field} is '
-      f'{getattr(actual, field)!r}, and config.model.{field} is '
+      f'{getattr(checkpoint.model, field)!r}, and config.model.{field} is '
       f'{getattr(cfg, field)!r}; {remedy}'
     )
-  _check_headers(folder, actual, reward)
+  _check_headers(folder, checkpoint.model, reward)
 
 
 def _check_headers(folder: str, cfg: schema.Model, reward: bool) -> None:
   """Checks names, shapes and dtypes of a folder's weights, and of its base."""
   if folder == 'random':
     return
-  if weight_folders.is_hf(folder):
+  checkpoint = weight_folders.read(folder)
+  if checkpoint.kind == 'hf':
     hf.check(folder, cfg)
     return
-  options = weight_folders.adapter_options(folder)
   like = transformer.shapes(cfg)
-  if options is not None:
-    like = lora.shapes(options, like)
+  if checkpoint.adapter is not None:
+    like = lora.shapes(checkpoint.adapter, like)
   elif reward:
     sums = reading.read_sums(folder)
     has_lm_head = any(path.startswith('params/head/') for path in sums)
     like = reward_head.shapes(cfg, has_lm_head)
   reading.check_params(folder, like)
-  if options is not None:
+  if checkpoint.adapter is not None:
     weight_folders.chain(folder)  # refuses one that started from itself
-    _check_headers(weight_folders.start(folder), cfg, reward=False)
+    _check_headers(checkpoint.start(), cfg, reward=False)
 
 
-def check_kind(folder: str, *, reward: bool = False) -> None:
-  """Checks whether a folder holds a reward model or a policy, as expected.
+def check_kind(
+  checkpoint: weight_folders.Checkpoint, *, reward: bool = False
+) -> None:
+  """Checks whether a checkpoint is of a reward model or a policy, as expected.
 
   Raises:
     ValueError: it holds the other kind.
   """
-  is_reward = (
-    weight_folders.is_run(folder)
-    and weight_folders.stage_options(folder).get('kind') == 'ranking'
-  )
+  is_reward = checkpoint.stage.get('kind') == 'ranking'
   if is_reward != reward:
     kinds = 'a policy', "a reward model (kind 'ranking')"
     raise ValueError(
-      f'{folder} must hold {kinds[reward]}: got {kinds[is_reward]}; name '
-      'another stage'
+      f'{checkpoint.folder} must hold {kinds[reward]}: got {kinds[is_reward]}; '
+      'name another stage'
     )
 
 
@@ -119,9 +117,10 @@ def load(folder: str, like: Params, *, average: bool = False) -> Params:
       base weights of an adapter have changed; or only one of folder and
       `like` is a reward model.
   """
-  check_kind(folder, reward='reward' in like)
-  if weight_folders.is_hf(folder):
-    return hf.load(folder, weight_folders.model(folder), like)
+  checkpoint = weight_folders.read(folder)
+  check_kind(checkpoint, reward='reward' in like)
+  if checkpoint.kind == 'hf':
+    return hf.load(folder, checkpoint.model, like)
   correction = adapter(folder, like, average=average)
   if correction is None:
     stored = jax.tree.map(  # checkpoints hold float32
@@ -129,14 +128,14 @@ def load(folder: str, like: Params, *, average: bool = False) -> Params:
       like,
     )
     params = reading.restore_params(
-      folder, stored, average=average and weight_folders.has_average(folder)
+      folder, stored, average=average and _has_average(checkpoint)
     )
     params = jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
     _check_finite(params, folder)
     return params
   weight_folders.chain(folder)  # refuses one that started from itself
   base = load_start(folder, like)
-  if weight_folders.is_run(folder):
+  if checkpoint.kind == 'run':
     check_base(folder, base)
   params, options = correction
   return lora.absorb(base, params, lora.scale(options))
@@ -151,8 +150,8 @@ def load_start(folder: str, like: Params) -> Params:
     folder: a folder from `weight_folders.find`.
     like: shapes, dtypes and shardings of the result.
   """
-  start = weight_folders.start(folder)
-  return load(start, like, average=weight_folders.selects(start))
+  start = weight_folders.read(folder).start()
+  return load(start, like, average=weight_folders.read(start).selects)
 
 
 def adapter(
@@ -169,24 +168,24 @@ def adapter(
   Returns:
     (float32 adapter, options); None if the folder holds whole weights.
   """
-  if weight_folders.is_hf(folder):
+  checkpoint = weight_folders.read(folder)
+  if not checkpoint.is_adapter:
     return None
-  if weight_folders.is_peft(folder):
-    params, options = peft.load(folder, weight_folders.model(folder))
-    shapes = _adapter_like(options, folder, like)
+  if checkpoint.kind == 'peft':
+    params, options = peft.load(folder, checkpoint.model)
+    shapes = _adapter_like(options, checkpoint.model, like)
     params = jax.tree.map(
       lambda x, y: sharding.put(x, y.sharding) if y.sharding else x,
       params,
       shapes,
     )
     return params, options
-  options = weight_folders.adapter_options(folder)
-  if options is None:
-    return None
+  options = checkpoint.adapter
+  assert options is not None
   params = reading.restore_params(
     folder,
-    _adapter_like(options, folder, like),
-    average=average and weight_folders.has_average(folder),
+    _adapter_like(options, checkpoint.model, like),
+    average=average and _has_average(checkpoint),
   )
   _check_finite(params, folder)
   return params, options
@@ -201,11 +200,13 @@ def _check_finite(params: Params, folder: str) -> None:
     )
 
 
-def _adapter_like(options: schema.Lora, folder: str, like: Params | None):
+def _has_average(checkpoint: weight_folders.Checkpoint) -> bool:
+  return checkpoint.stage['optim'].get('average') is not None
+
+
+def _adapter_like(options: schema.Lora, cfg: schema.Model, like: Params | None):
   """Returns an adapter's shapes, on the mesh of the base weights."""
-  shapes = lora.shapes(
-    options, transformer.shapes(weight_folders.model(folder))
-  )
+  shapes = lora.shapes(options, transformer.shapes(cfg))
   spec = jax.tree.leaves(like)[0].sharding if like is not None else None
   if not isinstance(spec, jax.sharding.NamedSharding):
     return shapes
@@ -229,7 +230,8 @@ def check_base(folder: str, base: Params) -> None:
   Raises:
     ValueError: the weights have changed; names the first that differs.
   """
-  stored = weight_folders.read_host(folder).get('base')
+  checkpoint = weight_folders.read(folder)
+  stored = checkpoint.host.get('base')
   for path, leaf in tree.flat(base).items() if stored else ():
     dtype = jnp.dtype(stored['dtypes'][path])
     if leaf.dtype.itemsize < dtype.itemsize:
@@ -237,7 +239,7 @@ def check_base(folder: str, base: Params) -> None:
     (total,) = tree.checksums([leaf.astype(dtype)]).values()
     if total != stored['sums'][path]:
       raise ValueError(
-        f'{weight_folders.start(folder)} must hold the base weights of '
+        f'{checkpoint.start()} must hold the base weights of '
         f'{folder}: {path} has changed since the adapter was trained; put the '
         'old files back'
       )

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from posttrain import processes
-from posttrain.util import exits, foreign, preemption, watchdog
+from posttrain.util import errors, exits, preemption, watchdog
 
 LOST_SECONDS = 25.0  # without a heartbeat
 BEAT_SECONDS = 1.0
@@ -211,7 +211,7 @@ class Heartbeat(threading.Thread):
       code = exits.INTERRUPTED
     else:
       time.sleep(4 * BEAT_SECONDS)
-    self.finish(foreign.error(error), code)
+    self.finish(errors.describe(error), code)
 
   def finish(self, reason: str = '', code: int = exits.DONE) -> None:
     """Tells the others how this process ends; process 0 waits for them."""

@@ -243,7 +243,7 @@ def _checkpointer(
   components: components_lib.Components, workdir: str
 ) -> store.Checkpointer:
   folder = _folder(components, workdir)
-  return store.Checkpointer(folder, components.cfg.checkpoint, components.name)
+  return store.Checkpointer(folder, components.cfg.checkpoint)
 
 
 def _folder(components: components_lib.Components, workdir: str) -> str:

@@ -49,13 +49,13 @@ def stage_of(
     node = config.load(path)
     if config.is_json(path):
       where = path
-  elif not weight_folders.is_run(folder):
+  elif (checkpoint := weight_folders.read(folder)).kind != 'run':
     raise ValueError(
       f'--config=FILE must be given: {folder} has no options of tasks, but a '
       'recipe has, as --config=sft:DIR,data.jsonl'
     )
   else:
-    host = weight_folders.read_host(folder)
+    host = checkpoint.host
     where, stage = folder, stage or host['stage']
     # Adds the defaults of options that are newer than the checkpoint.
     built = config.build(config.from_dict(host['config'], folder))

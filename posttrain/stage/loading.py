@@ -15,7 +15,7 @@ import jax
 
 from posttrain import schema, scoring, sharding
 from posttrain.chat import rendering
-from posttrain.checkpoints import fingerprints, reading, weight_folders, weights
+from posttrain.checkpoints import reading, weight_folders, weights
 from posttrain.data import sources
 from posttrain.models import hf_config, reward_head, transformer
 from posttrain.rollout import references as refs
@@ -105,7 +105,7 @@ class Loader:
       like = sharding.placed(
         transformer.shapes(cfg), transformer.SHARDING_RULES, self.mesh
       )
-    average = weight_folders.selects(path)
+    average = weight_folders.read(path).selects
     return refs.Model(weights.load(path, like, average=average), cfg)
 
   def reward_model(
@@ -119,9 +119,9 @@ class Loader:
     """Returns a hash of a model's weights."""
     folder = self.folders[name]
     if folder == 'random':
-      model = fingerprints.of_model(self.model)
+      model = weight_folders.model_text(self.model)
       return sources.fingerprint(f'random {self.seed} {model}'.encode())
-    return fingerprints.of_weights(os.path.join(self.workdir, folder))
+    return weight_folders.fingerprint(os.path.join(self.workdir, folder))
 
   def base_sums(self, base: Params) -> dict[str, Any]:
     """Returns checksums of frozen weights, for `check_base`."""
@@ -149,7 +149,7 @@ def check_reference(
   Raises:
     ValueError: its tokens are others, or it has only some of them.
   """
-  cfg = weight_folders.model(folder)
+  cfg = weight_folders.read(folder).model
   weights.check(folder, cfg, renderer)
   if not hf_config.differing(cfg, policy):
     return policy
@@ -184,7 +184,7 @@ def reward_model(
     ValueError: the folder has no reward model, or is missing.
   """
   cfg = dataclasses.replace(
-    weight_folders.model(folder),
+    weight_folders.read(folder).model,
     dtype=policy.dtype,
     remat='none',
     attention=policy.attention,
@@ -208,13 +208,14 @@ def check_reward_model(
   Raises:
     ValueError: the folder has no reward model, or its tokens are others.
   """
-  if not weight_folders.is_run(folder):
+  checkpoint = weight_folders.read(folder)
+  if checkpoint.kind != 'run':
     raise ValueError(
       f'{folder} must hold a reward model, a run of kind ranking: got a '
       'HuggingFace or PEFT directory'
     )
-  weights.check(folder, weight_folders.model(folder), renderer, reward=True)
-  tokens = weight_folders.model(folder).vocab_size or 0
+  weights.check(folder, checkpoint.model, renderer, reward=True)
+  tokens = checkpoint.model.vocab_size or 0
   if tokens < (policy.vocab_size or 0):
     raise ValueError(
       f'{folder} must have the {policy.vocab_size} tokens of the policy: got '

@@ -82,8 +82,9 @@ def selects_pairs(stage: schema.Stage, name: str, folder: str) -> bool:
     folder: a folder from `weight_folders.find`.
   """
   best = stage.eval.best
-  if weight_folders.is_run(folder):
-    stored = weight_folders.read_host(folder)['config'].get(name, {})
+  checkpoint = weight_folders.read(folder)
+  if checkpoint.kind == 'run':
+    stored = checkpoint.host['config'].get(name, {})
     best = stored.get('eval', {}).get('best', best)
   return bool(best) and schema.Eval(best=best).selects_pairs
 
@@ -195,7 +196,7 @@ class RewardModels:
 
 def _workdir(folder: str) -> str:
   """Returns the run's folder of a step, else the current one."""
-  if not weight_folders.is_run(folder):
+  if weight_folders.read(folder).kind != 'run':
     return os.getcwd()
   return str(pathlib.Path(folder).parents[2])
 
@@ -211,10 +212,9 @@ def _models(
   workdir, folders = _workdir(folder), {}
   if isinstance(model, str) and not refs.tracks_policy(model):
     pinned = {}
-    if weight_folders.is_run(folder):
-      host = weight_folders.read_host(folder)
-      if host['stage'] == components.name:
-        pinned = {**(host.get('references') or {}), 'init': host['start']}
+    host = weight_folders.read(folder).host
+    if host.get('stage') == components.name:
+      pinned = {**(host.get('references') or {}), 'init': host['start']}
     name = components.stage.init if model == 'init' else model
     folders[model] = pinned.get(model) or loading.resolve(name, workdir)
   like = sharding.placed(

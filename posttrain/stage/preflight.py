@@ -280,7 +280,7 @@ def _reference_parameters(
     model = policy
     if schema.is_path(name):
       with contextlib.suppress(ValueError):  # `preflight` reports it
-        model = weight_folders.model(weight_folders.find(name))
+        model = weight_folders.read(weight_folders.find(name)).model
     total += transformer.num_params(model)
   return total
 

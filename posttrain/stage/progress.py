@@ -14,7 +14,7 @@ from typing import Any
 from posttrain import config, processes, schema
 from posttrain.checkpoints import reading
 from posttrain.pipeline import tally
-from posttrain.util import files, foreign, json_files
+from posttrain.util import errors, files, json_files
 
 
 def end_of(cfg: schema.Run, name: str, workdir: str) -> int | None:
@@ -32,7 +32,7 @@ def end_of(cfg: schema.Run, name: str, workdir: str) -> int | None:
   host, unread = processes.on(0, lambda: _trained(cfg, name, workdir))
   if host is None:
     return None
-  if unread is not None and not reading.is_sound(unread, name):
+  if unread is not None and not reading.is_sound(unread):
     if os.path.basename(unread) != str(host['step']):
       raise ValueError(
         f'{unread} must hold the best step of stage {name!r}: it is missing or '
@@ -69,7 +69,7 @@ def _trained(
   The next stage would begin with that step. None: the stage is not finished.
   """
   folder = _folder(workdir, name)
-  host = reading.newest_host(folder, name)
+  host = reading.newest_host(folder)
   later = _later_host(cfg, name, workdir)
   trained = host['step'] if host is not None else 0
   ended = host is not None and bool(host.get('finished'))
@@ -112,7 +112,7 @@ def check_order(cfg: schema.Run, name: str, workdir: str) -> None:
     ValueError: with the folder to move away.
   """
   folders = [_folder(workdir, later) for later in _later(cfg, name)]
-  begun = processes.on(0, lambda: [reading.has_steps(x) for x in folders])
+  begun = processes.on(0, lambda: [bool(reading.steps(x)) for x in folders])
   for later, folder, has_steps in zip(
     _later(cfg, name), folders, begun, strict=True
   ):
@@ -136,7 +136,7 @@ def check_end(cfg: schema.Run, name: str, workdir: str) -> None:
     ValueError: with the step that is missing.
   """
   steps, folder = cfg.stages[name].steps, _folder(workdir, name)
-  host = reading.newest_host(folder, name) or {}
+  host = reading.newest_host(folder) or {}
   if host.get('step') != steps and not host.get('finished'):
     raise ValueError(
       f"'stage:{name}' must be the end of the stage, step {steps}: got step "
@@ -157,7 +157,7 @@ def check_resume(run: schema.Run, workdir: str) -> None:
   """
   new, stored = config.to_dict(run), False
   for name in dict.fromkeys((*run.stages, *_stages(workdir))):
-    host = reading.newest_host(_folder(workdir, name), name) or {}
+    host = reading.newest_host(_folder(workdir, name)) or {}
     if isinstance(host.get('config'), dict):  # absent in the oldest ones
       config.check_resume(host['config'], new)
       stored = True
@@ -175,7 +175,7 @@ def check_resume(run: schema.Run, workdir: str) -> None:
         'file away, or name another folder'
       ) from error
     warnings.warn(
-      f'{foreign.text(error)}; it is written anew, as the checkpoints hold the '
+      f'{errors.text(error)}; it is written anew, as the checkpoints hold the '
       'same options',
       stacklevel=2,
     )
@@ -212,7 +212,7 @@ def _later_host(
 
   def hosts() -> Iterator[dict[str, Any]]:
     for later in _later(cfg, name):
-      host = reading.newest_host(_folder(workdir, later), later)
+      host = reading.newest_host(_folder(workdir, later))
       if host is not None and name in host.get('config', ()):
         yield host
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from posttrain.util import flags, foreign
+from posttrain.util import errors, flags
 
 _FLAGS = '--coordinator=HOST:PORT --num_processes=N --process_id=I'
 _VARIABLES = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
@@ -98,7 +98,7 @@ def _explicit(given: tuple, names: str) -> Place | None:
   if not re.fullmatch(r'[^\s:]+:\d{1,5}|\[[^\s\]]+\]:\d{1,5}', coordinator):
     raise ValueError(
       'the coordinator must be HOST:PORT of process 0: got '
-      f'{foreign.quote(coordinator)}'
+      f'{errors.quote(coordinator)}'
     )
   if count < 1 or not 0 <= index < count:
     raise ValueError(
@@ -111,7 +111,7 @@ def _explicit(given: tuple, names: str) -> Place | None:
 def _number(name: str, text: str | None) -> int | None:
   if text is None or text.isdecimal():
     return None if text is None else int(text)
-  raise ValueError(f'{name} must be a number: got {foreign.quote(text)}')
+  raise ValueError(f'{name} must be a number: got {errors.quote(text)}')
 
 
 def _has_peers(environ: Mapping[str, str]) -> bool:

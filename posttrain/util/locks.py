@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 
-from posttrain.util import foreign
+from posttrain.util import errors
 
 NAME = 'lock'  # of the file in the folder
 _NAMED = 8  # processes that a file names beside the holder
@@ -57,13 +57,13 @@ def hold(
         raise Locked(
           f'{what} must have one run at a time: got '
           f'{os.path.abspath(folder)!r}, which is in use by '
-          f'{foreign.text(f.read(), 600) or "a process that starts"}; wait for '
+          f'{errors.text(f.read(), 600) or "a process that starts"}; wait for '
           'its end, or stop it'
         ) from None
       except OSError as error:
         warnings.warn(
           f'{what} should be on a file system with locks: got {folder}, '
-          f'{foreign.text(error)}; start no second run in it',
+          f'{errors.text(error)}; start no second run in it',
           stacklevel=4,
         )
         break

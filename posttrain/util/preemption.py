@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 
-from posttrain.util import foreign
+from posttrain.util import errors
 
 STARTED = time.monotonic()  # about when the process started
 MARGIN = 5.0  # seconds between the last save and the time limit
@@ -160,6 +160,6 @@ def seconds(text: str, name: str) -> float:
   if not 0 < total <= _LONGEST:
     raise ValueError(
       f'{name} must be a duration with units, as in 3h50m or 90s, of at most '
-      f'365d: got {foreign.quote(text)}'
+      f'365d: got {errors.quote(text)}'
     )
   return float(total)

@@ -37,14 +37,13 @@ def run(tmp_path, monkeypatch):
       'model': options['model'],
       'tokenizer': 'x',
     }
-    chain = [folder, start]
-    for function, value in (
-      ('chain', chain),
-      ('read_host', host),
-      ('adapter_options', stage.lora if rank else None),
-    ):
-      monkeypatch.setattr(weight_folders, function, lambda _, x=value: x)
-    monkeypatch.setattr(weight_folders, 'is_run', lambda x: x == folder)
+    lora = stage.lora if rank else None
+    made = weight_folders.Checkpoint(
+      folder, 'run', schema.Model(), start, host, options['grpo'], lora
+    )
+    base = weight_folders.Checkpoint(start, 'hf', schema.Model(), None)
+    monkeypatch.setattr(weight_folders, 'chain', lambda _: [folder, start])
+    monkeypatch.setattr(weight_folders, 'read', {folder: made, start: base}.get)
     return folder
 
   return make

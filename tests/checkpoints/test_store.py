@@ -134,13 +134,6 @@ def test_keep_rules_delete_old_steps(tmp_path):
   assert saver.latest() == 7
 
 
-def test_close_may_be_called_twice(tmp_path):
-  saver = open_at(tmp_path)
-  saver.close()
-  saver.close()
-  assert open_at(tmp_path).steps() == []
-
-
 def test_a_half_written_step_is_ignored_and_deleted(folder):
   shutil.copytree(folder / '20', folder / '30.orbax-checkpoint-tmp')
   (folder / '30.orbax-checkpoint-tmp' / 'host' / 'metadata').unlink()
@@ -170,12 +163,6 @@ def rewrite_host(step, change):
   path.write_text(json.dumps(record))
 
 
-def misdate(record):
-  record['time'] = 'x'
-  del record['crc']
-  record['crc'] = reading.crc(record)
-
-
 DAMAGE = {
   'data truncated': lambda step: os.truncate(largest(step), 100),
   'data deleted': lambda step: largest(step).unlink(),
@@ -200,14 +187,6 @@ DAMAGE = {
   'host digit changed': lambda step: rewrite_host(
     step, lambda record: record['host'].update(metrics_position=8)
   ),
-  'host of gigabytes': lambda step: os.truncate(
-    step / 'host' / 'metadata', 3 * 2**30
-  ),
-  'host a pipe': lambda step: (
-    (step / 'host' / 'metadata').unlink(),
-    os.mkfifo(step / 'host' / 'metadata'),
-  ),
-  'host without a time': lambda step: rewrite_host(step, misdate),
   'everything deleted': lambda step: [
     shutil.rmtree(path) for path in step.iterdir() if path.is_dir()
   ],
@@ -445,26 +424,14 @@ def test_an_unreadable_step_falls_back(folder, monkeypatch):
   assert sorted(os.listdir(folder)) == ['10', '20.damaged']
 
 
-@pytest.mark.parametrize('record', [3, [], {}, {'host': 1, 'state_sums': {}}])
+@pytest.mark.parametrize('record', [3, [], {}])
 def test_a_host_item_of_another_form_is_damage(folder, record):
-  if isinstance(record, dict):
-    record = {**record, 'crc': reading.crc(record)}
   (folder / '20' / 'host' / 'metadata').write_text(json.dumps(record))
   assert reading.newest_host(str(folder))['step'] == 10
   with pytest.raises(ValueError, match='must be sound'):
     reading.read_host(str(folder))
   with pytest.warns(UserWarning, match='is damaged'):
     assert open_at(folder).restore(make_state(0))[1]['step'] == 10
-
-
-def test_an_error_of_this_package_is_not_damage(folder, monkeypatch):
-  def fail(state):
-    raise KeyError('a bug')
-
-  monkeypatch.setattr(reading.tree, 'checksums', fail)
-  with pytest.raises(KeyError):
-    open_at(folder).restore(make_state(0))
-  assert sorted(os.listdir(folder)) == ['10', '20']
 
 
 @pytest.mark.parametrize('kind', ['bit flipped late', 'host cut'])
@@ -492,23 +459,6 @@ def test_the_best_steps_of_the_latest_ones_are_kept(tmp_path):
     assert reading.find(str(tmp_path)).name == '12'
     save_best(saver, (18, 12), (21, 12))
     assert saver.steps() == [12, 18, 21]
-
-
-@pytest.mark.parametrize(
-  'best', ['abc', [3], 5, *({'step': x} for x in ('../5', '', -1, True))]
-)
-def test_a_foreign_best_step_is_refused(tmp_path, best):
-  with contextlib.closing(open_at(tmp_path)) as saver:
-    save_best(saver, (5, 5))
-  folder = tmp_path / '5'
-  record = folder / 'host/metadata'
-  content = json.loads(record.read_text())
-  del content['crc']
-  content['host']['best'] = best
-  record.write_text(json.dumps({**content, 'crc': reading.crc(content)}))
-  with pytest.raises(ValueError, match='must name its best step, a number: '):
-    reading.find(str(tmp_path))
-  assert reading.find(str(folder)).name == '5'
 
 
 def test_a_missing_best_step_is_named(tmp_path):

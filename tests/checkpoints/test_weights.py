@@ -299,7 +299,7 @@ def test_options_missing_in_an_older_run_have_defaults_and_overrides(
 @pytest.mark.parametrize(
   ('argv', 'message'),
   [
-    ([], '--checkpoint=PATH must be given'),
+    ([], '--checkpoint must be given'),
     (['--checkpoint=/nowhere'], "got '/nowhere', but there is no /nowhere"),
     (['--chekpoint=x'], "got '--chekpoint=x'"),
     (['--checkpoint=x', '--answers=/no/such/file'], '--answers must be writ'),
@@ -432,6 +432,7 @@ def test_an_adapter_is_refused_if_its_base_weights_changed(
     )
     close(weights_at(step), weights_at(workdir / 'checkpoints/sft'))
     shutil.rmtree(base)
+    theirs = weight_folders.read(str(step)).renderer()
     params = hf.load(folder, MODEL)
     params['layers']['mlp']['up']['kernel'] *= 1.01
     hf.save(params, MODEL, base, dtype='float32')
@@ -441,7 +442,7 @@ def test_an_adapter_is_refused_if_its_base_weights_changed(
     with pytest.raises(
       ValueError, match='base must hold the weights that .*3 st'
     ):
-      weights.check(str(step), MODEL, weight_folders.renderer(str(folder)))
+      weights.check(str(step), MODEL, theirs)
   assert host['base']['sums'].keys() == tree.flat(params).keys()
 
 
@@ -695,7 +696,7 @@ def test_adapters_that_are_not_plain_lora_are_refused(
 def test_a_broken_adapter_config_is_named(tmp_path, text):
   (tmp_path / peft.CONFIG).write_text(text)
   with pytest.raises(ValueError, match=f'{peft.CONFIG} must ') as error:
-    weight_folders.start(weight_folders.find(str(tmp_path)))
+    weight_folders.read(weight_folders.find(str(tmp_path)))
   assert len(str(error.value)) < 600
 
 
@@ -766,14 +767,13 @@ def test_a_dry_run_looks_at_the_headers_of_weights(
 def test_a_dry_run_looks_at_the_arrays_of_a_run(workdir, tmp_path):
   """The shapes of an adapter, and of the base that it was trained on."""
   step = str(workdir / 'checkpoints/sft/3')
-  renderer = weight_folders.renderer(step)
+  checkpoint = weight_folders.read(step)
+  renderer = checkpoint.renderer()
   weights.check(step, MODEL, renderer)
+  lora_options = dataclasses.replace(LORA, rank=4)
+  other = dataclasses.replace(checkpoint, adapter=lora_options)
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(
-      weight_folders,
-      'adapter_options',
-      lambda folder: dataclasses.replace(LORA, rank=4),
-    )
+    patch.setattr(weight_folders, 'read', lambda folder: other)
     with pytest.raises(ValueError, match=r'got float32\[2, 32, 3\] at'):
       weights.check(step, MODEL, renderer)
 

@@ -128,7 +128,7 @@ def test_the_next_stage_begins_with_the_average_of_the_best(finished, best):
   host = reading.read_host(str(finished / 'checkpoints/after/1'))
   assert host['start'] == f'checkpoints/grpo/{best}'
   folder = str(finished / host['start'])
-  like = transformer.shapes(weight_folders.model(folder))
+  like = transformer.shapes(weight_folders.read(folder).model)
   average = weights.load(folder, like, average=True)
   last = weights.load(folder, like)
   assert any(
@@ -214,10 +214,10 @@ def test_an_adapter_of_averaged_weights_is_read_with_them(finished, tmp_path):
   stages = {**run.stages, 'adapter': after}
   launch(tmp_path / 'run', dataclasses.replace(run, stages=stages))
   folder = str(tmp_path / 'run/checkpoints/adapter/1')
-  like = transformer.shapes(weight_folders.model(folder))
+  like = transformer.shapes(weight_folders.read(folder).model)
   weights.load(folder, like)  # raises if the base weights are others
   start = weights.load_start(folder, like)
-  best = weights.load(weight_folders.start(folder), like, average=True)
+  best = weights.load(weight_folders.read(folder).start(), like, average=True)
   assert all(jax.tree.leaves(jax.tree.map(np.array_equal, start, best)))
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import shutil
 import warnings
 
@@ -76,62 +75,6 @@ def test_the_end_of_sound_stages(only_a, both, tmp_path):
     progress.end_of(run_of(a=3), 'a', str(only_a))
 
 
-def test_a_relative_workdir_is_the_same(both, only_a, monkeypatch):
-  with warnings.catch_warnings():
-    warnings.simplefilter('error')
-    for workdir in (only_a, both):
-      monkeypatch.chdir(workdir.parent)
-      name = workdir.name
-      assert progress.end_of(run_of(), 'a', name) == 400
-      assert progress.end_of(run_of(), 'b', name) is None
-      assert reading.is_sound(f'{name}/checkpoints/a/4')
-      assert reading.newest_host(f'{name}/checkpoints/a')['step'] == 4
-      assert reading.has_steps(f'{name}/checkpoints/a')
-      assert reading.find(name).is_absolute()
-
-
-def test_steps_of_another_stage_or_number_are_damaged(both, only_a):
-  stages = both / 'checkpoints'
-  (stages / 'a').rename(stages / 'c')
-  (stages / 'b').rename(stages / 'a')
-  (stages / 'c').rename(stages / 'b')
-  with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter('always')
-    assert progress.end_of(run_of(), 'a', str(both)) is None
-  lines = [str(x.message) for x in caught]
-  assert any(
-    "a/1 is not used: its host item is of stage 'b'" in x for x in lines
-  )
-  assert any(
-    "b/4 is not used: its host item is of stage 'a'" in x for x in lines
-  )
-  with pytest.raises(ValueError, match='move that folder away'):
-    progress.check_order(run_of(), 'a', str(both))
-  saver = store.Checkpointer(str(stages / 'b'), schema.Checkpoint(), 'b')
-  with pytest.warns(UserWarning, match="is of stage 'a', not 'b'"):
-    with pytest.raises(ValueError, match='must hold a sound checkpoint'):
-      saver.restore({'x': jnp.zeros(2000)})
-  saver.close()
-  stage = only_a / 'checkpoints/a'
-  shutil.rmtree(stage / '4')
-  (stage / '2').rename(stage / '4')
-  with pytest.warns(UserWarning, match='a/4 is not used: .* of step 2, not 4'):
-    assert progress.end_of(run_of(), 'a', str(only_a)) is None
-  assert not reading.is_sound(str(stage / '4'), 'a')
-
-
-@pytest.mark.parametrize('path', ['/gs/bucket/run', '/s3/bucket'])
-def test_no_path_is_one_of_a_remote_host(path):
-  with pytest.raises(ValueError, match='must be of a local folder'):
-    reading.find(path)
-
-
-@pytest.mark.parametrize('path', ['gs://bucket/run', 'x://y', 'a/../gs://b'])
-def test_addresses_are_names_of_local_folders(path):
-  with pytest.raises(ValueError, match='which has no saved step'):
-    reading.find(path)
-
-
 # Damage that leaves no sound last step, to the item that `end_of` reads or not.
 @pytest.mark.parametrize('kind', test_store.DAMAGE)
 def test_a_damaged_last_step_trains_on_from_an_older_one(only_a, kind):
@@ -156,42 +99,6 @@ def test_a_stage_that_another_was_built_on_stays_finished(both, kind):
     assert progress.end_of(run_of(a=6), 'a', str(both)) is None
   with pytest.raises(ValueError, match='move that folder away'):
     progress.check_order(run_of(a=6), 'a', str(both))
-
-
-@pytest.mark.parametrize('name', ['99', '9²', '007', 'notes', '99.damaged'])
-@pytest.mark.parametrize('kind', ['file', 'folder', 'link'])
-def test_strays_among_the_steps_are_no_steps(only_a, name, kind):
-  stray = only_a / 'checkpoints/a' / name
-  if kind == 'file':
-    stray.write_text('x')
-  elif kind == 'folder':
-    stray.mkdir()
-  else:
-    stray.symlink_to('nowhere')
-  with warnings.catch_warnings():
-    warnings.simplefilter('ignore')
-    assert progress.end_of(run_of(), 'a', str(only_a)) == 400
-    assert reading.find(str(only_a)).name == '4'
-    folder = str(stray.parent)
-    saver = store.Checkpointer(folder, schema.Checkpoint(keep_last=9))
-    state, host = saver.restore({'x': jnp.zeros(2000)})
-    assert host['step'] == 4 and state['x'][1] == jnp.sin(4.0)
-    saver.save(99, state, {**host, 'step': 99})
-    saver.close()
-  assert reading.newest_host(folder)['step'] == 99
-  kept = {f'{name}{end}' for end in ('', '.stray', '.damaged')}
-  assert kept & set(os.listdir(folder))
-
-
-def test_a_second_stray_of_a_name_gets_another_one(only_a):
-  stage = only_a / 'checkpoints/a'
-  for name in ('99', '99.stray'):
-    (stage / name).write_text(name)
-  (stage / '99.stray2').mkdir()
-  with pytest.warns(UserWarning, match='renamed to 99.stray3'):
-    store.Checkpointer(str(stage), schema.Checkpoint()).close()
-  assert (stage / '99.stray3').read_text() == '99'
-  assert (stage / '99.stray').read_text() == '99.stray'
 
 
 def test_a_workdir_of_other_stages_is_refused(only_a):

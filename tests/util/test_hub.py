@@ -134,7 +134,7 @@ def test_pickles_are_not_read_and_code_is_not_run(snapshot):
     json.dumps({**LLAMA, 'auto_map': auto_map})
   )
   with pytest.raises(ValueError, match='must hold model.safetensors: got none'):
-    hf.load(snapshot, weight_folders.model(weight_folders.find('mine/model')))
+    hf.load(snapshot, weight_folders.read(snapshot).model)
 
 
 def test_a_path_that_exists_is_no_id(snapshot, tmp_path, monkeypatch):
