@@ -1,13 +1,69 @@
-"""The devices, the host and the versions of a run, as texts to show."""
+"""The devices, the host and the versions of a run, as texts to show.
 
+`begin` and `end` write them to `WORKDIR/about.json`, for the report:
+
+starts  a start of the run each: time, devices, host, versions
+stages  number of parameters of each stage's model, and of trained ones
+ended   when the last stage ended; null before
+"""
+
+import datetime
 import importlib.metadata
+import json
 import os
 import platform
+from typing import Any
 
 import jax
 
 from posttrain import processes
-from posttrain.util import release
+from posttrain.util import files, json_files, release
+
+NAME = 'about.json'
+MAX_STARTS = 100
+_VERSIONS = ('posttrain', 'python', 'jax', 'jaxlib', 'flax', 'optax', 'numpy')
+
+
+def begin(workdir: str, sizes: dict[str, dict[str, int]]) -> None:
+  """Writes a start of the run; those before it stay.
+
+  Args:
+    workdir: the run's folder, claimed.
+    sizes: stage -> its numbers of `parameters` and of `trained` ones.
+  """
+  starts = [*_about(workdir).get('starts', []), start()][-MAX_STARTS:]
+  _write(workdir, {'starts': starts, 'stages': sizes, 'ended': None})
+
+
+def end(workdir: str) -> None:
+  """Notes that the last stage has ended."""
+  _write(workdir, {**_about(workdir), 'ended': _now()})
+
+
+def start() -> dict[str, Any]:
+  """Returns time, devices, host and versions of this process."""
+  return {
+    'time': _now(),
+    'devices': devices(),
+    'host': host(),
+    'versions': versions(*_VERSIONS),
+  }
+
+
+def _now() -> str:
+  return f'{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC'
+
+
+def _about(workdir: str) -> dict[str, Any]:
+  try:
+    return json_files.read_object(os.path.join(workdir, NAME))
+  except (OSError, ValueError):  # missing or damaged; the run needs it not
+    return {}
+
+
+def _write(workdir: str, values: dict[str, Any]) -> None:
+  with files.replacing(os.path.join(workdir, NAME)) as f:
+    f.write(json.dumps(values, indent=2) + '\n')
 
 
 def devices(

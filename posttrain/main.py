@@ -196,12 +196,10 @@ def claim(workdir: str, run: schema.Run) -> None:
   """Writes config.json; refuses a workdir that holds a run of another config.
 
   Raises:
-    ValueError: the config differs, or the folder cannot be written, or holds
-      something else where the run's files belong.
+    ValueError: the config differs, or the folder cannot be written.
   """
-  from posttrain.stage import progress, workdirs
+  from posttrain.stage import progress
 
-  workdirs.check(workdir, run)
   progress.check_resume(run, workdir)
   with _writable():
     os.makedirs(os.path.join(workdir, 'rollouts'), exist_ok=True)
@@ -269,11 +267,11 @@ def train(
     contextlib.ExitStack() as stack,
   ):
     # Imported here so that command-line mistakes are reported without jax.
-    from posttrain import compilation
+    from posttrain import compilation, machine
     from posttrain import train as loop
     from posttrain.hosts import joining
     from posttrain.report import page
-    from posttrain.stage import about, summary
+    from posttrain.stage import summary
 
     stack.enter_context(joining.join(place, os.path.join(workdir, 'hosts')))
     _check_equal(run)
@@ -287,7 +285,11 @@ def train(
       stack.enter_context(hold(workdir, others))
       claim(workdir, run)
       with _writable():
-        about.begin(workdir, stages)
+        sizes = {
+          name: {'parameters': x.plan.parameters, 'trained': x.plan.trained}
+          for name, x in stages.items()
+        }
+        machine.begin(workdir, sizes)
       stack.enter_context(_tracked(run, workdir))
 
     processes.on(0, begin)
@@ -343,11 +345,11 @@ def _check_equal(run: schema.Run) -> None:
 
 def _report(workdir: str) -> None:
   """Writes the report; a finished run without one is finished."""
+  from posttrain import machine
   from posttrain.report import page
-  from posttrain.stage import about
 
   try:
-    about.end(workdir)
+    machine.end(workdir)
     page.write(workdir)
   except (OSError, ValueError) as error:
     logging.getLogger('absl').warning(

@@ -1,5 +1,6 @@
 """Devices, host and versions as texts."""
 
+import json
 import platform
 import re
 
@@ -33,3 +34,23 @@ def test_versions_are_in_the_given_order():
     ('numpy', np.__version__),
     ('no-such-package', 'unknown'),
   ]
+
+
+def test_starts_are_kept_and_the_end_is_noted(tmp_path):
+  def read():
+    return json.loads((tmp_path / machine.NAME).read_text())
+
+  sizes = {'grpo': {'parameters': 10, 'trained': 2}}
+  (tmp_path / machine.NAME).write_text('garbage')  # is written anew
+  machine.begin(str(tmp_path), sizes)
+  first = read()
+  assert first['ended'] is None and first['stages'] == sizes
+  (start,) = first['starts']
+  assert start['devices'] == machine.devices()
+  assert start['versions']['jax'] == jax.__version__
+  machine.end(str(tmp_path))
+  assert read() == {**first, 'ended': read()['ended']}
+  assert read()['ended'].endswith(' UTC')
+  # The run may go on with more steps.
+  machine.begin(str(tmp_path), sizes)
+  assert read()['ended'] is None and len(read()['starts']) == 2
