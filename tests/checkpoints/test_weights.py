@@ -20,7 +20,7 @@ from posttrain.checkpoints import reading, weight_folders, weights
 from posttrain.metrics import estimates, writers
 from posttrain.models import hf, hf_config, hf_files, lora, peft, transformer
 from posttrain.rewards import texts
-from posttrain.stage import build, from_checkpoint, job, preflight
+from posttrain.stage import build, job, preflight
 from posttrain.util import preemption
 from tests import fixtures
 
@@ -275,42 +275,6 @@ def test_against_must_name_the_same_model(workdir, tmp_path, capsys):
     assert line.startswith('error: --against must name a policy')
 
 
-def test_options_missing_in_an_older_run_have_defaults_and_overrides(
-  workdir, monkeypatch
-):
-  read = reading.read_host
-
-  def older(folder):
-    host = read(folder)
-    for name in ('ks', 'suite'):
-      del host['config']['grpo']['eval'][name]
-    return host
-
-  monkeypatch.setattr(reading, 'read_host', older)
-  run, name = from_checkpoint.stage_of(
-    weight_folders.find(str(workdir)),
-    overrides=[('grpo.eval.suite', '("One?", "Two?")')],
-  )
-  assert name == 'grpo' and run.stages[name].eval == schema.Eval(
-    prompts=4, samples=2, max_tokens=12, suite=('One?', 'Two?')
-  )
-
-
-@pytest.mark.parametrize(
-  ('argv', 'message'),
-  [
-    ([], '--checkpoint must be given'),
-    (['--checkpoint=/nowhere'], "got '/nowhere', but there is no /nowhere"),
-    (['--chekpoint=x'], "got '--chekpoint=x'"),
-    (['--checkpoint=x', '--answers=/no/such/file'], '--answers must be writ'),
-  ],
-)
-def test_a_mistaken_argument_is_one_line_and_exit_code_2(capsys, argv, message):
-  assert evaluate.main(argv) == 2
-  (line,) = capsys.readouterr().err.splitlines()
-  assert line.startswith('error: ') and message in line
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('axis', ['fsdp', 'tensor'])
 def test_two_devices_train_the_same_weights(folder, workdir, tmp_path, axis):
@@ -493,18 +457,6 @@ def test_a_broken_file_is_an_error_of_one_line(
   assert name in line and message in line
 
 
-def test_prompt_ids_work_with_a_broken_tokenizer(folder, tmp_path, capsys):
-  path = shutil.copytree(folder, tmp_path / 'copy')
-  expected = ask(path, capsys, f'--prompt_ids={IDS}')
-  (path / 'tokenizer.json').write_text('{}')
-  answer = ask(path, capsys, f'--prompt_ids={IDS}')
-  assert (answer['ids'], answer['logprobs']) == (
-    expected['ids'],
-    expected['logprobs'],
-  )
-  assert generate.main([f'--checkpoint={path}', '--prompt=x']) == 2
-
-
 def test_a_directory_without_a_tokenizer_takes_prompt_ids(
   folder, tmp_path, capsys
 ):
@@ -562,9 +514,6 @@ def test_lora_needs_weights_to_start_from(folder):
   cfg = options(folder)
   bad = dataclasses.replace(cfg.stages['sft'], init='random')
   with pytest.raises(ValueError, match=r'sft.lora.rank must be 0 where init'):
-    checks.check(dataclasses.replace(cfg, stages={'sft': bad}))
-  bad = dataclasses.replace(cfg.stages['sft'], lora=schema.Lora(alpha=1.0))
-  with pytest.raises(ValueError, match='sft.lora.alpha .*rank is 0'):
     checks.check(dataclasses.replace(cfg, stages={'sft': bad}))
 
 
@@ -666,16 +615,12 @@ def test_peft_loads_ours_and_we_load_theirs(
   ('change', 'message'),
   [
     ({'use_dora': True}, 'use_dora must not be True'),
-    ({'rank_pattern': {'q_proj': 8}}, 'rank_pattern must not be'),
     ({'init_lora_weights': 'pissa'}, "init_lora_weights must not be 'pissa'"),
-    ({'layer_replication': [[0, 2]]}, 'layer_replication must not be'),
     ({'of_the_future': 3}, 'of_the_future must not be 3'),
     ({'peft_type': 'IA3'}, "peft_type must be 'LORA': got 'IA3'"),
     ({'r': 0}, 'r must be a number > 0: got 0'),
     ({'r': 10**12}, r'rank must be in \[0, 65,536\]: got 1000000000000'),
-    ({'lora_alpha': -2}, 'alpha must be > 0: got -2'),
     ({'lora_alpha': float('nan')}, 'alpha must be > 0: got nan'),
-    ({'base_model_name_or_path': 'x' * 5000}, 'must be a local HuggingFace'),
     ({'r': 4}, r'must have shape \(4, 32\), by config.json: got \(3, 32\)'),
     ({'base_model_name_or_path': 'Qwen/Qwen3'}, 'must be a local HuggingFace'),
   ],

@@ -11,7 +11,6 @@ from experiments.trials import kill_resume
 from posttrain import main, schema
 from posttrain.checkpoints import reading
 from posttrain.config import checks
-from posttrain.decode import engine
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.metrics import writers
 from posttrain.report import curves, runs
@@ -100,28 +99,6 @@ def finished(tmp_path_factory):
 @pytest.fixture(scope='module')
 def rows(finished):
   return writers.read(str(finished / 'metrics.jsonl'))
-
-
-def test_freeing_the_cache_during_updates_changes_no_number(
-  rows, tmp_path, monkeypatch
-):
-  run, awake, calls = _run(steps=3), engine.Engine.sleep, []
-  (stage,) = run.stages.values()
-  rollout = dataclasses.replace(stage.rollout, sleep=True)
-  stage = dataclasses.replace(stage, rollout=rollout)
-  run = dataclasses.replace(run, stages={'grpo': stage})
-
-  def sleep(self):
-    calls.append(self._state is not None)
-    awake(self)
-
-  monkeypatch.setattr(engine.Engine, 'sleep', sleep)
-  _launch(tmp_path / 'run', run)
-  assert calls == 3 * [True]
-  slept = writers.read(str(tmp_path / 'run' / 'metrics.jsonl'))
-  for a, b in zip(slept[1:3], rows[1:3], strict=True):
-    same = {k for k in a if not k.startswith('time/')}
-    assert {k: a[k] for k in same} == {k: b[k] for k in same}
 
 
 def test_sampler_and_policy_logprobs_agree(rows):
@@ -323,22 +300,6 @@ def test_preflight_refuses_options_that_do_not_fit(
   run = _run(**{'kl_beta': 0.1, 'reference': str(finished), **options})
   with pytest.raises(ValueError, match=f'^config.grpo.*{says}'):
     preflight.check(run)
-
-
-def test_a_plan_counts_references_and_whole_tiles(finished, monkeypatch):
-  toys.install(monkeypatch, Ragged)
-
-  def plan(**options):
-    return preflight.check(_run(**options))['grpo'].plan
-
-  made = plan()
-  assert made.reference_bytes == 4 * made.parameters > 0
-  assert plan(kl_beta=0.0).reference_bytes == 0
-  assert plan(reference='policy').reference_bytes == 0
-  assert plan(reference=str(finished)).reference_bytes == 4 * made.parameters
-  # The longest prompt has 30 tokens, and a row that trains 32.
-  for answer, room in ((1, 32), (4, 48), (18, 48), (19, 64)):
-    assert plan(answer=answer).slot_tokens == room
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import shutil
 import jax
 import pytest
 
-from posttrain import evaluate, export, generate, main, schema, tree
+from posttrain import evaluate, export, main, schema, tree
 from posttrain.checkpoints import reading, weight_folders, weights
 from posttrain.metrics import estimates, writers
 from posttrain.models import hf, transformer
@@ -147,32 +147,3 @@ def test_a_directory_is_evaluated_by_a_recipe(folder, tmp_path, capsys):
   values = json.loads(capsys.readouterr().out.splitlines()[-1])
   assert values['eval/pass_rate/gsm8k'] == 0.0
   assert len((tmp_path / 'answers.jsonl').read_text().splitlines()) == 2
-
-
-def test_weights_of_another_model_are_not_evaluated(folder, capsys):
-  assert (
-    evaluate.main(
-      [f'--checkpoint={folder}', '--config=configs/gsm8k_sft.py:tiny', *QUIET]
-    )
-    == 2
-  )
-  assert 'config.tokenizer.path must name the tok' in capsys.readouterr().err
-
-
-def test_the_exported_directory_answers(runs, capsys):
-  said = []
-  for path in (runs / 'hf', runs / 'grpo'):
-    assert (
-      generate.main(
-        [
-          f'--checkpoint={path}',
-          '--prompt=What is 1 + 1?',
-          '--max_tokens=4',
-          '--json',
-        ]
-      )
-      == 0
-    )
-    said.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
-  assert said[0]['prompt_ids'] == said[1]['prompt_ids']
-  assert len(said[0]['ids']) == len(said[1]['ids']) == 4

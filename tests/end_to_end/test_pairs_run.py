@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import os
-import shutil
 import signal
 
 import numpy as np
@@ -90,15 +89,6 @@ def test_pairs_and_reference_logprobs_are_written_to_files(finished):
       }
 
 
-def test_a_missing_file_names_its_key_before_anything_runs(tmp_path, capsys):
-  node = {'type': 'file', 'path': str(tmp_path / 'none.jsonl')}
-  argument = f'--config.rm.pairs={json.dumps(node)}'
-  assert _run('rm', tmp_path / 'run', argument) == 2
-  error = capsys.readouterr().err
-  assert 'config.rm.pairs cannot be used: a JSONL file must exist' in error
-  assert not (tmp_path / 'run').exists()
-
-
 def test_a_reward_model_is_no_policy(finished, tmp_path, capsys):
   stage, workdir = finished
   folder = str(workdir / 'checkpoints' / stage)
@@ -136,38 +126,6 @@ def test_evaluate_measures_the_pairs_of_the_run(finished, tmp_path, capsys):
   assert pairs[0]['prompt'].startswith('What is')
   if len(pairs) > 1:
     assert values['difference/margin/pairs'] == 0
-
-
-def test_evaluate_refuses_another_kind_of_model(finished, capsys):
-  stage, workdir = finished
-  sft = f'--against={workdir / "checkpoints" / "sft"}'
-  start = [f'--checkpoint={workdir}', sft]
-  if stage == 'rm':
-    assert evaluate.main(start) == 2
-    assert '--against must name a reward model' in capsys.readouterr().err
-    return
-  # The policy that DPO began with is its reference.
-  assert evaluate.main(start) == 0
-  values = json.loads(capsys.readouterr().out.splitlines()[-1])
-  assert values['against/margin/pairs'] == 0
-  assert values['against/accuracy/pairs'] == 0.5
-
-
-def test_evaluate_without_pairs_measures_the_rest(finished, tmp_path, capsys):
-  stage, workdir = finished
-  moved = tmp_path / 'moved'
-  shutil.copytree(workdir, moved)
-  shutil.rmtree(moved / 'pairs')
-  flags = [f'--checkpoint={moved}']
-  if stage == 'rm':  # has nothing else to measure
-    assert evaluate.main(flags) == 2
-    assert 'must have made its pairs: got no' in capsys.readouterr().err
-    return
-  with pytest.warns(UserWarning, match='pairs are not measured: stage .dpo.'):
-    assert evaluate.main(flags) == 0
-  values = json.loads(capsys.readouterr().out.splitlines()[-1])
-  assert 'eval/pass_rate/arithmetic' in values
-  assert 'eval/accuracy/pairs' not in values
 
 
 def test_pairs_that_select_are_not_reported(finished, tmp_path):

@@ -6,7 +6,7 @@ import math
 import jax
 import pytest
 
-from posttrain import evaluate, main, make_pairs
+from posttrain import evaluate, main
 from posttrain.chat import pretrained
 from posttrain.metrics import writers
 from posttrain.models import hf, transformer
@@ -91,13 +91,6 @@ def test_before_and_after_are_compared(folder, workdir, capsys):
     assert any(line.split()[:2] == [name, 'suite'] for line in lines)
 
 
-def test_there_is_no_environment_to_make_pairs_of(workdir, tmp_path, capsys):
-  argv = [f'--checkpoint={workdir}', f'--output={tmp_path / "pairs.jsonl"}']
-  assert make_pairs.main(argv) == 2
-  message = 'config.dpo.envs must hold an environment'
-  assert message in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_the_recipe_runs_without_a_directory_and_with_lora(folder, tmp_path):
   for i, argument in enumerate(('tiny', f'{folder},{folder}/pairs.jsonl,tiny')):
@@ -112,15 +105,3 @@ def test_the_recipe_runs_without_a_directory_and_with_lora(folder, tmp_path):
     assert code == 0
     (last,) = (x for x in rows(tmp_path / argument.split(',')[-1])[-1:])
     assert last['step'] == 4 and 'eval/suite/repetition' in last
-
-
-def test_missing_paths_are_one_line_and_exit_code_2(folder, tmp_path, capsys):
-  for argument, message in (
-    ('', "must have a model: got ''; its parts are a HuggingFace directory"),
-    (f':{folder}', f"must have data: got '{folder}'"),
-    (f':{folder},/no/such.jsonl', "must exist: got '/no/such.jsonl'"),
-  ):
-    argv = [f'--config=configs/dpo.py{argument}']
-    assert main.main([*argv, f'--workdir={tmp_path}']) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line

@@ -291,35 +291,6 @@ def test_options_that_make_no_sense_are_refused(options, message):
     run_of(**options)
 
 
-def test_a_selection_without_tasks_of_its_own_is_refused(tmp_path):
-  with pytest.raises(ValueError, match='lower eval.prompts, or add tasks'):
-    launch(tmp_path, run_of(prompts=4))
-
-
-@pytest.mark.parametrize(
-  ('metrics', 'what'),
-  [
-    ({'eval/x/e': 1.0}, r"'eval/x/e', which is not measured .*\['eval/x/e'\]"),
-    ({'select/x/e': math.nan}, "'eval/x/e', which is nan on the tasks"),
-  ],
-)
-def test_a_start_without_a_value_says_what_is_wrong(metrics, what):
-  made = selection.make('s', schema.Eval(every=1, best='eval/x/e'), {})
-  message = f'config.s.eval.best must be finite at step 0: got {what}'
-  with pytest.raises(ValueError, match=message):
-    made.add(0, metrics)
-
-
-def test_more_steps_do_not_continue_what_patience_ended(finished, capsys):
-  """One line says so; nothing is said where the steps are the same."""
-  assert progress.end_of(run_of(), 'grpo', str(finished)) is not None
-  assert 'stays finished' not in capsys.readouterr().err
-  assert progress.end_of(run_of(steps=40), 'grpo', str(finished)) is not None
-  (line,) = capsys.readouterr().err.splitlines()
-  assert line.startswith('stage grpo stays finished: its patience ended at')
-  assert 'config.grpo.steps=40 changes nothing' in line
-
-
 def chosen(values, patience=None):
   """Returns the best steps after each of the values, and where it is over."""
   cfg = schema.Eval(every=1, best='eval/x/e', patience=patience)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from posttrain import config, main, schema
-from posttrain.checkpoints import reading, store
+from posttrain.checkpoints import store
 from posttrain.stage import progress
 from tests.checkpoints import test_store
 
@@ -139,18 +139,6 @@ def test_options_are_compared_with_those_of_the_checkpoints(only_a, gone):
   with pytest.raises(ValueError, match=r'config\.b\.optim\.lr \(.* -> 9\.0\)'):
     main.claim(str(only_a), changed())
   assert (only_a / 'config.json').read_bytes() == before
-
-
-def test_checkpoints_without_options_resume(tmp_path):
-  folder = save(tmp_path, 'a', 2)
-  metadata = folder / '2' / 'host' / 'metadata'
-  record = json.loads(metadata.read_text())
-  del record['crc'], record['host']['config']
-  record['crc'] = reading.crc(record)
-  metadata.write_text(json.dumps(record))
-  main.claim(str(tmp_path), changed())
-  stored = json.loads((tmp_path / 'config.json').read_text())
-  assert stored['b']['optim']['lr'] == 9.0
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,6 @@ def test_freed_memory_is_kept_on_glibc():
   assert done.stdout.strip() == str(glibc)
 
 
-def test_keep_freed_memory_does_nothing_outside_linux(monkeypatch):
-  monkeypatch.setattr(memory.sys, 'platform', 'darwin')
-  assert not memory.keep_freed_memory()
-
-
 SIZES = {'rows': 4, 'row_tokens': 256}
 KNOBS = ['sft.batch.micro_batch_tokens', 'model.remat']
 
@@ -46,13 +41,6 @@ def test_out_of_memory_errors_name_sizes_and_config_keys(text):
   assert 'config.sft.batch.micro_batch_tokens, or config.model.remat' in message
   assert text in message
   assert isinstance(caught.value.__cause__, jax.errors.JaxRuntimeError)
-
-
-def test_an_explained_error_is_not_explained_again():
-  with pytest.raises(memory.OutOfDeviceMemory, match='rows=4'):
-    with memory.explain_oom({'outer': 1}, []):
-      with memory.explain_oom(SIZES, KNOBS):
-        raise RuntimeError('RESOURCE_EXHAUSTED')
 
 
 @pytest.mark.parametrize(

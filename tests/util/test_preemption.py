@@ -123,14 +123,6 @@ def test_a_single_step_is_the_estimate_of_the_next(clock):
   assert stop.after_step(save_seconds=0)
 
 
-def test_without_a_time_limit_only_requests_stop(clock):
-  stop = preemption.Signal()
-  clock[0] = 1e9
-  assert not stop.after_step(save_seconds=1e9)
-  stop.request()
-  assert stop.after_step(save_seconds=0)
-
-
 def test_the_limit_ends_waits_within_a_step():
   used = time.monotonic() - preemption.STARTED
   stop, wait = preemption.Signal(used + preemption.MARGIN + 0.2), Wait()
