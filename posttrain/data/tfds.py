@@ -189,21 +189,16 @@ def _row(example: Mapping[str, Any], where: str) -> Mapping[str, Any]:
   except UnicodeDecodeError as error:
     raise ValueError(f'{where}: texts must be UTF-8: {error.reason}') from error
   for column, fields in raw.items():
-    if _is_sequence(fields):
-      raw[column] = [
-        dict(zip(fields, values, strict=True))
-        for values in zip(*fields.values(), strict=True)
-      ]
+    # TFDS gives a list of messages as a dict of lists.
+    if isinstance(fields, Mapping) and {'role', 'content'} <= set(fields):
+      lists = list(fields.values())
+      if all(isinstance(x, list) and len(x) == len(lists[0]) for x in lists):
+        raw[column] = [
+          dict(zip(fields, values, strict=True))
+          for values in zip(*lists, strict=True)
+        ]
   info = json.loads(raw.pop('info_json', '{}'))
   return {**raw, **info}
-
-
-def _is_sequence(value: Any) -> bool:
-  """Returns whether TFDS gives a list of messages as a dict of lists."""
-  if not isinstance(value, Mapping) or not {'role', 'content'} <= set(value):
-    return False
-  lists = [child for child in value.values() if isinstance(child, list)]
-  return len(lists) == len(value) and len({*map(len, lists)}) == 1
 
 
 def _host(value: Any) -> Any:

@@ -283,7 +283,20 @@ def pack(
     (0, num_micro_batches * rows), bins, strict=True
   ):
     for row, row_pairs in enumerate(members, first_row):
-      _write_row(arrays, row, row_pairs)
+      start = 0
+      for k, pair in enumerate(row_pairs):
+        arrays['margins'][row, k] = pair.margin
+        for a, sample in enumerate((pair.chosen, pair.rejected)):
+          if sample is None:
+            continue
+          place = (row, slice(start, start + len(sample)))
+          arrays['ids'][place] = sample.ids
+          arrays['mask'][place] = sample.mask
+          arrays['segment_ids'][place] = 2 * k + a + 1
+          arrays['positions'][place] = np.arange(len(sample))
+          arrays['present'][row, k, a] = True
+          arrays['ref_logprobs'][row, k, a] = pair.ref_logprobs[a]
+          start += len(sample)
   present = arrays['present'][: num_micro_batches * rows]
   return types.PairBatch(
     **{
@@ -296,23 +309,3 @@ def pack(
     scored=np.int32(num_micro_batches + num_mismatched),
     baseline=np.float32(0),
   )
-
-
-def _write_row(
-  arrays: dict[str, np.ndarray], row: int, pairs: Sequence[types.Pair]
-) -> None:
-  """Writes the pairs of one row into the arrays."""
-  start = 0
-  for k, pair in enumerate(pairs):
-    arrays['margins'][row, k] = pair.margin
-    for a, sample in enumerate((pair.chosen, pair.rejected)):
-      if sample is None:
-        continue
-      place = (row, slice(start, start + len(sample)))
-      arrays['ids'][place] = sample.ids
-      arrays['mask'][place] = sample.mask
-      arrays['segment_ids'][place] = 2 * k + a + 1
-      arrays['positions'][place] = np.arange(len(sample))
-      arrays['present'][row, k, a] = True
-      arrays['ref_logprobs'][row, k, a] = pair.ref_logprobs[a]
-      start += len(sample)

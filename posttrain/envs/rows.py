@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from posttrain import schema, types
-from posttrain.data import row_files, sources
-from posttrain.data import rows as data_rows
+from posttrain.data import row_files, rows, sources
 from posttrain.envs import base
 from posttrain.util import tfds_names
 
@@ -28,7 +27,7 @@ class Rows(base.Env):
   def __init__(self, name: str, cfg: schema.Rows):
     self.name, self._cfg = name, cfg
     # By field of the options.
-    self._read: dict[str, tuple[data_rows.Rows, str]] = {}
+    self._read: dict[str, tuple[rows.Rows, str]] = {}
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
     """Returns the rows of a split; no rows if no option names held-out ones.
@@ -43,18 +42,18 @@ class Rows(base.Env):
     field = 'eval_path' if held_out and cfg.eval_path is not None else 'path'
     if held_out and cfg.eval_path is None and not cfg.eval_fraction:
       return sources.Shuffled((), seed)
-    rows, fingerprint = self._rows(field, split)
-    indices = range(len(rows))
+    parsed, fingerprint = self._rows(field, split)
+    indices = range(len(parsed))
     if field == 'path' and cfg.eval_path is None and cfg.eval_fraction:
       try:
-        sides = data_rows.split(rows.hashes, cfg.eval_fraction)
+        sides = rows.split(parsed.hashes, cfg.eval_fraction)
       except ValueError as error:
         raise ValueError(f'envs.{self.name}.env.{error}') from None
       indices = sides[held_out]
-    tasks = base.Tasks(indices, lambda index: self._task(rows[int(index)]))
+    tasks = base.Tasks(indices, lambda index: self._task(parsed[int(index)]))
     return sources.Shuffled(tasks, seed, fingerprint)
 
-  def _rows(self, field: str, split: str) -> tuple[data_rows.Rows, str]:
+  def _rows(self, field: str, split: str) -> tuple[rows.Rows, str]:
     """Returns the rows that an option names, and their fingerprint."""
     if field not in self._read:
       path = getattr(self._cfg, field)
@@ -62,8 +61,8 @@ class Rows(base.Env):
         path = base.find(self.name, field, path, folders=True)
       split = 'train' if field == 'path' else split
       key = f'config.STAGE.envs.{self.name}.env.columns'
-      rows = row_files.read(path, self._cfg.columns, split, key)
-      self._read[field] = rows, row_files.fingerprint(path)
+      parsed = row_files.read(path, self._cfg.columns, split, key)
+      self._read[field] = parsed, row_files.fingerprint(path)
       if len(self._read) == 2:
         self._warn_of_shared_prompts()
     return self._read[field]
@@ -86,7 +85,7 @@ class Rows(base.Env):
   def make(self, task: types.Task) -> base.OneTurn:
     return base.OneTurn(task)
 
-  def _task(self, row: data_rows.Row) -> types.Task:
+  def _task(self, row: rows.Row) -> types.Task:
     texts = (message['content'] for message in row.completion)
     return types.Task(
       id=row.where,

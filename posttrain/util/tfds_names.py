@@ -12,8 +12,6 @@ import os
 import pathlib
 import re
 
-from posttrain.util import foreign
-
 PREFIX = 'tfds:'
 _NAME = re.compile(
   r'tfds:(?P<name>\w+)(/(?P<config>\w[\w.+-]*))?'
@@ -48,7 +46,7 @@ def parse(text: str) -> Name:
     raise ValueError(
       'the name of a TFDS data set must have the form '
       'tfds:NAME[/CONFIG][:VERSION][:SPLIT], as in tfds:gsm8k:1.0.0:train: '
-      f'got {foreign.quote(text)}'
+      f'got {text!r:.200}'
     )
   return Name(**parts.groupdict())
 
@@ -73,14 +71,14 @@ def find(text: str) -> str:
   if not known:
     name = '/'.join(filter(None, (wanted.name, wanted.config)))
     raise ValueError(
-      f'{foreign.text(text)} must be a TFDS data set in {root}: got none of '
+      f'{text!s:.200} must be a TFDS data set in {root}: got none of '
       'that name; nothing is downloaded: prepare it where tensorflow is '
       f'installed, by `tfds build {name} --file_format=array_record`, or set '
       'TFDS_DATA_DIR'
     )
   shown = sorted(':'.join(filter(None, parts)) for parts in known)
   raise ValueError(
-    f'{foreign.text(text)} must name one data set in {root / wanted.name}: got '
+    f'{text!s:.200} must name one data set in {root / wanted.name}: got '
     f'{len(configs)} that fit, of {shown}; name CONFIG and VERSION'
   )
 
