@@ -17,7 +17,7 @@ from typing import Any
 from posttrain import schema
 from posttrain.data import rows, tfds
 from posttrain.envs import base, registry
-from posttrain.util import flags as flags_lib
+from posttrain.util import flags
 
 OPTIONS = tuple(
   field
@@ -30,7 +30,7 @@ Flags = dataclasses.make_dataclass(
     (
       'env',
       str,
-      flags_lib.required(
+      flags.required(
         'ENV',
         'The environment: arithmetic.',
         choices=('arithmetic',),
@@ -40,18 +40,18 @@ Flags = dataclasses.make_dataclass(
     (
       'folder',
       str,
-      flags_lib.required(
+      flags.required(
         'DIR', 'The folder of all TFDS data sets.', by_position=True
       ),
     ),
-    ('seed', int, flags_lib.flag(0, 'The seed of the training questions.')),
+    ('seed', int, flags.flag(0, 'The seed of the training questions.')),
     *(
-      (field.name, field.type, flags_lib.option(schema.Arithmetic, field.name))
+      (field.name, field.type, flags.option(schema.Arithmetic, field.name))
       for field in OPTIONS
     ),
   ],
 )
-PARSER = flags_lib.Parser(Flags, __doc__)
+PARSER = flags.Parser(Flags, __doc__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,13 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
   return PARSER.run(_run, argv)
 
 
-def _run(flags: Any) -> None:
-  options = {field.name: getattr(flags, field.name) for field in OPTIONS}
+def _run(args: Any) -> None:
+  options = {field.name: getattr(args, field.name) for field in OPTIONS}
   try:
-    env = registry.make(flags.env, schema.Arithmetic(**options))
+    env = registry.make(args.env, schema.Arithmetic(**options))
   except schema.FieldError as error:
     raise ValueError(f'--{error.field} {error.detail}') from None
-  print(export(env, flags.folder, seed=flags.seed))
+  print(export(env, args.folder, seed=args.seed))
 
 
 def export(

@@ -13,7 +13,7 @@ from posttrain.envs import (
   rows,
 )
 from posttrain.envs.adapters import openenv, trl_env, verifiers_v1
-from posttrain.envs.sql import env as sql
+from posttrain.envs.sql import env
 
 # By `type` of the options.
 TYPES = {
@@ -22,7 +22,7 @@ TYPES = {
   'alphabet_sort': alphabet_sort.AlphabetSort,
   'gsm8k': gsm8k.Gsm8k,
   'rows': rows.Rows,
-  'sql': sql.Sql,
+  'sql': env.Sql,
   'openenv': openenv.OpenEnv,
   'trl': trl_env.Trl,
   'verifiers': verifiers_v1.Verifiers,

@@ -18,24 +18,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from posttrain.envs.sql import questions, synth, words
-from posttrain.util import flags as flags_lib
+from posttrain.util import flags
 
 
 @dataclasses.dataclass
 class Flags:
   """The command line."""
 
-  folder: str = flags_lib.required(
+  folder: str = flags.required(
     'DIR', 'The output; a new or empty folder.', by_position=True
   )
-  databases: int = flags_lib.flag(100, 'Number of databases.')
-  split: str = flags_lib.flag(
+  databases: int = flags.flag(100, 'Number of databases.')
+  split: str = flags.flag(
     'train', 'The split they belong to.', choices=synth.SPLITS
   )
-  seed0: int = flags_lib.flag(0, 'Number of the first database of the split.')
+  seed0: int = flags.flag(0, 'Number of the first database of the split.')
 
 
-PARSER = flags_lib.Parser(Flags, __doc__)
+PARSER = flags.Parser(Flags, __doc__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,23 +43,23 @@ def main(argv: Sequence[str] | None = None) -> int:
   return PARSER.run(export, argv)
 
 
-def export(flags: Flags) -> None:
+def export(args: Flags) -> None:
   """Writes databases and the questions about them; prints their counts.
 
   Raises:
     ValueError: the folder is not empty, or a seed is out of range.
   """
-  path, split = pathlib.Path(flags.folder), flags.split
-  seeds = range(flags.seed0, flags.seed0 + flags.databases)
+  path, split = pathlib.Path(args.folder), args.split
+  seeds = range(args.seed0, args.seed0 + args.databases)
   if path.exists() and (not path.is_dir() or any(path.iterdir())):
     raise ValueError(
-      f'DIR must be a new or empty folder: got {flags.folder!r}; choose another'
+      f'DIR must be a new or empty folder: got {args.folder!r}; choose another'
     )
   if not 0 <= seeds.start < seeds.stop <= synth.SPLIT_SEEDS:
     raise ValueError(
       f'--seed0 and --databases must name some of the databases 0 .. '
-      f'{synth.SPLIT_SEEDS - 1}: got --seed0={flags.seed0} '
-      f'--databases={flags.databases}'
+      f'{synth.SPLIT_SEEDS - 1}: got --seed0={args.seed0} '
+      f'--databases={args.databases}'
     )
   records: list[questions.Question] = []
   for seed in seeds:
