@@ -280,7 +280,7 @@ SENT: dict[str, Callable[[int], bytes]] = {
   'half a head': lambda i: head(PATHS[False])[: 1 + i % 40],
   'half a body': lambda i: head(PATHS[False], 'content-length: 10'),
   'small chunks': lambda i: (
-    head(PATHS[False], 'transfer-encoding: chunked') + b'1\r\n \r\n' * 9000
+    head(PATHS[False], 'transfer-encoding: chunked') + b'1\r\n \r\n' * 900
   ),
 }
 
