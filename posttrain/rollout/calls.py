@@ -414,7 +414,7 @@ class Pool:
 
 
 @functools.cache
-def process(path: str, memory: int) -> 'Process':
+def process(path: str, memory: int | None) -> 'Process':
   """Returns the process of a function, one for all who call it."""
   return Process(path, memory)
 
@@ -422,12 +422,13 @@ def process(path: str, memory: int) -> 'Process':
 class Process:
   """The worker process of a reward function."""
 
-  def __init__(self, path: str, memory: int):
+  def __init__(self, path: str, memory: int | None):
     """Starts nothing yet.
 
     Args:
       path: 'package.module:function'.
-      memory: the bytes that the function may allocate after its import.
+      memory: the bytes that the function may allocate after its import; None =
+        no limit.
     """
     self._path, self._memory = path, memory
     self.popen: subprocess.Popen | None = None

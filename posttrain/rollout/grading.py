@@ -173,7 +173,7 @@ class Function:
       and cfg.judge is None
       and not cfg.fn.startswith('posttrain.')  # its own, or in `callables`
     ):
-      self.score = calls.process(cfg.fn, cfg.memory * 2**20)
+      self.score = calls.process(cfg.fn, cfg.memory and cfg.memory * 2**20)
     else:
       self.score = self._score_in_thread
 

@@ -166,7 +166,8 @@ def main(descriptor: int) -> None:
     socket.send(Reply(error=f'must be importable: {errors.describe(error)}'))
     return
   importlib.import_module('posttrain.types')  # numpy, before the limit
-  _limit(memory)
+  if memory is not None:
+    _limit(memory)
   socket.send(Reply())
   pid = os.getpid()
   with asyncio.Runner() as runner:  # it makes its loop with the first coroutine

@@ -32,8 +32,9 @@ class RewardFn:
   # with a judge run in a thread anyway; with rollout.workers='ray' Ray has the
   # process.
   isolate: bool = True
-  # Memory that an isolated function may allocate after its import, in MiB.
-  memory: int = 4096
+  # Memory that an isolated function may allocate after its import, in MiB of
+  # address space, which libraries of GPUs reserve as well; None = no limit.
+  memory: int | None = None
   # Largest number of consecutive calls, of a function or a model, in which
   # faults leave more than half of the rollouts without a reward (which is not a
   # reward of 0); one more stops the run.
