@@ -28,13 +28,16 @@ from posttrain.chat import rendering
 from posttrain.data import packing
 from posttrain.envs import base as env_base
 from posttrain.metrics import rollouts as rollout_metrics
-from posttrain.pipeline import base, rollout_rows
+from posttrain.pipeline import base, rollout_rows, tally
 from posttrain.pipeline import environment as environments
-from posttrain.pipeline import tally as tallies
-from posttrain.rollout import calls, env_calls, grading
-from posttrain.rollout import driver as drivers
-from posttrain.rollout import references as refs
-from posttrain.rollout import sampler as samplers
+from posttrain.rollout import (
+  calls,
+  driver,
+  env_calls,
+  grading,
+  references,
+  sampler,
+)
 from posttrain.util import side_by_side, timers
 
 UIDS_PER_STAGE = 2**40  # a rollout's uid is unique over the whole run
@@ -89,7 +92,7 @@ class TokenData(base.StageData):
     self.held_models = {*self.references, *self.reward_models}
     self.players = {x.sampler.model for x in all_own} - {None, 'policy'}
     self.uses_policy = any(x.sampler.on_policy for x in all_own) or any(
-      map(refs.tracks_policy, self.references)
+      map(references.tracks_policy, self.references)
     )
     # The messages of an environment between turns are unknown beforehand.
     turns = max(env.max_turns for env in envs.values())
@@ -130,7 +133,7 @@ class TokenPipeline(base.Pipeline):
   def __init__(
     self,
     data: TokenData,
-    players: Mapping[schema.Reference, drivers.Driver] | None = None,
+    players: Mapping[schema.Reference, driver.Driver] | None = None,
     scorer: algorithms.base.Scorer | None = None,
     judge: Callable[[schema.Reference], grading.Judge] | None = None,
     reward_model: Callable[[str], grading.Model] | None = None,
@@ -172,7 +175,7 @@ class TokenPipeline(base.Pipeline):
       for name, environment in data.environments.items()
       if environment.learns_by_trial
     )
-    self.tally = tallies.Tally(self.learns_by_trial)
+    self.tally = tally.Tally(self.learns_by_trial)
 
   def __next__(self) -> base.Item:
     rounds, errors = self._play_step()
@@ -264,7 +267,7 @@ class TokenPipeline(base.Pipeline):
     names, draws = zip(*draws, strict=True)
     groups = collections.defaultdict(list)
     for name, group in zip(
-      names, samplers.sample(draws, self._players), strict=True
+      names, sampler.sample(draws, self._players), strict=True
     ):
       groups[name].append(group)
     return groups
@@ -303,7 +306,7 @@ class TokenPipeline(base.Pipeline):
     usable = sum(map(len, graded.usable))
     self.tally.add_env(name, len(rollouts), usable, failures)
 
-  def _draw(self, name: str | None) -> tuple[str, samplers.Draw]:
+  def _draw(self, name: str | None) -> tuple[str, sampler.Draw]:
     """Draws one of an environment's tasks, and the group's uids.
 
     Args:
@@ -312,7 +315,7 @@ class TokenPipeline(base.Pipeline):
     name = name or self._pick()
     environment = self._environments[name]
     uids = range(self._uid, self._uid + environment.entry.group_size)
-    draw = samplers.Draw(next(environment.source), environment.sampler, uids)
+    draw = sampler.Draw(next(environment.source), environment.sampler, uids)
     self._uid = uids.stop
     return name, draw
 

@@ -12,10 +12,9 @@ import jax
 
 from posttrain import schema, scoring
 from posttrain.chat import rendering
-from posttrain.evaluation import evaluator as evaluation
+from posttrain.evaluation import evaluator
 from posttrain.pipeline import base
-from posttrain.rollout import env_calls, reward_models
-from posttrain.rollout import references as refs
+from posttrain.rollout import env_calls, references, reward_models
 from posttrain.stage import plan
 
 # Tokens of a micro-batch, and the most slots, per device of data x fsdp.
@@ -36,7 +35,7 @@ class Loader(Protocol):
     """Name -> the folder of its weights, or 'random'."""
     ...
 
-  def __call__(self, name: str) -> refs.Model:
+  def __call__(self, name: str) -> references.Model:
     """Builds or restores a model; every call does so anew."""
     ...
 
@@ -91,7 +90,7 @@ class Components:
   model: schema.Model  # with its vocabulary
   mesh: jax.sharding.Mesh  # an AbstractMesh in a plan for other devices
   data: base.StageData
-  eval_tasks: evaluation.EvalTasks
+  eval_tasks: evaluator.EvalTasks
   capacity: int  # tokens of the longest sequence to decode or score
   plan: plan.Plan
   workers: env_calls.Workers | None  # worker processes; None = threads

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 
 from posttrain import schema, sharding
 from posttrain.models import lora, transformer
-from posttrain.training import arrays, objectives, optim
-from posttrain.training import step as train_step
+from posttrain.training import arrays, objectives, optim, step
 
 
 def shapes(
@@ -96,7 +95,7 @@ def ema_and_snapshots(stage: schema.Stage) -> tuple[str, ...]:
 
 
 def _make(stage: schema.Stage, optimizer, params) -> arrays.TrainState:
-  return train_step.init_state(
+  return step.init_state(
     params,
     optimizer,
     average=stage.optim.average is not None,
