@@ -198,12 +198,12 @@ def claim(workdir: str, run: schema.Run) -> None:
   Raises:
     ValueError: the config differs, or the folder cannot be written.
   """
-  from posttrain.stage import progress
+  from posttrain.stage import preflight
 
-  progress.check_resume(run, workdir)
+  preflight.check_resume(run, workdir)
   with _writable():
     os.makedirs(os.path.join(workdir, 'rollouts'), exist_ok=True)
-    progress.write_config(run, workdir)
+    preflight.write_config(run, workdir)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from posttrain import main
-from posttrain.stage import progress
+from posttrain.stage import preflight
 from posttrain.util import exits, locks
 
 ROWS = '{{"prompt": "{0} + 1 =", "completion": "{1}"}}\n'
@@ -113,7 +113,7 @@ def folder(tmp_path_factory):
       (folder / name).write_text(text)
     for name in ('sft', 'busy'):
       (folder / 'runs' / name).mkdir(parents=True)
-    progress.write_config(main.load('sft:small,rows.jsonl'), 'runs/sft')
+    preflight.write_config(main.load('sft:small,rows.jsonl'), 'runs/sft')
     (folder / 'runs' / 'sft' / 'metrics.jsonl').touch()
     with locks.hold('runs/busy', '--workdir'):
       yield folder

@@ -2,11 +2,15 @@
 
 1. `make` builds them: renderer, model, mesh, data, evaluation tasks, plan.
 2. `check` builds and checks those of every stage.
+3. `check_resume` compares the options with those of the workdir.
 """
 
 import contextlib
 import dataclasses
+import json
 import logging
+import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
@@ -14,7 +18,7 @@ import jax
 
 from posttrain import config, pipeline, processes, schema, sharding
 from posttrain.chat import rendering
-from posttrain.checkpoints import weight_folders, weights
+from posttrain.checkpoints import reading, weight_folders, weights
 from posttrain.envs import base as env_base
 from posttrain.envs import registry
 from posttrain.evaluation import evaluator as evaluation
@@ -26,6 +30,7 @@ from posttrain.rollout import references as refs
 from posttrain.rollout.endpoint import client
 from posttrain.stage import components, loading, plan
 from posttrain.training import objectives
+from posttrain.util import errors, files, json_files
 
 
 def make(
@@ -370,3 +375,58 @@ def make_workers(
       'use the workers'
     )
   return remote.Remote(stage.rollout, options, ray_workers.start)
+
+
+def check_resume(run: schema.Run, workdir: str) -> None:
+  """Refuses options that differ from those a workdir was trained with.
+
+  They are compared with the newest checkpoint of every stage in the workdir,
+  also of stages that `run` does not have, and with config.json.
+
+  Raises:
+    ValueError: names the options that differ, or a config.json that is not one
+      of a run, where no checkpoint holds the options.
+  """
+  new, stored = config.to_dict(run), False
+  for name in dict.fromkeys((*run.stages, *_stages(workdir))):
+    host = reading.newest_host(os.path.join(workdir, 'checkpoints', name)) or {}
+    if isinstance(host.get('config'), dict):  # absent in the oldest ones
+      config.check_resume(host['config'], new)
+      stored = True
+  path = os.path.join(workdir, 'config.json')
+  used = os.path.exists(os.path.join(workdir, 'metrics.jsonl'))
+  if not os.path.exists(path):
+    return
+  try:
+    old = json_files.read_object(path)
+    config.from_dict(old, path)
+  except ValueError as error:
+    if not stored:
+      raise ValueError(
+        f'--workdir must be a new folder, or one of a run: {error}; move that '
+        'file away, or name another folder'
+      ) from error
+    warnings.warn(
+      f'{errors.text(error)}; it is written anew, as the checkpoints hold the '
+      'same options',
+      stacklevel=2,
+    )
+  else:
+    if used:
+      config.check_resume(old, new)
+
+
+def write_config(run: schema.Run, workdir: str) -> None:
+  """Writes config.json, whole or not at all."""
+  path = os.path.join(workdir, 'config.json')
+  with files.replacing(path) as f:
+    json.dump(config.to_dict(run), f, indent=2)
+    f.flush()
+    os.fsync(f.fileno())
+
+
+def _stages(workdir: str) -> list[str]:
+  """Returns the names of the folders of stages in a workdir."""
+  folder = os.path.join(workdir, 'checkpoints')
+  names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+  return [x for x in names if os.path.isdir(os.path.join(folder, x))]

@@ -1,20 +1,18 @@
-"""How far the stages of a workdir have come, and with which options.
+"""How far the stages of a workdir have come.
 
 Read from the checkpoints, each of which holds the options it was trained with;
 by the first process of a run, for all of them.
 """
 
-import json
 import os
 import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from posttrain import config, processes, schema
+from posttrain import processes, schema
 from posttrain.checkpoints import reading
 from posttrain.pipeline import tally
-from posttrain.util import errors, files, json_files
 
 
 def end_of(cfg: schema.Run, name: str, workdir: str) -> int | None:
@@ -143,61 +141,6 @@ def check_end(cfg: schema.Run, name: str, workdir: str) -> None:
       f'{host.get("step")} in {folder}; put that step back, or move the '
       'folders of the later stages away to train them again'
     )
-
-
-def check_resume(run: schema.Run, workdir: str) -> None:
-  """Refuses options that differ from those a workdir was trained with.
-
-  They are compared with the newest checkpoint of every stage in the workdir,
-  also of stages that `run` does not have, and with config.json.
-
-  Raises:
-    ValueError: names the options that differ, or a config.json that is not one
-      of a run, where no checkpoint holds the options.
-  """
-  new, stored = config.to_dict(run), False
-  for name in dict.fromkeys((*run.stages, *_stages(workdir))):
-    host = reading.newest_host(_folder(workdir, name)) or {}
-    if isinstance(host.get('config'), dict):  # absent in the oldest ones
-      config.check_resume(host['config'], new)
-      stored = True
-  path = os.path.join(workdir, 'config.json')
-  used = os.path.exists(os.path.join(workdir, 'metrics.jsonl'))
-  if not os.path.exists(path):
-    return
-  try:
-    old = json_files.read_object(path)
-    config.from_dict(old, path)
-  except ValueError as error:
-    if not stored:
-      raise ValueError(
-        f'--workdir must be a new folder, or one of a run: {error}; move that '
-        'file away, or name another folder'
-      ) from error
-    warnings.warn(
-      f'{errors.text(error)}; it is written anew, as the checkpoints hold the '
-      'same options',
-      stacklevel=2,
-    )
-  else:
-    if used:
-      config.check_resume(old, new)
-
-
-def write_config(run: schema.Run, workdir: str) -> None:
-  """Writes config.json, whole or not at all."""
-  path = os.path.join(workdir, 'config.json')
-  with files.replacing(path) as f:
-    json.dump(config.to_dict(run), f, indent=2)
-    f.flush()
-    os.fsync(f.fileno())
-
-
-def _stages(workdir: str) -> list[str]:
-  """Returns the names of the folders of stages in a workdir."""
-  folder = os.path.join(workdir, 'checkpoints')
-  names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-  return [x for x in names if os.path.isdir(os.path.join(folder, x))]
 
 
 def _later(cfg: schema.Run, name: str) -> list[str]:

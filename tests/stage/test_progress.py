@@ -10,7 +10,7 @@ import pytest
 
 from posttrain import config, main, schema
 from posttrain.checkpoints import store
-from posttrain.stage import progress
+from posttrain.stage import preflight, progress
 from tests.checkpoints import test_store
 
 pytestmark = pytest.mark.filterwarnings(
@@ -106,8 +106,8 @@ def test_a_workdir_of_other_stages_is_refused(only_a):
   run = run_of()
   other = schema.Run(stages={'mine': run.stages['a']})
   with pytest.raises(ValueError, match='must keep its config: changed config.'):
-    progress.check_resume(other, str(only_a))
-  progress.check_resume(run, str(only_a))
+    preflight.check_resume(other, str(only_a))
+  preflight.check_resume(run, str(only_a))
 
 
 def test_the_end_of_a_stage_is_not_an_older_step(both):
