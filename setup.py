@@ -97,7 +97,7 @@ SCRIPTS = [
 
 def version() -> str:
   """Reads the package's version without importing the package."""
-  text = (_ROOT / 'posttrain' / 'util' / 'release.py').read_text()
+  text = (_ROOT / 'posttrain' / '__init__.py').read_text()
   return re.search(r"__version__ = '(.+)'", text).group(1)
 
 

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from posttrain import schema
-from posttrain.util import errors, hub, tfds_names
+from posttrain.data import tfds_names
+from posttrain.util import errors, hub
 
 # How names of files of rows end, see `posttrain.data.row_files`.
 ROW_FILES = ('.jsonl', '.parquet', '.arrow', '.feather', '.csv')

@@ -1,3 +1,3 @@
 """Post-training of language models in JAX: SFT and RL."""
 
-from posttrain.util.release import __version__ as __version__
+__version__ = '0.1.0'

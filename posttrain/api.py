@@ -34,7 +34,7 @@ from posttrain.checkpoints import policies
 from posttrain.config import checks, python_options
 from posttrain.decode import requests
 from posttrain.evaluation import comparison
-from posttrain.util import foreign, hub, imports
+from posttrain.util import errors, hub, imports
 
 Options = python_options.Options
 Rewards = python_options.Rewards
@@ -68,7 +68,7 @@ def load(
   """
   if not isinstance(recipe, str | os.PathLike):
     raise ValueError(
-      f'recipe must be a name or a path: got {foreign.quote(recipe)}; write '
+      f'recipe must be a name or a path: got {errors.quote(recipe)}; write '
       "load('configs/arithmetic.py')"
     )
   functions, kept = python_options.named(rewards), {}
@@ -128,8 +128,8 @@ def train(
   if not isinstance(run, schema.Run):
     recipe = repr(run) if isinstance(run, str) else "'RECIPE'"
     raise ValueError(
-      f'run must be the options that load returns: got {foreign.quote(run)}; '
-      f'write train(load({foreign.text(recipe)}), ...)'
+      f'run must be the options that load returns: got {errors.quote(run)}; '
+      f'write train(load({errors.text(recipe)}), ...)'
     )
   if functions := python_options.named(rewards):
     run = python_options.with_rewards(run, functions, {})

@@ -6,7 +6,7 @@ import tempfile
 
 import jax
 
-from posttrain.util import foreign
+from posttrain.util import errors
 
 _COMPILED = '/jax/core/compile/backend_compile_duration'
 _CACHE_HIT = '/jax/compilation_cache/cache_hits'
@@ -94,8 +94,8 @@ def enable_compilation_cache(folder: str | None) -> None:
     logging.getLogger('absl').warning(
       'compilation_cache must be a folder that can be written: got %s: %s; '
       'every start compiles anew',
-      foreign.quote(folder),
-      foreign.text(error.strerror),
+      errors.quote(folder),
+      errors.text(error.strerror),
     )
     return
   jax.config.update('jax_compilation_cache_dir', folder)

@@ -31,13 +31,12 @@ from posttrain.config import checks, names, trust
 from posttrain.metrics import display, trackers
 from posttrain.util import (
   cluster,
+  errors,
   exits,
-  foreign,
   hub,
   imports,
   locks,
   preemption,
-  step_range,
   watchdog,
 )
 from posttrain.util import flags as flags_lib
@@ -139,18 +138,23 @@ class Flags:
     if not parts or not int(parts[2]):
       raise ValueError(
         '--devices must be a number, or one after cpu:, gpu: or tpu:, as in '
-        f'gpu:8: got {foreign.quote(self.devices)}'
+        f'gpu:8: got {errors.quote(self.devices)}'
       )
     return parts[1], int(parts[2]), self.num_processes or 1
 
   @property
   def profiled(self) -> range | None:
     """Returns the steps of `profile`."""
-    return (
-      None
-      if self.profile is None
-      else step_range.parse(self.profile, '--profile')
-    )
+    if self.profile is None:
+      return None
+    numbers = re.fullmatch(r'(\d{1,9}):(\d{1,9})', self.profile, re.ASCII)
+    first, last = map(int, numbers.groups()) if numbers else (0, 0)
+    if not 1 <= first <= last:
+      raise ValueError(
+        '--profile must be FROM:TO, two steps with 1 <= FROM <= TO, as in 3:5: '
+        f'got {self.profile!r}'
+      )
+    return range(first, last + 1)
 
 
 PARSER = flags_lib.Parser(Flags, __doc__, names.flag)
@@ -355,7 +359,7 @@ def _report(workdir: str) -> None:
     logging.getLogger('absl').warning(
       'the run is finished, but its report could not be written: %s; the same '
       'command writes it again',
-      foreign.error(error),
+      errors.describe(error),
     )
 
 

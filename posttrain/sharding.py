@@ -22,7 +22,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from posttrain import schema, tree
-from posttrain.util import foreign
+from posttrain.util import errors
 
 AXES = ('data', 'fsdp', 'tensor')
 BATCH_AXES = ('data', 'fsdp')  # split the rows of a batch, and decode slots
@@ -146,9 +146,9 @@ def _all_devices() -> Sequence[jax.Device]:
   except (RuntimeError, AssertionError) as error:
     raise RuntimeError(
       'jax must find a device: got JAX_PLATFORMS='
-      f'{foreign.quote(os.environ.get("JAX_PLATFORMS", ""))}; '
-      f'{foreign.error(error)}; install jax for it (jax[cuda12], jax[tpu]), or '
-      'change the variable'
+      f'{errors.quote(os.environ.get("JAX_PLATFORMS", ""))}; '
+      f'{errors.describe(error)}; install jax for it (jax[cuda12], jax[tpu]), '
+      'or change the variable'
     ) from error
 
 

@@ -119,7 +119,7 @@ def work():
 def test_work_before_an_exchange_may_end_in_any_order():
   """Processes finish different tasks first; all raise the first one's error."""
   source = """
-from posttrain.util import side_by_side
+from posttrain.rollout import side_by_side
 
 def play(name, own, late):
   for _ in range(late):

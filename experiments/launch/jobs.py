@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from posttrain.util import exits, foreign
+from posttrain.util import errors, exits
 
 _LONGEST_NAME = 100  # characters; file systems allow 255 bytes
 _QUOTES = '"\''
@@ -127,18 +127,18 @@ def parse_sweep(text: str) -> tuple[str, tuple[str, ...]]:
   if not equals or not re.fullmatch(r'[^\s=.]+(\.[^\s=.]+)*', key):
     raise ValueError(
       '--sweep must be KEY=VALUE,VALUE with a dotted key, as in '
-      f'grpo.optim.lr=1e-4,3e-4: got {foreign.quote(text)}'
+      f'grpo.optim.lr=1e-4,3e-4: got {errors.quote(text)}'
     )
   if re.fullmatch(r'\[[-+.\deE, ]+\]', rest.strip()):
     raise ValueError(
       '--sweep must be KEY=VALUE,VALUE without brackets around the values: got '
-      f'{foreign.quote(text)}; write --sweep={key}={rest.strip()[1:-1]}'
+      f'{errors.quote(text)}; write --sweep={key}={rest.strip()[1:-1]}'
     )
   values = _split(rest, text)
   if '' in values or len(set(values)) < len(values):
     raise ValueError(
       f'--sweep must name values that differ, none empty: got '
-      f'{foreign.quote(text)}'
+      f'{errors.quote(text)}'
     )
   return key.removeprefix('config.'), values
 
@@ -180,7 +180,7 @@ def expand(
   if len({job.name for job in jobs}) < len(jobs):
     raise ValueError(
       '--sweep must give each run a name of its own: got '
-      f'{foreign.quote([job.name for job in jobs])}'
+      f'{errors.quote([job.name for job in jobs])}'
     )
   return jobs
 
@@ -243,7 +243,7 @@ def _split(text: str, whole: str) -> tuple[str, ...]:
       start = i + 1
   if closing:
     raise ValueError(
-      f'--sweep must close its brackets and quotes: got {foreign.quote(whole)},'
+      f'--sweep must close its brackets and quotes: got {errors.quote(whole)},'
       f' expected {closing[-1]!r}'
     )
   return (*values, text[start:].strip())

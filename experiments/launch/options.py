@@ -8,7 +8,7 @@ from typing import Any
 from experiments.launch import jobs as jobs_lib
 from experiments.launch import tpus
 from posttrain import config, main
-from posttrain.util import flags, foreign, preemption
+from posttrain.util import errors, flags, preemption
 
 PLACES = ('local', 'ray', 'xmanager', 'slurm', 'gke', 'tpu_vm')
 
@@ -203,7 +203,7 @@ def _check(job: jobs_lib.Job, trust_config: bool) -> None:
     if not job.swept:
       raise
     values = ' '.join(f'--config.{key}={text}' for key, text in job.swept)
-    raise ValueError(f'{error} (with {foreign.text(values)})') from error
+    raise ValueError(f'{error} (with {errors.text(values)})') from error
 
 
 def resolved(job: jobs_lib.Job) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 
 from experiments.launch import jobs as jobs_lib
-from posttrain.util import foreign
+from posttrain.util import errors
 
 
 def run(place: str, command: Sequence[str], text: str | None = None) -> None:
@@ -32,7 +32,7 @@ def run(place: str, command: Sequence[str], text: str | None = None) -> None:
   if done.returncode:
     raise RuntimeError(
       f'{command[0]} must accept what is submitted: got exit code '
-      f'{done.returncode} from {foreign.text(" ".join(command[:3]))}; its own '
+      f'{done.returncode} from {errors.text(" ".join(command[:3]))}; its own '
       'message is above'
     )
 

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from experiments.launch import __main__ as launch
 from experiments.launch import jobs as jobs_lib
 from experiments.launch import options, results
-from posttrain.util import exits, files, foreign, json_files
+from posttrain.util import errors, exits, files, json_files
 
 LOG = 'log.txt'
 _FINISHED = 'finished.json'
@@ -313,7 +313,7 @@ def _last_line(job: jobs_lib.Job) -> str:
     file.seek(max(os.path.getsize(path) - _TAIL, 0))
     lines = file.read().decode(errors='replace').splitlines()
   filled = [line for line in lines if line.strip()]
-  return foreign.text(filled[-1] if filled else f'{path} is empty', _TAIL)
+  return errors.text(filled[-1] if filled else f'{path} is empty', _TAIL)
 
 
 def _say(line: str) -> None:

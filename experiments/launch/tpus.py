@@ -8,7 +8,7 @@ may have one, four or eight.
 import re
 from typing import NamedTuple
 
-from posttrain.util import foreign
+from posttrain.util import errors
 
 # Prefix -> label of GKE's nodes, runtime of TPU VMs.
 _KINDS = {
@@ -62,7 +62,7 @@ def find(name: str) -> Slice:
   topologies = _CUBIC if kind == 'v5p' else _FLAT
   if kind not in _KINDS or chips not in topologies:
     raise ValueError(
-      f'--tpu must be an accelerator type: got {foreign.quote(name)}, expected '
+      f'--tpu must be an accelerator type: got {errors.quote(name)}, expected '
       f'v5litepod-N or v6e-N with N chips of {tuple(_FLAT)}, or v5p-N with N '
       f'cores of {tuple(2 * chips for chips in _CUBIC)}'
     )

@@ -7,7 +7,7 @@ import numpy as np
 
 from posttrain import schema, types
 from posttrain.algorithms import base, grpo, observed
-from posttrain.util import foreign, imports
+from posttrain.util import imports
 
 
 class Echo(base.Algorithm):
@@ -98,7 +98,7 @@ class Echo(base.Algorithm):
     masks = keep(rollout, **cfg.kwargs)
     name = f'{cfg.import_path} must return'
     if not isinstance(masks, list) or len(masks) != len(rollout.samples):
-      got = len(masks) if isinstance(masks, list) else foreign.kind(masks)
+      got = len(masks) if isinstance(masks, list) else type(masks).__name__
       raise ValueError(
         f'{name} a list with one keep-mask per sample of task '
         f'{rollout.task.id}: got {got}, expected {len(rollout.samples)}'

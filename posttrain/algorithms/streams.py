@@ -16,7 +16,7 @@ import numpy as np
 
 from posttrain import processes, types
 from posttrain.algorithms import base
-from posttrain.util import side_by_side
+from posttrain.rollout import side_by_side
 
 
 def finalize(

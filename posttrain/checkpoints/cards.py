@@ -20,8 +20,9 @@ import yaml
 
 from posttrain import machine
 from posttrain.checkpoints import weight_folders
+from posttrain.data import tfds_names
 from posttrain.metrics import estimates, writers
-from posttrain.util import files, foreign, hub, tfds_names
+from posttrain.util import errors, files, hub
 
 FILE, BASE_FILE = 'README.md', 'BASE_README.md'
 _LIBRARIES = {'hf': 'transformers', 'peft': 'peft'}
@@ -88,7 +89,7 @@ def _front_matter(
   has_lora = any(run.is_adapter for run in runs)
   tags = ['posttrain', *stages, *(['lora'] if has_lora else [])]
   matter['pipeline_tag'] = 'text-generation'
-  matter['tags'] = [foreign.text(x, _LONGEST) for x in dict.fromkeys(tags)]
+  matter['tags'] = [errors.text(x, _LONGEST) for x in dict.fromkeys(tags)]
   return matter
 
 
@@ -244,12 +245,12 @@ def _node(options: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _name(path: str) -> str:
   """Returns what may be shown of a path: an id, a data set or a last part."""
   if tfds_names.is_name(path):
-    return foreign.text(path, _LONGEST)
+    return errors.text(path, _LONGEST)
   name = hub.id_of(path) or re.split(r'[/\\]', path.rstrip('/\\'))[-1]
-  return foreign.text(name, _LONGEST)
+  return errors.text(name, _LONGEST)
 
 
 def _span(value: Any) -> str:
   """Returns a value as a code span, within a table or outside of one."""
-  shown = foreign.text(value, _LONGEST).replace('`', "'").replace('|', '¦')
+  shown = errors.text(value, _LONGEST).replace('`', "'").replace('|', '¦')
   return f'`{shown or " "}`'

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from posttrain import schema
-from posttrain.util import foreign, imports
+from posttrain.util import errors, imports
 
 Options = Mapping[str, Any]  # dotted key of the config -> value
 Function = Callable[..., Any]  # a reward function
@@ -37,13 +37,13 @@ def overrides(
   if not isinstance(options, Mapping):
     raise ValueError(
       'options must be a dict of keys and values: got '
-      f"{foreign.quote(options)}; write {{'grpo.steps': 3}}"
+      f"{errors.quote(options)}; write {{'grpo.steps': 3}}"
     )
   found = []
   for key, value in options.items():
     if not isinstance(key, str):
       raise ValueError(
-        f'options must have keys of the config: got {foreign.quote(key)}; '
+        f'options must have keys of the config: got {errors.quote(key)}; '
         "write {'grpo.steps': 3}"
       )
     key = key.removeprefix('config.')  # as errors print it
@@ -62,8 +62,8 @@ def _text(value: Any, key: str, kept: dict[str, Any]) -> str:
     return json.dumps(value)
   except TypeError as error:
     raise ValueError(
-      f'config.{foreign.text(key)} must hold plain values: got '
-      f'{foreign.quote(value)}; write numbers, texts, lists, dicts, functions'
+      f'config.{errors.text(key)} must hold plain values: got '
+      f'{errors.quote(value)}; write numbers, texts, lists, dicts, functions'
     ) from error
 
 
@@ -80,7 +80,7 @@ def _plain(value: Any, key: str, kept: dict[str, Any]) -> Any:
     try:
       return imports.path(value, kept)
     except ValueError as error:
-      raise ValueError(f'config.{foreign.text(key)}: {error}') from error
+      raise ValueError(f'config.{errors.text(key)}: {error}') from error
   is_scalar = getattr(value, 'shape', None) == () and hasattr(value, 'item')
   return value.item() if is_scalar else value
 
@@ -112,9 +112,9 @@ def _replaces(key: str, value: Any) -> str:
   while isinstance(value, Mapping) and value:
     name, value = next(iter(value.items()))
     key = f'{key}.{name}'
-  option = f'{foreign.quote(key)}: {foreign.quote(value)}'
+  option = f'{errors.quote(key)}: {errors.quote(value)}'
   if key == stage:
-    option = foreign.quote(f'{key}.OPTION') + ': VALUE'
+    option = errors.quote(f'{key}.OPTION') + ': VALUE'
   return (
     '; a dict replaces the whole stage: to change one option write '
     f'{{{option}}}'
@@ -132,7 +132,7 @@ def named(rewards: Rewards | None) -> Mapping[str, Function]:
   if isinstance(rewards, Mapping):
     if wrong := [x for x in rewards if not isinstance(x, str)]:
       raise ValueError(
-        f'rewards must have texts as names: got {foreign.quote(wrong[0])}; '
+        f'rewards must have texts as names: got {errors.quote(wrong[0])}; '
         "write {'NAME': FUNCTION}"
       )
     return rewards
@@ -142,12 +142,12 @@ def named(rewards: Rewards | None) -> Mapping[str, Function]:
     if not callable(function):
       raise ValueError(
         'rewards must be a dict of names and functions, a function, or a list '
-        f"of functions: got {foreign.quote(function)}; write {{'NAME': "
+        f"of functions: got {errors.quote(function)}; write {{'NAME': "
         'FUNCTION}'
       )
     name = str(getattr(function, '__name__', ''))
     if not name.isidentifier() or name in found:
-      fault = f'two of {name!r}' if name in found else foreign.quote(function)
+      fault = f'two of {name!r}' if name in found else errors.quote(function)
       raise ValueError(
         'rewards must be functions with names of their own, where they are no '
         f"dict: got {fault}; use a dict of functions that def defines, {{'NAME'"

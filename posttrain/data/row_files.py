@@ -19,8 +19,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from posttrain.data import rows, sources, tfds
-from posttrain.util import tfds_names
+from posttrain.data import rows, sources, tfds, tfds_names
 
 Objects = Sequence[tuple[Mapping[str, Any], str]]
 

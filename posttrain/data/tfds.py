@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.data import rows
-from posttrain.util import tfds_names
+from posttrain.data import rows, tfds_names
 
 VERSION = '1.0.0'
 _BATCH = 256  # examples that are read at a time, where all are

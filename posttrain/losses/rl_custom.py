@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from posttrain.losses import combine, ratios, rl_types
-from posttrain.util import foreign
 
 _NAME = "config.<stage>.loss.rl.import_path's function"
 
@@ -52,7 +51,7 @@ def custom(
   if not isinstance(metrics, Mapping):
     raise ValueError(
       f'{_NAME} must return its metrics as a dict of arrays: got '
-      f'{foreign.kind(metrics)}'
+      f'{type(metrics).__name__}'
     )
   for name, value in metrics.items():
     _require_tokens(value, shape, f'a metric {name!r}')
@@ -66,7 +65,7 @@ def custom(
 def _require_tokens(value, shape: tuple[int, ...], what: str) -> None:
   is_array = isinstance(value, jax.Array)
   if not is_array or value.shape != shape:
-    got = f'shape {value.shape}' if is_array else foreign.kind(value)
+    got = f'shape {value.shape}' if is_array else type(value).__name__
     raise ValueError(
       f'{_NAME} must return {what} per token: got {got}, expected shape '
       f'{shape}; do not sum or average, weights and denominators are '

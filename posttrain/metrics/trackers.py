@@ -33,7 +33,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from posttrain.metrics import writers
-from posttrain.util import files, foreign, imports, json_files
+from posttrain.util import errors, files, imports, json_files
 
 FILE = 'trackers.json'
 KEY = 'config.metrics.trackers'
@@ -234,7 +234,7 @@ class _Trackers:
           'tracker %s failed, and the run goes on: %s; metrics.jsonl has all '
           'rows',
           name,
-          foreign.error(error),
+          errors.describe(error),
         )
       self._failed.add(name)
 

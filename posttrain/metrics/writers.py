@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.util import foreign, json_files
+from posttrain.util import errors, json_files
 
 Row = dict[str, Any]
 
@@ -166,7 +166,7 @@ def read_metrics(path: str, size: int = -1) -> list[Row]:
       step = row.get('step')
       if not isinstance(row.get('stage'), str) or type(step) is not int:
         raise ValueError(
-          f'{where} must have a stage and a step: got {foreign.quote(row)}'
+          f'{where} must have a stage and a step: got {errors.quote(row)}'
         )
   except ValueError as error:
     raise ValueError(
@@ -218,7 +218,7 @@ def _objects(path: str, size: int = -1) -> list[tuple[str, Row]]:
     value = json_files.parse(line, where)
     if not isinstance(value, dict):
       raise ValueError(
-        f'{where} must be a JSON object: got {foreign.quote(value)}'
+        f'{where} must be a JSON object: got {errors.quote(value)}'
       )
     objects.append((where, value))
   return objects

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from posttrain.util import exits, foreign
+from posttrain.util import errors, exits
 
 
 class NoReward(RuntimeError):
@@ -58,7 +58,7 @@ class Tally:
     counts.rewarded += rewarded
     counts.failures += len(failures)
     if failures:
-      counts.last = foreign.text(failures[-1], 500)
+      counts.last = errors.text(failures[-1], 500)
 
   def add_step(self, has_advantages: bool) -> None:
     """Counts a step; `has_advantages`: whether one of its tokens has one."""

@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
+import math
 import re
 import types
 import typing
 from typing import Annotated, Any
 
-from posttrain.util import floats, foreign
+from posttrain.util import errors
 
 # Texts that reach beyond the run's own data: `config.trust` takes them from a
 # config that the user did not write only if the user says so.
@@ -33,7 +34,7 @@ class FieldError(ValueError):
   def __init__(self, field: str, must: str, got: Any, hint: str = ''):
     """Formats the message '<field> must <must>: got <got>; <hint>'."""
     self.field = field
-    self.detail = f'must {must}: got {foreign.quote(got)}'
+    self.detail = f'must {must}: got {errors.quote(got)}'
     self.detail += f'; {hint}' if hint else ''
     super().__init__(f'{field} {self.detail}')
 
@@ -49,7 +50,7 @@ def require_positive(node: Any, *fields: str) -> None:
   for field in fields:
     value = getattr(node, field)
     require(value > 0, field, 'be > 0', value)
-    require(floats.is_finite(value), field, 'be finite', value)
+    require(value < math.inf, field, 'be finite', value)
 
 
 def require_non_negative(node: Any, *fields: str) -> None:
@@ -57,7 +58,7 @@ def require_non_negative(node: Any, *fields: str) -> None:
   for field in fields:
     value = getattr(node, field)
     require(value >= 0, field, 'be >= 0', value)
-    require(floats.is_finite(value), field, 'be finite', value)
+    require(value < math.inf, field, 'be finite', value)
 
 
 def require_seconds(node: Any, *fields: str) -> None:

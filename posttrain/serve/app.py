@@ -51,8 +51,9 @@ from starlette import (
   types,
 )
 
+import posttrain
 from posttrain.serve import call, protocol, worker
-from posttrain.util import exits, release
+from posttrain.util import exits
 
 LEAVE = 2  # seconds of grace for the clients, and then for the engine
 MAX_CONNECTIONS = 500
@@ -220,7 +221,7 @@ class _Routes:
       'tokenizer': served.policy.renderer
       and served.policy.renderer.fingerprint,
       'vocab_size': served.policy.model.vocab_size,
-      'version': release.__version__,
+      'version': posttrain.__version__,
     }
 
   async def health(self, request: requests.Request) -> responses.Response:

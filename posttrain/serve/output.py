@@ -10,11 +10,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import posttrain
 from posttrain.checkpoints import policies
 from posttrain.serve import detokenizer, protocol, token_logprobs
-from posttrain.util import release
 
-FINGERPRINT = f'posttrain-{release.__version__}'
+FINGERPRINT = f'posttrain-{posttrain.__version__}'
 
 
 class Writer:

@@ -28,8 +28,8 @@ from posttrain.pipeline import pairs as pair_pipeline
 from posttrain.rollout import calls, pairing
 from posttrain.stage import components as components_lib
 from posttrain.stage import models as stage_models
+from posttrain.util import errors, json_files
 from posttrain.util import files as files_lib
-from posttrain.util import foreign, json_files
 
 
 def pipeline(
@@ -208,7 +208,7 @@ def _read_cache(path: str) -> tuple[dict[str, str], np.ndarray] | None:
     logging.getLogger('absl').warning(
       '%s cannot be read (%s); the reference scores again',
       path,
-      foreign.error(error),
+      errors.describe(error),
     )
     return None
 

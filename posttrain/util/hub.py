@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from posttrain.util import foreign, json_files
+from posttrain.util import json_files
 
 _ID = re.compile(r'[A-Za-z0-9][\w.-]*/[\w.-]+', re.ASCII)
 _SNAPSHOT = re.compile(r'.*/models--([^/]+)/snapshots/([^/]+)')
@@ -34,7 +34,7 @@ def folder(name: str) -> str | None:
     if not os.path.isdir(kept):
       raise ValueError(
         f"{name} must be in the hub's cache as it was when the run began: got "
-        f'no folder {foreign.quote(kept)}; run `hf download {name} '
+        f'no folder {kept!r}; run `hf download {name} '
         f'--revision {os.path.basename(kept)}`, or use another --workdir'
       )
     return kept
@@ -79,7 +79,7 @@ def check_commits(options: Any, workdir: str) -> None:
       raise ValueError(
         f"{name} must be at the commit that the workdir's run began with: got "
         f'{commit(path)}, expected {commit(kept[0])}; load the recipe with '
-        f'workdir={foreign.quote(workdir)}, or use another workdir'
+        f'workdir={workdir!r}, or use another workdir'
       )
 
 
@@ -112,7 +112,7 @@ def hint(name: str) -> str:
 
   return (
     f"; the hub's cache {constants.HF_HUB_CACHE} holds no model of this name; "
-    f'`hf download {foreign.text(name)}` gets one from the hub'
+    f'`hf download {name}` gets one from the hub'
   )
 
 

@@ -18,7 +18,7 @@ import ray
 from ray.util import scheduling_strategies
 
 from experiments.launch.cluster import attempts
-from posttrain.util import foreign
+from posttrain.util import errors
 
 PLACE_SECONDS = 600.0  # the longest wait for the resources of all trainers
 ANSWER_SECONDS = 60.0  # without an answer for so long, an actor is lost
@@ -127,7 +127,7 @@ class Group:
     except BaseException as error:
       self.close()
       if isinstance(error, ray.exceptions.RayError):
-        raise attempts.StartError(foreign.error(error)) from error
+        raise attempts.StartError(errors.describe(error)) from error
       raise
 
   def _place(self, hosts: int, bundle: dict[str, float], workdir: str) -> None:
@@ -200,7 +200,7 @@ class Group:
       lines.append('')
       with contextlib.suppress(ray.exceptions.RayError):
         line = ray.get(actor.last_line.remote(), timeout=ANSWER_SECONDS)
-        lines[-1] = foreign.text(line, 2000)
+        lines[-1] = errors.text(line, 2000)
     return lines
 
   def close(self) -> None:

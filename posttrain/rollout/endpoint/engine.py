@@ -10,8 +10,8 @@ import dataclasses
 import numpy as np
 
 from posttrain.decode import requests
+from posttrain.rollout import side_by_side
 from posttrain.rollout.endpoint import client
-from posttrain.util import side_by_side
 
 
 @dataclasses.dataclass

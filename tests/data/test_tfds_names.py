@@ -2,7 +2,7 @@
 
 import pytest
 
-from posttrain.util import tfds_names
+from posttrain.data import tfds_names
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from posttrain.util import side_by_side
+from posttrain.rollout import side_by_side
 
 TIMEOUT = 60  # seconds; reached only by a failure
 
