@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-import math
 import re
+import sys
 import types
 import typing
 from typing import Annotated, Any
@@ -50,7 +50,7 @@ def require_positive(node: Any, *fields: str) -> None:
   for field in fields:
     value = getattr(node, field)
     require(value > 0, field, 'be > 0', value)
-    require(value < math.inf, field, 'be finite', value)
+    require(value <= sys.float_info.max, field, 'be finite', value)
 
 
 def require_non_negative(node: Any, *fields: str) -> None:
@@ -58,7 +58,7 @@ def require_non_negative(node: Any, *fields: str) -> None:
   for field in fields:
     value = getattr(node, field)
     require(value >= 0, field, 'be >= 0', value)
-    require(value < math.inf, field, 'be finite', value)
+    require(value <= sys.float_info.max, field, 'be finite', value)
 
 
 def require_seconds(node: Any, *fields: str) -> None:
