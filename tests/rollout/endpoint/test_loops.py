@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from posttrain.util import loops
+from posttrain.rollout.endpoint import loops
 
 
 async def after(seconds, value=None):
