@@ -99,7 +99,7 @@ def test_tasks_without_trained_labels_are_refused_by_row(too_long):
   task = dataclasses.replace(
     _task(demonstration=None), info={'completoin': 'b'}
   )
-  with pytest.raises(ValueError, match="completion instead of 'completoin'"):
+  with pytest.raises(ValueError, match='did you mean completoin'):
     _rollout(task, too_long=too_long)
   with pytest.raises(ValueError, match='row-7 .* must have a trained label'):
     _rollout(_task(demonstration=(USER,)), too_long=too_long)

@@ -241,7 +241,7 @@ class Client:
   def _read(self, data: bytes, most: int) -> dict[str, Any]:
     problem = ''
     try:
-      body = json_files.parse(data, 'the answer', most)
+      body = json_files.parse(data, 'the answer')
     except ValueError as error:
       body, problem = None, f'; {error}'
     if not isinstance(body, dict):
