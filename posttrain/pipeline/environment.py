@@ -15,9 +15,8 @@ from posttrain.algorithms import streams
 from posttrain.chat import rendering
 from posttrain.envs import base
 from posttrain.metrics import rollouts as rollout_metrics
-from posttrain.rollout import calls, env_calls, grading
+from posttrain.rollout import calls, env_calls, grading, side_by_side
 from posttrain.rollout import sampler as samplers
-from posttrain.util import side_by_side
 
 CHECKED = 2000  # tasks of a source that `check` looks at
 

@@ -34,8 +34,7 @@ from typing import Any
 
 from posttrain import processes, schema, types
 from posttrain.chat import rendering
-from posttrain.rollout import calls, env_calls, episode
-from posttrain.util import side_by_side
+from posttrain.rollout import calls, env_calls, episode, side_by_side
 
 CLOSE_SECONDS = 10.0  # the time limit of closing an episode after an exception
 

@@ -43,8 +43,8 @@ import numpy as np
 from posttrain import processes, schema, types
 from posttrain.chat import rendering
 from posttrain.decode import requests
-from posttrain.rollout import calls, env_calls, worker
-from posttrain.util import errors, exits, imports, side_by_side, watchdog
+from posttrain.rollout import calls, env_calls, side_by_side, worker
+from posttrain.util import errors, exits, imports, watchdog
 
 _LOGGERS = ('log_metric', 'log_extra')
 # Names of the arguments of all functions, besides the columns of the rows.

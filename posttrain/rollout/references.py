@@ -33,7 +33,7 @@ import numpy as np
 
 from posttrain import processes, schema, scoring, types
 from posttrain.chat import rendering
-from posttrain.util import side_by_side
+from posttrain.rollout import side_by_side
 
 Params = Any
 

@@ -16,7 +16,7 @@ from posttrain import schema, types
 from posttrain.chat import rendering
 from posttrain.envs import base
 from posttrain.rollout import driver, episode
-from posttrain.util import spelling
+from posttrain.util import errors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +191,7 @@ class DatasetSampler:
     """
     where = f'row {task.id} of environment {task.env}'
     if task.demonstration is None:
-      hint = spelling.hint(task.info, ('completion',)) or (
+      hint = errors.nearest('completion', task.info) or (
         "; SFT replays demonstrations: add a column 'completion', or train on "
         'prompts alone by rewards, with the recipe grpo'
       )

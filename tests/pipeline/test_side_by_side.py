@@ -14,9 +14,10 @@ from posttrain import main, schema, scoring
 from posttrain.config import checks
 from posttrain.metrics import writers
 from posttrain.rollout import driver as drivers
+from posttrain.rollout import side_by_side
 from posttrain.rollout.endpoint import client
 from posttrain.rollout.endpoint import engine as endpoint_engine
-from posttrain.util import preemption, side_by_side
+from posttrain.util import preemption
 from tests import fixtures, toys
 from tests.pipeline.test_tokens import _equal
 from tests.rollout import fakes

@@ -22,7 +22,8 @@ import httpx
 
 from posttrain import schema
 from posttrain.rollout import calls
-from posttrain.util import errors, json_files, loops, watchdog
+from posttrain.rollout.endpoint import loops
+from posttrain.util import errors, json_files, watchdog
 
 # The largest answer: the ids, texts and logprobs of some tokens, and the rest.
 # vLLM takes about 100 bytes per token, many more where a text is escaped.
