@@ -16,8 +16,9 @@ from typing import Any
 
 import jax
 
+import posttrain
 from posttrain import processes
-from posttrain.util import files, json_files, release
+from posttrain.util import files, json_files
 
 NAME = 'about.json'
 MAX_STARTS = 100
@@ -96,7 +97,7 @@ def versions(*names: str) -> dict[str, str]:
 
 def _version(name: str) -> str:
   if name == 'posttrain':  # may be on the path, and not installed
-    return release.__version__
+    return posttrain.__version__
   if name == 'python':
     return platform.python_version()
   try:
