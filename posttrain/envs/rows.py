@@ -6,9 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from posttrain import schema, types
-from posttrain.data import row_files, rows, sources
+from posttrain.data import row_files, rows, sources, tfds_names
 from posttrain.envs import base
-from posttrain.util import tfds_names
 
 
 class Rows(base.Env):
