@@ -37,8 +37,9 @@ from posttrain.rollout import (
   grading,
   references,
   sampler,
+  side_by_side,
 )
-from posttrain.util import side_by_side, timers
+from posttrain.util import timers
 
 UIDS_PER_STAGE = 2**40  # a rollout's uid is unique over the whole run
 
