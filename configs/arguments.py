@@ -197,6 +197,7 @@ def _rewards(
   entries = []
   for path in functions:
     module, _, name = path.rpartition(':')
+    name = name.removeprefix('KEPT.')  # a function of this process
     entries.append((module, name, schema.RewardFn(fn=path)))
   for part in models:
     path = os.path.abspath(_path(part))
