@@ -267,7 +267,12 @@ def train(
   """
   with (
     preemption.on_sigterm(time_limit, processes.any_of) as stop,
-    watchdog.watch(**dataclasses.asdict(run.watchdog), code=exits.STALLED),
+    watchdog.watch(
+      run.watchdog.seconds,
+      run.watchdog.first_seconds,
+      run.watchdog.exit_seconds,
+      exits.STALLED,
+    ),
     contextlib.ExitStack() as stack,
   ):
     # Imported here so that command-line mistakes are reported without jax.

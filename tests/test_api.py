@@ -1,6 +1,7 @@
 """The commands as functions: the same checks, callables as rewards."""
 
 import dataclasses
+import json
 import pathlib
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from posttrain import api, evaluate, schema
 from posttrain.config import python_options
 from posttrain.metrics import writers
 from posttrain.util import imports
+from tests import qwen3
 
 SMALL = {
   'grpo.init': 'random',
@@ -219,7 +221,7 @@ def test_keys_of_errors_and_dicts_of_stages():
 
 
 def test_errors_of_evaluate_name_its_arguments(tmp_path):
-  (tmp_path / 'config.json').write_text('{"model_type": "llama"}')
+  (tmp_path / 'config.json').write_text(json.dumps(qwen3.CONFIG))
   (tmp_path / 'model.safetensors').touch()
   with pytest.raises(ValueError, match='^config=FILE must be given'):
     api.evaluate(str(tmp_path))

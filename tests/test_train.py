@@ -217,7 +217,6 @@ def test_mistakes_about_absent_devices_are_one_line(
     ('--config.sft.envs.arithmetic.env.train_tasks=20000', 'at most'),
     ('--config.sft.batch.row_tokens=32', 'must fit into batch.row_tokens'),
     ('--config.sft.batch.row_tokens=16', 'must have a prompt below'),
-    ('--config.sft.envs.arithmetic.ratio=2.0', 'there is one environment'),
   ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(

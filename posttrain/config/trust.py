@@ -31,6 +31,7 @@ def check(
   where: str,
   overrides: Sequence[tuple[str, str]] = (),
   trust: bool = False,
+  trackers: bool = True,
 ) -> None:
   """Refuses names in a foreign config that the user does not trust.
 
@@ -39,10 +40,13 @@ def check(
     where: the file or checkpoint that they are from.
     overrides: (dotted key, text) of the user, whose names are trusted.
     trust: whether the user trusts all of it; it is printed to stderr.
+    trackers: whether the command starts the trackers.
 
   Raises:
     ValueError: lists the keys and texts that need trust.
   """
+  if not trackers:
+    run = dataclasses.replace(run, metrics=schema.Metrics())
   items = [
     f'{key} {errors.quote(text)}'
     for key, text in named(run).items()

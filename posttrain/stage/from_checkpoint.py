@@ -75,7 +75,7 @@ def stage_of(
     config.override(node, key, value)
   run = config.build(node)
   if where is not None:
-    trust.check(run, where, overrides, trust_config)
+    trust.check(run, where, overrides, trust_config, trackers=False)
   checks.check(run)
   stage = stage or list(run.stages)[-1]
   if stage not in run.stages:

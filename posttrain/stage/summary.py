@@ -1,5 +1,6 @@
 """The end of a run on the terminal: results, report, next commands."""
 
+import dataclasses
 import glob
 import json
 import os
@@ -7,6 +8,7 @@ import shlex
 from typing import Any
 
 from posttrain import schema
+from posttrain.config import trust
 from posttrain.metrics import estimates, held_out, writers
 from posttrain.training import objectives
 
@@ -90,7 +92,11 @@ def commands(
   printed = [f'python -m posttrain.generate {checkpoint} --prompt={prompt}']
   if _has_tasks(run, name, rows):
     against = _start(run, name, workdir)
-    printed.append(f'python -m posttrain.evaluate {checkpoint}{against}')
+    foreign = trust.named(dataclasses.replace(run, metrics=schema.Metrics()))
+    trusted = ' --trust_config' if foreign else ''
+    printed.append(
+      f'python -m posttrain.evaluate {checkpoint}{against}{trusted}'
+    )
   folder = shlex.quote(os.path.join(workdir, 'exported'))
   return [
     *printed,

@@ -40,6 +40,7 @@ class Verifiers(base.Env):
     """
     common.load('verifiers.v1', 'verifiers', name)
     self.name, self._cfg, self.blocking = name, cfg, cfg.blocking
+    self._correct_at = cfg.correct_at
     self._class = imports.function(cfg.taskset, f'envs.{name}.env.taskset')
     self._loaded: dict[str, list[Any]] = {}  # by split
 
@@ -72,7 +73,7 @@ class Verifiers(base.Env):
       rewards = {name: one.score for name, one in trace.rewards.items()}
       return common.score(
         trace.reward if rewards else None,
-        self._cfg.correct_at,
+        self._correct_at,
         {**trace.metrics, **rewards},
       )
 
