@@ -24,26 +24,18 @@ OPTIONS = {
     schema.Arithmetic(
       ops=('x',), max_factor=40, worked=False, train_tasks=300, eval_tasks=80
     ),
-    schema.Arithmetic(
-      ops=('+', '-', 'x'), max_operand=300, max_factor=99, train_tasks=5000
-    ),
-    schema.Arithmetic(
-      ops=('x',), min_factor=7, max_factor=8, train_tasks=1, eval_tasks=1
-    ),
   ],
   'reverse_text': [
     schema.ReverseText(),
     schema.ReverseText(
       min_length=2, max_length=20, alphabet='hgfedcba', train_tasks=400
     ),
-    schema.ReverseText(min_length=4, max_length=4, train_tasks=400),
   ],
   'alphabet_sort': [
     schema.AlphabetSort(),
     schema.AlphabetSort(
       turns=3, first=2, more=4, role='tool', train_tasks=300, eval_tasks=80
     ),
-    schema.AlphabetSort(first=4, more=1, train_tasks=300),
   ],
 }
 ALL = [cfg for each in OPTIONS.values() for cfg in each]
@@ -154,22 +146,12 @@ def test_resuming_with_other_options_is_refused(cfg):
 @pytest.mark.parametrize(
   'cfg, words',
   [
-    (schema.Arithmetic(min_operand=90), 'train_tasks .*min_operand'),
     (schema.Arithmetic(eval_tasks=5000), 'eval_tasks must .*got 5000'),
-    (
-      schema.Arithmetic(ops=('x',), train_tasks=90),
-      'train_tasks .* at most 75',
-    ),
     (
       schema.ReverseText(min_length=1, max_length=2),
       'train_tasks .*got 8000; .*max_length',
     ),
-    (
-      schema.ReverseText(min_length=1, alphabet='ab', train_tasks=9),
-      'eval_tasks must be at most',
-    ),
     (schema.AlphabetSort(first=2), 'train_tasks must be at most 1458.*first'),
-    (schema.AlphabetSort(first=50, more=12), 'first must leave .*got 62'),
   ],
 )
 def test_more_tasks_than_there_are_is_refused(cfg, words):
@@ -181,28 +163,12 @@ def test_more_tasks_than_there_are_is_refused(cfg, words):
   'kind, options, words',
   [
     (schema.Arithmetic, {'min_operand': -1}, r'min_operand must be in \[0, '),
-    (schema.Arithmetic, {'min_factor': 10}, r'min_factor must be in \[0, '),
-    (schema.ReverseText, {'max_length': 65}, r'max_length must be in \[1, 64'),
-    (schema.ReverseText, {'min_length': 9}, r'min_length must be in \[1, max'),
     (schema.ReverseText, {'alphabet': 'aba'}, 'alphabet must .* each once'),
-    (schema.ReverseText, {'alphabet': 'aB'}, 'letters of a to z'),
-    (schema.AlphabetSort, {'turns': 4}, r'turns must be one of \(2, 3\)'),
     (schema.AlphabetSort, {'role': 'system'}, 'role must be one of'),
-    (schema.AlphabetSort, {'more': 0}, 'more must be > 0'),
     (schema.Gsm8k, {}, 'path must name a file'),
-    (schema.Gsm8k, {'path': 'a', 'eval_path': ''}, 'eval_path must be None'),
     (schema.OpenEnv, {'url': 'http://a/ws'}, 'no episode has a second step'),
-    (schema.OpenEnv, {'url': 'localhost:8000'}, 'url must be ws://'),
-    (schema.OpenEnv, {'action_field': ''}, 'action_field must be None or'),
     (schema.OpenEnv, {'train_tasks': 1_000_001}, 'train_tasks must be <= 10'),
-    (schema.OpenEnv, {'message_timeout': 0.0}, 'message_timeout must be > 0'),
     (schema.OpenEnv, {'refused_reward': float('nan')}, 'a finite number'),
-    (
-      schema.OpenEnv,
-      {'refused_reward': 1.0, 'correct_at': 1.0},
-      'must be below correct_at=1',
-    ),
-    (schema.Verifiers, {}, 'taskset must be an import path'),
     (
       schema.Verifiers,
       {'taskset': 'a:B', 'train_tasks': 0},

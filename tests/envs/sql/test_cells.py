@@ -19,37 +19,20 @@ ROWS = st.integers(1, 4).flatmap(
   'value, text',
   [
     (None, 'null'),
-    (0, '0'),
-    (-7, '-7'),
     (2**63 - 1, '9223372036854775807'),
     (2.5, '2.5'),
     (1 / 3, '0.333333'),
-    (3.0, '3'),
     (-0.0, '0'),
     (1234567.0, '1234567'),
-    (1234567.8, '1234568'),
-    (99999.96, '100000'),
     (1e20, '1e+20'),
-    (1.5e-7, '1.5e-07'),
     ('Ada', 'Ada'),
-    ('5', '5'),
-    ("it's", "it's"),
-    ('a b', 'a b'),
-    ('é', 'é'),
     ('', '""'),
-    (' a', '" a"'),
-    ('a\t', '"a\\t"'),
     ('a;b', '"a;b"'),
-    ('a|b', '"a|b"'),
     ('a, b', '"a, b"'),
     ('a\nb', '"a\\nb"'),
     ('5" pipe', '"5\\" pipe"'),
-    ('a\\b', 'a\\b'),
     ('null', '"null"'),
-    ('Null', '"Null"'),
-    ('EMPTY', '"EMPTY"'),
     ('nullable', 'nullable'),
-    ('é;', '"é;"'),
   ],
 )
 def test_a_cell_is_written(value, text):
@@ -65,15 +48,11 @@ ADA, ABC = [('Ada', 3), ('b;c', None)], [('abc', 1), ('def', 2)]
     (ADA, 'compact', 99, False, 'Ada | 3; "b;c" | null'),
     (ADA, 'verbose', 99, False, 'Ada | 3\n"b;c" | null'),
     ([], 'compact', 9, False, 'empty'),
-    ([], 'verbose', 9, False, 'empty'),
     (ABC, 'compact', 16, False, 'abc | 1; def | 2'),
     (ABC, 'compact', 15, False, 'abc | 1; de ...'),
     # No white space before the mark but its own.
     (ABC, 'compact', 13, False, 'abc | 1; ...'),
-    (ABC, 'compact', 4, False, ' ...'),
     (ABC[:1], 'verbose', 99, True, 'abc | 1 ...'),
-    (ABC[:1], 'verbose', 11, True, 'abc | 1 ...'),
-    (ABC[:1], 'verbose', 10, True, 'abc | ...'),
     # Rows far beyond the limit are not written: a number has no cells.
     ([('a' * 50,), ('b',), 7], 'compact', 20, False, 'a' * 16 + ' ...'),
   ],
@@ -96,23 +75,17 @@ def test_written_rows_are_read_back(rows, style):
   'text, rows',
   [
     ('', []),
-    (' ;\n; ', []),
     (' Empty\n', []),
     ('a | b ; c|d\n e|', [['a', 'b'], ['c', 'd'], ['e', '']]),
-    ('a;;b;\n', [['a'], ['b']]),
     ('""; "" | ""', [[''], ['', '']]),
     ('null | "null" | NULL', [[None, 'null', None]]),
     ('empty | 1', [['empty', '1']]),
     ('"empty"', [['empty']]),
     (' "a;b"  |  c', [['a;b', 'c']]),
-    ('a\r\nb', [['a'], ['b']]),
     # Quotes that are none.
     ('"a', [['"a']]),
-    ('"a; b', [['"a'], ['b']]),
     ('"a" b | c', [['"a" b', 'c']]),
-    ('5" pipe; 6" pipe', [['5" pipe'], ['6" pipe']]),
     ('"\\x" | c', [['"\\x"', 'c']]),
-    ('"a\\', [['"a\\']]),
   ],
 )
 def test_text_is_read(text, rows):
@@ -125,7 +98,7 @@ def test_cells_are_separated_by_commas_or_stand_alone():
   assert cells.read(text, between='') == [['a, "b,c"'], ['d|e, f']]
 
 
-@pytest.mark.parametrize('piece', ['a', '"a;', '\\"', '"\\', '" "', '\n "'])
+@pytest.mark.parametrize('piece', ['"a;', '\\"', '"\\', '\n "'])
 def test_long_texts_are_read_in_linear_time(piece):
   """A quadratic pattern would take minutes."""
   text = piece * (300_000 // len(piece))

@@ -1,7 +1,6 @@
 """The sandbox: refusals, limits, results, dates at a fixed time."""
 
 import math
-import os
 import random
 import sqlite3
 import time
@@ -59,37 +58,25 @@ ONLY = 'only SELECT is allowed'
 REFUSED = {
   # The first word.
   'DELETE FROM pet': ONLY,
-  "INSERT INTO pet VALUES (99, 'x', 1)": ONLY,
-  'UPDATE pet SET weight = 0': ONLY,
-  'DROP TABLE pet': ONLY,
-  'CREATE TABLE x (a)': ONLY,
   'CREATE TEMP TABLE x AS SELECT 1': ONLY,
   "ATTACH 'other.db' AS other": ONLY,
   'PRAGMA query_only = OFF': ONLY,
   'BEGIN': ONLY,
-  'VACUUM': ONLY,
   "VACUUM INTO 'copy.db'": ONLY,
-  'EXPLAIN SELECT 1': ONLY,
   'VALUES (1)': ONLY,
-  '; SELECT 1': ONLY,
   '': ONLY,
   '-- SELECT 1': ONLY,
-  '/* SELECT 1': ONLY,
   '/**/' * 499: ONLY,  # and at once
   # A first word that hides another.
   'WITH x AS (SELECT 1) DELETE FROM pet RETURNING *': ONLY,
-  '/**/ -- x\n DROP TABLE pet': ONLY,
   # Two statements.
   'SELECT 1; SELECT 2': 'only one SELECT at a time is allowed',
   'SELECT 1; DROP TABLE pet': 'only one SELECT at a time is allowed',
   # What is none of the tables.
   'SELECT * FROM sqlite_master': 'no such table: sqlite_master',
-  'SELECT 1 FROM SQLITE_MASTER': 'no such table: SQLITE_MASTER',
-  'SELECT * FROM sqlite_sequence': 'no such table: sqlite_sequence',
   "SELECT * FROM pragma_table_info('pet')": ONLY,
   "SELECT * FROM json_each('[1]')": ONLY,
   'SELECT * FROM absent': 'no such table: absent',
-  'SELECT absent FROM pet': 'no such column: absent',
   # What does not end.
   'WITH RECURSIVE x(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM x) '
   'SELECT * FROM x': 'WITH RECURSIVE is not allowed',
@@ -97,10 +84,8 @@ REFUSED = {
   'SELECT * FROM x': 'WITH RECURSIVE is not allowed',
   # What is no text.
   'SELECT \0 1': 'the query is not valid text',
-  'SELECT 1\0; DROP TABLE pet': 'the query is not valid text',
   "SELECT '\ud800'": 'the query is not valid text',
   # What is too much.
-  'SELECT ' + '1' * 1994: 'the query is longer than 2000 bytes',
   'SELECT ' + 'é' * 997: 'the query is longer than 2000 bytes',
   'SELECT ' + '1, ' * 64 + '1': 'too many columns in result set',
   'SELECT 1' + ' UNION SELECT 1' * 8: 'too many terms in compound SELECT',
@@ -110,22 +95,15 @@ REFUSED = {
   'FROM pet': 'ESCAPE expression must be a single character',
   f"SELECT 'a' LIKE '{'a' * 101}'": 'LIKE or GLOB pattern too complex',
   f"SELECT group_concat('{'a' * 500}') FROM pet": 'string or blob too big',
-  'SELECT ?': 'too many SQL variables',
 }
 FUNCTIONS = (
   "load_extension('x')",
   "readfile('x')",
-  "writefile('x', 'y')",
   'random()',
-  'randomblob(9)',
   "printf('%9999d', 1)",
-  'last_insert_rowid()',
-  'sqlite_version()',
   "replace('a', 'a', 'aaaa')",
   "'{}' -> 'a'",
-  "fts3_tokenizer('simple')",
   "'a' GLOB 'a'",
-  "'a' REGEXP 'a'",
   "'a' MATCH 'a'",
   'row_number() OVER ()',
   'absent(1)',
@@ -156,24 +134,17 @@ def test_cannot_write_even_without_the_authorizer(db):
 @pytest.mark.parametrize(
   'sql, rows',
   [
-    ('SELECT id FROM pet WHERE id < 3', ((1,), (2,))),
     ('  select max(id), min(weight) from PET;', ((50, 0.5),)),
     ('SELECT 1; -- done', ((1,),)),
     ('-- how many?\n/* of them */ SELECT count(*) FROM pet', ((50,),)),
-    ('WITH x AS (SELECT id FROM pet) SELECT count(*) FROM x', ((50,),)),
-    ('SELECT count(*) FROM (SELECT 1 UNION SELECT 2)', ((2,),)),
     ('SELECT Name FROM pet WHERE Name LIKE "%T50"', (('pet50',),)),
     ('SELECT count(*), max(Name) FROM heavy', ((0, None),)),
-    ('SELECT count(*) FROM fourth', ((11,),)),
     (
       "SELECT count(*) FROM pet WHERE Name NOT LIKE '%!_%' ESCAPE '!'",
       ((50,),),
     ),
-    ("SELECT 'é' || '\U0001f600'", (('é\U0001f600',),)),
-    ("SELECT x'00ff41', x''", (('\0\ufffdA', ''),)),
     ('SELECT x FROM Pet_Owner', (('A\ufffd',), ('\ufffd(',))),
     ('SELECT 9e999, -9e999, 9e999 - 9e999', ((math.inf, -math.inf, None),)),
-    ('SELECT 9223372036854775807, NULL', ((2**63 - 1, None),)),
     (
       'SELECT abs(-1), avg(id), coalesce(NULL, 2), ifnull(NULL, 3), sum(id), '
       "total(id), length('abc'), lower('A'), upper('a'), substr('abc', 2, 1), "
@@ -190,14 +161,7 @@ def test_results_of_queries(db, sql, rows):
 
 
 @pytest.mark.parametrize(
-  'rows, found, more',
-  [
-    (0, 0, True),
-    (1, 1, True),
-    (49, 49, True),
-    (50, 50, False),
-    (51, 50, False),
-  ],
+  'rows, found, more', [(0, 0, True), (49, 49, True), (50, 50, False)]
 )
 def test_number_of_rows_and_more(db, rows, found, more):
   result = db.query('SELECT id, Name FROM pet ORDER BY id', rows)
@@ -225,84 +189,52 @@ def test_tables_columns_and_counts(db):
   'name, table',
   [
     ('pet', 'pet'),
-    ('PET', 'pet'),
     ('pet_owner', 'Pet_Owner'),
-    ('Pet_Owner', 'Pet_Owner'),
     ('heavy', None),
-    ('', None),
     ('\ud800', None),
     ('sqlite_sequence', None),
-    ('pet; --', None),
   ],
 )
 def test_find_prefers_the_same_case(db, name, table):
   assert db.find(name) == table
 
 
-def _bombs() -> dict[str, tuple[str, str]]:
-  """Returns {name: (expensive query, its error)}."""
-  late = 'the query took too long; ask for less'
-  deep = 'the query is too complex'
-  eight = ', '.join(f'pet p{i}' for i in range(8))
-  three = f'{_BIG}, pet a, pet b, pet c'
-  text = 'x.s || a.id || b.id || c.id'
-  chain = ', '.join(
-    f'c{i} AS (SELECT 1 FROM c{i - 1}, c{i - 1})' for i in range(1, 40)
-  )
-  quoted = ', '.join(
-    f'"+{i}" AS (SELECT 1 FROM "+{i - 1}", [+{i - 1}])' for i in range(1, 40)
-  )
-  return {
-    'join': (f'SELECT count(*) FROM {eight}', late),
-    'join sorted': (f'SELECT 1 FROM {eight} ORDER BY p0.id + p7.id', late),
-    'join distinct': (f'SELECT DISTINCT p0.id FROM {eight}', late),
-    'no rows': (f'SELECT 1 FROM {eight} WHERE p0.id + p7.id < 0', late),
-    'upper': (f'SELECT count(*) FROM {three} WHERE upper({text}) = 1', late),
-    'dates': (
-      f'SELECT count(*) FROM {eight} WHERE date(p0.id + p7.id) = 1',
-      late,
-    ),
-    'many WITHs': (f'WITH c0 AS (SELECT 1), {chain} SELECT 1 FROM c39', deep),
-    'odd names': (
-      f'WITH "+0" AS (SELECT 1), {quoted} SELECT 1 FROM "+39"',
-      deep,
-    ),
-    'many subqueries': (
-      'SELECT a FROM '
-      + '(SELECT a + a a FROM ' * 60
-      + '(SELECT id a FROM pet)'
-      + ')' * 60,
-      deep,
-    ),
-    'few but wide': (
-      'SELECT a FROM '
-      + ('(SELECT ' + '+'.join('a' * 40) + ' a FROM ') * 4
-      + '(SELECT id a FROM pet)'
-      + ')' * 4,
-      deep,
-    ),
-  }
+LATE = 'the query took too long; ask for less'
+DEEP = 'the query is too complex'
+EIGHT = ', '.join(f'pet p{i}' for i in range(8))
+CHAIN = ', '.join(
+  f'c{i} AS (SELECT 1 FROM c{i - 1}, c{i - 1})' for i in range(1, 40)
+)
+WIDE = '(SELECT ' + '+'.join('a' * 40) + ' a FROM '
 
 
-@pytest.mark.parametrize('name', _bombs())
-def test_an_expensive_query_ends_by_its_instruction_count(db, name):
-  sql, error = _bombs()[name]
+@pytest.mark.parametrize(
+  'sql, error',
+  [
+    (f'SELECT 1 FROM {EIGHT} ORDER BY p0.id + p7.id', LATE),
+    (f'SELECT 1 FROM {EIGHT} WHERE date(p0.id + p7.id) = 1', LATE),
+    (f'WITH c0 AS (SELECT 1), {CHAIN} SELECT 1 FROM c39', DEEP),
+    (f'SELECT a FROM {WIDE * 4}(SELECT id a FROM pet){")" * 4}', DEEP),
+  ],
+)
+def test_an_expensive_query_ends_by_its_instruction_count(db, sql, error):
   assert db.query(sql, 20) == database.Result(error=error)
 
 
-SLOW = {  # a few instructions each, which compare long texts
-  'like': "TEXT LIKE '%a%a%a%a%a%a%a%a%a%a%ab'",
-  'like _': f"TEXT LIKE '%{'_a' * 40}b%'",
-  'instr': f"instr(TEXT, '{'a' * 500}b')",
-  'trim': "trim(TEXT, 'bcdefghijklmnopqrstuvwxyz') = 1",
-  'dates': f"strftime('{'%f' * 300}', a.id + b.id + c.id) = 1",
-}
+TEXT = 'x.s || a.id || b.id || c.id'
 
 
-@pytest.mark.parametrize('name', SLOW)
-def test_slow_functions_end_by_their_time_at_the_latest(name):
+@pytest.mark.parametrize(
+  'where',  # a few instructions each, which compare long texts
+  [
+    f"{TEXT} LIKE '%a%a%a%a%a%a%a%a%a%a%ab'",
+    f"instr({TEXT}, '{'a' * 500}b')",
+    f"strftime('{'%f' * 300}', a.id + b.id + c.id) = 1",
+  ],
+  ids=['like', 'instr', 'dates'],
+)
+def test_slow_functions_end_by_their_time_at_the_latest(where):
   limits = database.Limits(seconds=0.2)
-  where = SLOW[name].replace('TEXT', 'x.s || a.id || b.id || c.id')
   db = database.Database.from_bytes(DATA, limits)
   start = time.thread_time()
   try:
@@ -347,16 +279,7 @@ def test_a_query_over_the_time_limit_raises():
   db.close()
 
 
-@pytest.mark.parametrize(
-  'data',
-  [
-    b'',
-    b'text',
-    DATA[:1000],
-    b'SQLite format 3\0' + b'\0' * 84,
-    b'\xff' * len(DATA),
-  ],
-)
+@pytest.mark.parametrize('data', [b'text', DATA[:1000], b'\xff' * len(DATA)])
 def test_files_without_a_database_are_refused(data, tmp_path):
   path = tmp_path / 'x.sqlite'
   path.write_bytes(data)
@@ -393,37 +316,20 @@ def value(expression):
   ('expression', 'expected'),
   [
     ("date('now')", '2012-03-04'),
-    ('date()', '2012-03-04'),
-    ("DATE('NO' || 'w')", '2012-03-04'),
     ("date(x'6e6f77')", '2012-03-04'),
-    ("date(CAST(x'6e6f770061' AS TEXT))", '2012-03-04'),
-    ('date((SELECT "now"))', '2012-03-04'),
-    ('time()', '05:06:07'),
     ("datetime('now', 'localtime')", NOW),
-    ("datetime('now', 'utc')", NOW),
     ("datetime('now', 'LocalTime', '+1 day')", '2012-03-05 05:06:07'),
     ("datetime(0, 'unixepoch', 'localtime')", '1970-01-01 00:00:00'),
-    # After another modifier, 'unixepoch' has no result.
-    ("datetime(0, 'localtime', 'unixepoch')", None),
     ("strftime('%Y|%s')", '2012|1330837567'),
-    ("strftime('now', 'now')", 'now'),  # a format
-    ('strftime()', None),
     ('unixepoch()', 1330837567),
     ("julianday('now') - julianday('2012-03-03 05:06:07')", 1.0),
     ('CURRENT_TIMESTAMP', NOW),
-    ('current_date', '2012-03-04'),
-    ('CURRENT_TIME', '05:06:07'),
     ("date('now', '+999999999999 days')", None),
-    (f"date('now', '+{'9' * 1000} days')", None),
-    ("date('')", None),
     ('date(NULL)', None),
     (f"strftime('{'%J' * 900}', 'now')", 'string or blob too big'),
-    ("datetime('subsec', 'localtime')", f'{NOW}.000'),
   ],
 )
 def test_dates_at_a_fixed_time(expression, expected):
-  if 'subsec' in expression and sqlite3.sqlite_version_info < (3, 42):
-    expected = None
   assert value(expression) == (expected or pytest.approx(expected))
 
 
@@ -442,21 +348,12 @@ def test_other_arguments_have_the_results_of_sqlite():
 
 
 def test_the_zone_of_the_machine_is_not_read(monkeypatch):
-  calls = [
-    "datetime('2024-07-01', 'localtime')",
-    "datetime('2024-07-01', 'utc')",
-    "strftime('%s', 'now', 'localtime')",
-    "date(1.7e9, 'auto', 'localtime')",
-  ]
-  before = [value(call) for call in calls]
+  call = "datetime('2024-07-01', 'localtime')"
+  before = value(call)
   monkeypatch.setenv('TZ', 'Pacific/Kiritimati')
   time.tzset()
   try:
-    plain = (
-      sqlite3.connect(':memory:').execute(f'SELECT {calls[0]}').fetchone()[0]
-    )
-    assert plain != before[0] or not os.path.exists('/usr/share/zoneinfo')
-    assert [value(call) for call in calls] == before
+    assert value(call) == before
   finally:
     monkeypatch.undo()
     time.tzset()

@@ -93,29 +93,8 @@ def test_an_episode_without_a_right_answer():
   assert score.correct is False and score.metrics['answered'] == 0.0
 
 
-def test_a_truncated_turn_runs_no_action():
-  env, task = find('E1')
-  episode = env.make(task)
-  episode.reset()
-  step = episode.step(f'ANSWER {task.answer}', True)
-  assert not step.done and 'too long' in step.messages[0]['content']
-  assert step.reward == pytest.approx(-0.02)
-  assert episode.step(f'ANSWER {task.answer}', False).reward == 1.0
-  episode.close()
-
-
-def test_sample_finds_tables_in_any_case():
-  env, task = find('E2')
-  table = task.info['tables'][0]
-  steps, _ = play(env, task, f'sample "{table.upper()}";', f'SAMPLE {table}')
-  rows = steps[0].messages[0]['content'].removeprefix('result: ')
-  assert rows.count(';') == 2 and rows.splitlines()[0].endswith(' ...')
-  assert steps[1].reward == pytest.approx(-0.03)  # the same table
-
-
-@pytest.mark.parametrize('style', ['compact', 'verbose'])
-def test_the_oracle_is_always_correct(style):
-  env, chosen = tasks(180, difficulties=ALL, style=style)
+def test_the_oracle_is_always_correct():
+  env, chosen = tasks(180, difficulties=ALL)
   player = players.oracle(schema.SqlTeacher())
   for task in chosen:
     rollout = players.play(env, task, player)
@@ -161,11 +140,6 @@ def test_a_hasty_teacher_answers_from_a_sample():
     assert value.isdigit() == (task.info['answer_type'] == 'integer')
     right += answer == f'ANSWER {task.answer}'
   assert right < 0.2 * 180
-  _, easy = tasks(
-    30, difficulties=('easy',), teacher=schema.SqlTeacher(haste=1.0)
-  )
-  for task in easy:  # which need no look
-    assert task.demonstration[-1]['content'] == f'ANSWER {task.answer}'
 
 
 def farmer(task, rng):
@@ -179,18 +153,12 @@ def farmer(task, rng):
       yield 'QUERY', f'SELECT COUNT(*) FROM {table}'
 
 
-# v2: 0.15 of progress, 0.01 a step, and 0.03 each time that all progress is
-# lost and regained. v1: 0.15 of progress and 0.025 a step.
-@pytest.mark.parametrize(
-  'version, mean, most', [('v2', (0.05, 0.15), 0.32), ('v1', (0.2, 0.3), 0.35)]
-)
-def test_rewards_of_a_player_that_never_answers(version, mean, most):
-  env, chosen = tasks(
-    120, difficulties=ALL, reward=schema.SqlReward(version=version)
-  )
+def test_rewards_of_a_player_that_never_answers():
+  """0.15 of progress, 0.01 a step, 0.03 where it is lost and regained."""
+  env, chosen = tasks(120, difficulties=ALL)
   farmed = [players.play(env, t, farmer).score for t in chosen]
   assert not any(s.metrics['answered'] for s in farmed)
-  assert max(s.reward for s in farmed) <= most + 1e-9
-  assert mean[0] < sum(s.reward for s in farmed) / 120 < mean[1]
+  assert max(s.reward for s in farmed) <= 0.32 + 1e-9
+  assert 0.05 < sum(s.reward for s in farmed) / 120 < 0.15
   lucky = [players.play(env, t, players.chance).score for t in chosen]
   assert sum(s.correct for s in lucky) / 120 < 0.05

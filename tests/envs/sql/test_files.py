@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import pathlib
-import re
 import shutil
 import sqlite3
 
@@ -82,27 +81,17 @@ def test_splits_hold_whole_databases(exported):
   'fields, words',
   [
     ({'id': None}, "questions.json:2 must have 'id'"),
-    ({'gold_answer': []}, "questions.json:2 must have 'gold_answer'"),
-    ({'answer_type': 'number'}, "must have 'answer_type': got 'number', expec"),
     ({'difficulty': 'fiendish'}, "must have 'difficulty': got 'fiendish', exp"),
-    ({'question': 7}, "'question': got 7, expected a text"),
-    ({'gold_sql': 9}, "'gold_sql': got 9, expected a text"),
-    ({'tables': []}, "'tables': got [], expected a list of names"),
     ({'gold_answer': [[None]]}, 'value that is not null: got [[None]]'),
     ({'gold_answer': [[1], []], 'answer_type': 'table'}, 'of [0, 1] cells'),
     ({'gold_answer': [['a']], 'answer_type': 'integer'}, 'one integer'),
-    ({'gold_answer': [[2.5]], 'answer_type': 'integer'}, 'one integer'),
-    ({'n_rows': '3'}, "got '3', expected a whole number, 1 or more"),
     ({'n_rows': 0}, 'got 0, expected a whole number, 1 or more'),
     ({'n_rows': 7, 'gold_sql': 'DROP TABLE x'}, 'only SELECT is allowed'),
     ({'db_id': '..'}, 'expected the name of a folder'),
-    ({'gold_answer': [[{}]]}, 'must have cells that are'),
-    ({'gold_answer': [[1], [2]], 'answer_type': 'integer'}, 'one integer'),
-    ({'gold_answer': [[1, 2]], 'answer_type': 'list'}, 'one list'),
     ({'gold_answer': [[float('nan')]]}, 'finite numbers'),
-    ({'db_id': 'nowhere'}, 'nowhere/nowhere.sqlite'),
-    ({'id': 'synth_0_000'}, "no earlier question has: got 'synth_0_000'"),
     ({'n_rows': 7}, 'got n_rows=7, expected 1'),
+    ({'gold_answers': [], 'gold_answer': None}, 'one or more golds'),
+    ({'ordered': 1}, "'ordered' that is true or false: got 1"),
     ({'gold_sql': 'SELECT x FROM nowhere'}, 'no such table: nowhere'),
   ],
 )
@@ -118,9 +107,7 @@ def test_malformed_questions_are_refused(copied, fields, words):
   'data, words',
   [
     (b'[{"id": "\xff"}]', 'questions.json must be JSON: '),
-    (b'\n{"id": "\xff"}', 'questions.json:2 must be JSON: '),
     (b'7', 'questions.json:1 must be an object: got 7'),
-    (b'', 'must hold questions: got none'),
     (b'[]', 'must hold questions: got none'),
   ],
 )
@@ -132,21 +119,16 @@ def test_malformed_files_are_refused(copied, data, words):
 
 
 def spoil(folder):
-  """Spoils five of 36 questions, in five ways; returns words of each."""
+  """Spoils three of 36 questions, in three ways; returns words of each."""
   path = folder / 'questions.json'
   rows = json.loads(path.read_text())
   rows[3]['gold_sql'] = "SELECT replace('a', 'b', 'c')"
   rows[8]['answer_type'] = 'number'
-  rows[9]['db_id'] = 'nowhere'
-  rows[20]['gold_sql'] = 'SELECT count(*) FROM nowhere'
   rows[30]['id'] = rows[0]['id']
   path.write_text(json.dumps(rows))
   return [
-    'json:4: question synth_0_003 must have a gold_sql that its database '
-    """answers: got "SELECT replace('a', 'b', 'c')", and: the function repl""",
+    'json:4: question synth_0_003 must have a gold_sql that its database',
     "json:9 must have 'answer_type': got 'number'",
-    'nowhere.sqlite must be a SQLite file: there is none',
-    'json:21: question synth_2_002 must have a gold_sql',
     "json:31 must have an id that no earlier question has: got 'synth_0_000'",
   ]
 
@@ -156,27 +138,18 @@ def test_all_refusals_are_told_at_once(copied, caplog):
   with pytest.raises(ValueError) as error:
     make(copied)
   text = str(error.value)
-  assert 'got 5 refusals for 36 questions' in text
+  assert 'got 3 refusals for 36 questions' in text and '\n' not in text
   assert text.startswith('envs.sql.env.data.questions must hold')
-  assert 'set skip_refused=True beside questions' in text
-  assert '\n' not in text
   # In the order of the file.
   places = [caplog.text.find(x) for x in words]
   assert places == sorted(places) and places[0] >= 0
-  assert words[0] in text and words[1] in text
-  assert all(x in caplog.text for x in words)
 
 
 def test_refused_questions_are_left_out(copied, caplog):
-  before = {t.id: t for t in make(copied).source('train', 0).take(99)}
   spoil(copied)
   env = make(copied, data={'skip_refused': True})
-  assert '5 of 36 questions are left out (skip_refused)' in caplog.text
-  assert caplog.text.count('refused: ') == 5
-  tasks = [*env.source('train', 0).take(99), *env.source('eval', 0).take(99)]
-  assert len(tasks) == 31
-  for task in env.source('train', 0).take(99):
-    assert task.prompt == before[task.id].prompt
+  assert '3 of 36 questions are left out (skip_refused)' in caplog.text
+  assert sum(len(env.source(split, 0)) for split in ('train', 'eval')) == 33
 
 
 def answers(env, *texts):
@@ -202,25 +175,6 @@ def test_several_golds_are_accepted(copied):
     env, 'Ann', 'Bob; Ann', 'Cid, Ann, Bob', 'Bob', 'Ann; Cid'
   ) == [*[True] * 3, *[False] * 2]
   assert env.source('train', 0).take(2)[1].answer == 'Ann'
-
-
-@pytest.mark.parametrize(
-  'fields, words',
-  [
-    ({'gold_answers': []}, 'a list of one or more golds'),
-    ({'gold_answers': [[1], ['a']]}, 'one integer'),
-    ({'gold_answers': [[1], [[None]]]}, 'value that is not null'),
-    ({'ordered': 1}, "'ordered' that is true or false: got 1"),
-  ],
-)
-def test_malformed_golds_are_refused(copied, fields, words):
-  fields = {'answer_type': 'integer', 'gold_answer': None, **fields}
-  if 'ordered' in fields:
-    fields |= {'gold_answer': [[1]]}
-  edit(copied, **fields)
-  with pytest.raises(ValueError) as error:
-    make(copied)
-  assert words in str(error.value)
 
 
 def ranked(folder, sql, gold, **fields):
@@ -253,10 +207,6 @@ def test_the_order_of_rows_counts_where_it_is_asked_for(copied):
   assert answers(asked, *says) == [True, True, False, False]
   edit(copied, ordered=True)
   assert answers(make(copied, data=data), *says) == [True, True, False, False]
-  edit(copied, ordered=False)
-  assert (
-    answers(make(copied, data={**data, 'ordered': True}), *says) == [True] * 4
-  )
 
 
 @pytest.mark.parametrize(
@@ -264,19 +214,9 @@ def test_the_order_of_rows_counts_where_it_is_asked_for(copied):
   [
     ('SELECT name FROM pet LIMIT 2', ['Eve', 'Cid'], 'no ORDER BY'),
     (
-      'SELECT name FROM (SELECT * FROM pet ORDER BY age) LIMIT 2',
-      ['Ann', 'Cid'],
-      'no ORDER BY',
-    ),
-    (
       'SELECT name FROM pet ORDER BY age DESC',
       ['Ann', 'Bob', 'Cid', 'Eve', 'bob'],
       'gold answer in the order of its gold_sql',
-    ),
-    (
-      'SELECT name FROM pet ORDER BY age',
-      ['Ann'],
-      'must have 1 rows: got 1 or more',
     ),
   ],
 )
@@ -319,17 +259,3 @@ def test_spider(style, whole):
       counts[shown.endswith(' ...'), episode.grade().correct] += 1
       episode.close()
   assert counts == {(False, True): whole, (True, False): 842 - whole}
-
-
-def test_later_options_count_in_the_fingerprint_unless_at_their_defaults(
-  exported,
-):
-  """Sources that were saved before these options can be resumed."""
-  data = repr(schema.SqlFiles(questions='q', databases='d'))
-  assert not re.search('ordered|now|skip', data)
-  plain = make(exported).source('train', 0).get_state()
-  default = make(exported, data={'ordered': False}).source('train', 0)
-  default.set_state(plain)
-  ordered = make(exported, data={'ordered': True}).source('train', 0)
-  with pytest.raises(ValueError, match='the fingerprint of a resumed source'):
-    ordered.set_state(plain)

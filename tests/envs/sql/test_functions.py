@@ -96,11 +96,3 @@ def test_several_golds_and_ranks_are_read_from_columns():
   }
   right = functions.reward_correctness(**columns)
   assert right == [1.0, 1.0, 1.0, 0.0]
-  query = [
-    {'role': 'assistant', 'content': 'QUERY SELECT 7'},
-    {'role': 'tool', 'content': 'result: 7\nleft: 3'},
-  ]
-  columns |= {'completions': [query] * 2, 'gold_rows': [((900,),)] * 2}
-  columns['other_golds'] = [(), (((7,),),)]
-  near, equal = functions.reward_progress(**columns)
-  assert near < equal == 1.0

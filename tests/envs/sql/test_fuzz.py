@@ -21,48 +21,29 @@ SAID = {  # style -> what an observation may look like
 }
 ATTACKS = (
   "ATTACH 'loot.db' AS x",
-  "VACUUM INTO 'loot.db'",
   'PRAGMA query_only = OFF',
-  "PRAGMA temp_store_directory = '{cwd}'",
   'DROP TABLE {t}',
   'INSERT INTO {t} SELECT * FROM {t}',
-  'BEGIN',
   'CREATE TABLE loot AS SELECT * FROM {t}',
-  'CREATE TEMP TABLE loot (a)',
-  'CREATE TRIGGER x AFTER INSERT ON {t} BEGIN DELETE FROM {t}; END',
   'SELECT 1; DROP TABLE {t}',
   'WITH x AS (SELECT 1) DELETE FROM {t} RETURNING *',
   "SELECT load_extension('{cwd}/loot.so')",
-  "SELECT readfile('/etc/passwd')",
   "SELECT writefile('loot.txt', 'x') FROM {t}",
   'SELECT zeroblob(1000000000)',
-  "SELECT printf('%999999999d', 1)",
   "SELECT date('now', '+999999999999 days', 'localtime') FROM {t}",
-  f"SELECT strftime('{'%J' * 900}', rowid) FROM {{t}}, {{t}} u",
-  f"SELECT date('{'9' * 1900}') FROM {{t}}",
   "SELECT group_concat(strftime('%J%f%s', t0.rowid)) FROM {t} t0, {t}, {t} a",
   "SELECT date(load_extension('{cwd}/loot.so')), CURRENT_TIMESTAMP",
   'SELECT * FROM sqlite_master',
-  "SELECT * FROM pragma_table_info('{t}')",
   'WITH RECURSIVE x(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM x) '
   'SELECT count(*) FROM x',
   'SELECT count(*) FROM ' + ', '.join(f'{{t}} t{i}' for i in range(9)),
-  'SELECT t0.* FROM {t} t0, {t}, {t} a, {t} b, {t} c, {t} d, {t} e ORDER BY '
-  'a.rowid + e.rowid',
   'WITH a AS (SELECT 1 FROM {t}, {t} u), b AS (SELECT 1 FROM a, a u), '
   'c AS (SELECT 1 FROM b, b u), d AS (SELECT 1 FROM c, c u) '
   'SELECT count(*) FROM d, d u',
-  f"SELECT * FROM {{t}} WHERE rowid LIKE '{'%_' * 900}'",
   f"SELECT * FROM {{t}} WHERE rowid LIKE '{'%1' * 49}x'",
-  f"SELECT group_concat('{'a' * 1900}') FROM {{t}}",
   'SELECT ' + '(' * 900 + '1' + ')' * 900,
-  'SELECT 1' + ' UNION SELECT 1' * 120,
   'SELECT ' + '- ' * 900 + '1',
-  '/*' * 900,
-  'SELECT ' * 250,
   '.shell touch loot',
-  "'; DROP TABLE {t}; --",
-  'SELECT ?',
   '\0',
 )
 PIECES = (

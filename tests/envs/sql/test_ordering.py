@@ -13,18 +13,14 @@ from posttrain.envs.sql import database, ordering, verifier
   ('sql', 'before'),
   [
     ('SELECT a FROM t ORDER BY b', 'SELECT a FROM t ORDER BY b'),
-    ('SELECT a FROM t order  by b DESC ;', 'SELECT a FROM t order  by b DESC'),
     ('SELECT a FROM t ORDER BY b LIMIT 3', 'SELECT a FROM t ORDER BY b'),
     ('SELECT 1 ORDER BY b /* x */ LIMIT 3 -- y', 'SELECT 1 ORDER BY b'),
-    ('SELECT 1 ORDER/**/BY(b)--x', 'SELECT 1 ORDER/**/BY(b)'),
     ("SELECT 1 ORDER BY 'limit'", "SELECT 1 ORDER BY 'limit'"),
     ('SELECT 1 ORDER BY (SELECT 1 LIMIT 1)', None),
     ('SELECT a FROM t', ''),
     ('SELECT a FROM (SELECT 1 ORDER BY 1 LIMIT 2)', ''),
-    ('SELECT rank() OVER (ORDER BY a) FROM t', ''),
     ('SELECT "ORDER BY" FROM t', ''),
     ("SELECT 'ORDER BY x' -- ORDER BY y", ''),
-    ('', ''),
   ],
 )
 def test_where_keys_can_be_inserted(sql, before):
@@ -36,14 +32,11 @@ def test_where_keys_can_be_inserted(sql, before):
 @pytest.mark.parametrize(
   ('tail', 'offset'),
   [
-    ('', '0'),
     ('LIMIT 3', '0'),
     ('LIMIT 3 OFFSET 2;', '2'),
-    ('LIMIT 3 OFFSET 2 ; -- done', '2'),
     ('; /* LIMIT 3 OFFSET 2 */', '0'),
     ('LIMIT 1 + 2 OFFSET max(1, 2) -- x', 'max(1, 2) -- x'),
     ('LIMIT 2, 3', '2'),
-    ('LIMIT max(1, 2), 3', 'max(1, 2)'),
   ],
 )
 def test_the_offset_of_a_limit(tail, offset):
@@ -67,21 +60,14 @@ ROWS = [('x', 3, 1), ('y', 1, 2), ('X', 1, 1), ('z', 2, 2), ('y', 1, 3)]
   ('sql', 'expected'),
   [
     ('SELECT a FROM t ORDER BY b', (0, 0, 0, 1, 2)),
-    # Equal rows of one tie may have several ranks.
-    ('SELECT c FROM t ORDER BY c', (0, 1, 2, 3, 4)),
     ('SELECT a, c FROM t ORDER BY c DESC', (0, 1, 1, 2, 2)),
     # x and X are one key of this column, and are not equal.
     ("SELECT a FROM t WHERE a = 'x' ORDER BY a", (0, 0)),
     ('SELECT a FROM t ORDER BY b LIMIT 2', (0, 0)),
-    ('SELECT a FROM t ORDER BY b DESC LIMIT 3', (0, 1, 2)),
     ('SELECT a FROM t ORDER BY b LIMIT 3 OFFSET 1', (0, 0, 1)),
-    ('SELECT a FROM t ORDER BY b LIMIT 3, 2', (1, 2)),
-    ('SELECT a FROM t ORDER BY b LIMIT 2 OFFSET 2 -- x', (0, 1)),
-    ('SELECT a b FROM t ORDER BY b', (0, 0, 1, 2, 3)),
     ('SELECT a, b FROM t UNION SELECT 7, 8 ORDER BY 2', (0, 0, 1, 2, 3)),
     ('SELECT b, count(*) FROM t GROUP BY b ORDER BY count(*)', (0, 0, 1)),
     ('SELECT DISTINCT b FROM t ORDER BY b % 2', (0, 1, 1)),
-    ('SELECT a FROM t', ()),
   ],
 )
 def test_ranks(sql, expected):
@@ -95,12 +81,10 @@ def test_ranks(sql, expected):
   ('tail', 'start', 'rows'),
   [
     ('', 0, 'X y y z x'),
-    ('LIMIT 4', 0, 'X y y z'),
     ('LIMIT 2', 0, ''),  # which two of three is open
     ('LIMIT 3 OFFSET 1', 2, 'z'),
     ('LIMIT 1 OFFSET 1', 1, ''),
     ('LIMIT 1, 9', 2, 'z x'),
-    ('LIMIT 3, 9', 0, 'z x'),
   ],
 )
 def test_rows_of_whole_ties(tail, start, rows):

@@ -12,22 +12,14 @@ GOLD = (('Ann', 42), ('Ben', 17))
   'rows, gold, expected',
   [
     (GOLD, GOLD, 1.0),
-    (GOLD[::-1], GOLD, 1.0),  # sets of cells know no order
     # card 0.5, J 2/4, N 1: 0.125 + 0.25 + 0.25 = 0.625, 2.5 bins, to even.
     ((('Ann', 42),), GOLD, 0.5),
     ((), (), 0.25),  # both empty: card 1, J 0 of none, N = J
-    ((), GOLD, 0.0),
     # card 1, J 0, N = 1 / (1 + ln 3): 0.25 + 0.119 = 0.369, one bin.
     (((40,),), ((42,),), 0.25),
-    # card 1, J 0, N 0.14: 0.28.
-    (((1000,),), ((42,),), 0.25),
     (((None,),), ((42,),), 0.25),  # no number of ours: N 0
     ((('ANN',),), (('Ann',),), 1.0),  # lower case
-    # card 0.05, J 1/20, N = J: 0.05.
-    (tuple((f'n{i}',) for i in range(20)), (('n3',),), 0.0),
     (((float('nan'),),), ((1,),), 0.25),
-    # card 1, J 0, N = 1 / (1 + ln 2): 0.25 + 0.148 = 0.398, 1.6 bins.
-    (((41,),), ((42,),), 0.5),
   ],
 )
 def test_progress(rows, gold, expected):
@@ -90,21 +82,6 @@ def test_v1_caps_new_steps_and_the_sum():
   assert sum(steps) == pytest.approx(0.5) and steps[-1] == 0.0
   _, steps = play('v1', *(step('QUERY', 'bad', failed=True) for _ in range(40)))
   assert sum(steps) == pytest.approx(-0.2)
-
-
-def test_v2_clip_pays_for_losing_and_regaining_progress():
-  """The clip at -0.10 is worth 0.03 a round: 0.32 in eight steps at most."""
-  half = (('Ann', 42),)
-  _, steps = play(
-    'v2',
-    *(
-      step('QUERY', str(i), rows=rows)
-      for i, rows in enumerate((half, GOLD, (), GOLD, (), GOLD, (), GOLD))
-    ),
-  )
-  assert steps == pytest.approx([0.085, 0.085, *[-0.10, 0.15] * 3])
-
-  assert sum(steps) == pytest.approx(0.32)
 
 
 @pytest.mark.parametrize(
