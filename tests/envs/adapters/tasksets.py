@@ -63,37 +63,10 @@ class NeedsRuntime(Task):
     return 1.0
 
 
-class NeedsMetric(vf.Task[Data, vf.State, vf.TaskConfig]):
-  """Has a reward that reads a metric, which `Task.score` would skip."""
-
-  @vf.metric
-  async def passed(self, trace, runtime) -> float:
-    return float(trace.last_reply == self.data.answer)
-
-  @vf.reward
-  async def right(self, trace) -> float:
-    return trace.metrics.get('passed', 0.0)
-
-
 class NeedsSiblings(Task):
   @vf.reward
   async def best(self, trace, siblings) -> float:
     return float(trace is max(siblings, key=lambda other: len(other.nodes)))
-
-
-class NeedsVerifier(Task):
-  async def stage_verifier(self, trace, runtime):
-    pass
-
-
-class Deferred(Task):
-  scoring_deferred = True
-
-
-class Intercepts(Task):
-  @vf.intercept
-  async def rewrite(self, request):
-    return None
 
 
 class OfArtifacts(Task):
@@ -116,20 +89,6 @@ class NeedsSetup(Task):
     pass
 
 
-class NeedsContainer(Task):
-  NEEDS_CONTAINER = True
-
-
-class Breaks(Task):
-  @vf.reward
-  async def breaks(self, trace) -> float:
-    raise KeyError('here')
-
-
-class NoReward(vf.Task[Data, vf.State, vf.TaskConfig]):
-  pass
-
-
 class OfMessages(Task):
   def __init__(self, data, config=None):
     said = [
@@ -137,12 +96,6 @@ class OfMessages(Task):
       vf.AssistantMessage(content='9'),
       vf.UserMessage(content=data.prompt),
     ]
-    super().__init__(data.model_copy(update={'prompt': said}), config)
-
-
-class OfImages(Task):
-  def __init__(self, data, config=None):
-    said = [vf.UserMessage(content=[vf.TextContentPart(text='Hi.')])]
     super().__init__(data.model_copy(update={'prompt': said}), config)
 
 
@@ -160,17 +113,9 @@ def _taskset(task):
 
 
 NeedsRuntimes = _taskset(NeedsRuntime)
-NeedsMetrics = _taskset(NeedsMetric)
 Siblings = _taskset(NeedsSiblings)
-Staged = _taskset(NeedsVerifier)
-DeferredOnes = _taskset(Deferred)
-Intercepting = _taskset(Intercepts)
 Artifacts = _taskset(OfArtifacts)
 HasRuntimes = _taskset(HasRuntime)
 NeedsSetups = _taskset(NeedsSetup)
-NeedsContainers = _taskset(NeedsContainer)
-Breaking = _taskset(Breaks)
-NoRewards = _taskset(NoReward)
 Conversations = _taskset(OfMessages)
-Images = _taskset(OfImages)
 Listening = _taskset(Listens)

@@ -2,21 +2,16 @@
 
 import contextlib
 import json
-import socket
 import sys
-import threading
 import time
 
 import pytest
-from websockets.sync import server as websocket_server
 
 from posttrain import schema
 from posttrain.envs import registry
 from posttrain.envs.adapters import openenv
-from posttrain.rollout import driver
 from posttrain.schema import adapters
 from tests.envs.adapters import servers
-from tests.rollout import fakes
 
 
 @pytest.fixture
@@ -73,13 +68,10 @@ def test_seeds_of_the_splits_are_disjoint():
   env = make('ws://nowhere/ws', train_tasks=5, eval_tasks=3)
   train, held = env.source('train', 3), env.source('eval', 0)
   assert [task.info['seed'] for task in train.take(9)] == [0, 1, 2, 3, 4]
-  assert sorted(next(train).id for _ in range(5)) == list('01234')
+  first = adapters.MAX_SEEDS
   assert [task.info['seed'] for task in held.take(9)] == [
-    1_000_000,
-    1_000_001,
-    1_000_002,
+    *range(first, first + 3)
   ]
-  assert adapters.MAX_SEEDS == 1_000_000
   other = make('ws://elsewhere/ws', train_tasks=5, message_timeout=9.0)
   other.source('train', 3).set_state(train.get_state())
   with pytest.raises(ValueError, match='fingerprint of a resumed source'):
@@ -94,7 +86,6 @@ def test_seeds_of_the_splits_are_disjoint():
     ('{}', 'error: Invalid message; number: Field required'),
     ('{"number": 11}', 'error: trouble 11'),  # INVALID_JSON
     ('guess 3', 'error: an action must be a JSON object; Expecting'),
-    ('[' * 100_000, 'error: an action must be a JSON object'),
   ],
 )
 def test_a_bad_action_is_an_observation(server, text, words):
@@ -126,11 +117,6 @@ def test_an_episode_of_refused_actions_has_a_declared_reward(server):
   assert episode.grade().reward == 0.25
   assert episode.grade().metrics['all_refused'] == 0
   episode.close()
-  # A legal action without a reward is not a refused one.
-  episode, _ = begin(env, 7)
-  episode.step(says(9), False)
-  assert episode.grade().reward is None
-  episode.close()
 
 
 @pytest.mark.parametrize(
@@ -148,7 +134,6 @@ def test_errors_of_the_server_raise(server, number, error, words):
   episode.close()
 
 
-@contextlib.contextmanager
 def answering(*messages, late=0.0):
   """Yields the URL of a server that answers the first request only."""
 
@@ -160,14 +145,7 @@ def answering(*messages, late=0.0):
         connection.send(message)
       connection.recv(timeout=5)
 
-  with websocket_server.serve(
-    handle, 'localhost', 0, close_timeout=0.1
-  ) as made:
-    thread = threading.Thread(target=made.serve_forever)
-    thread.start()
-    yield f'ws://localhost:{made.socket.getsockname()[1]}/ws'
-    made.shutdown()
-    thread.join()
+  return servers.serving(handle)
 
 
 def connect(url, **options):
@@ -183,17 +161,8 @@ ONE = servers.observation('x', 1, 0.5)
   ('answer', 'error'),
   [
     ('', RuntimeError),
-    ('[' * 100_000, RuntimeError),
-    ('7', RuntimeError),
-    (b'\xff', RuntimeError),
-    ('{"type": "observation", "data": 7}', RuntimeError),
     ('{"type": "observation", "data": {}}', RuntimeError),
-    (servers.observation('x', 1, 'a'), RuntimeError),
     (servers.observation('x', 1, float('nan')), RuntimeError),
-    (servers.observation('x', 1, 10**400), RuntimeError),
-    (servers.observation('x', 1, 0, 'yes'), RuntimeError),
-    ('{"type": "error", "data": {"errors": 3}}', RuntimeError),
-    ('{"type": "error", "data": {"code": {}, "errors": [3]}}', RuntimeError),
     (servers.error('VALIDATION_ERROR', 'a' * 9000), openenv.BadAction),
     (' ' * (2**24 + 1), ConnectionError),  # compressed to 17 KiB
   ],
@@ -207,9 +176,8 @@ def test_malformed_answers_raise_one_line(answer, error):
     session.close()
 
 
-@pytest.mark.parametrize('messages', [[ONE], [iter(['{'] + [' '] * 40)]])
-def test_a_late_answer_is_no_answer_to_the_next_request(messages):
-  with answering(*messages, late=0.3) as url:
+def test_a_late_answer_is_no_answer_to_the_next_request():
+  with answering(ONE, late=0.3) as url:
     session = connect(url, message_timeout=0.1)
     with pytest.raises(TimeoutError, match='a step in message_timeout=0.1 s'):
       session.request('step', {})
@@ -227,14 +195,6 @@ def test_a_message_that_answers_no_request_is_refused():
     with pytest.raises(RuntimeError, match='one message for each request'):
       session.request('step', {})
     session.close()
-
-
-def test_a_handshake_without_end_is_over_at_the_deadline():
-  with socket.create_server(('localhost', 0)) as listening:
-    url = f'ws://me:sesame@localhost:{listening.getsockname()[1]}/ws?key=tell'
-    with pytest.raises(ConnectionError, match='connect_timeout=0.2 s') as error:
-      connect(url, connect_timeout=0.2)
-  assert 'sesame' not in str(error.value) and 'tell' not in str(error.value)
 
 
 def test_a_missing_server_raises():
@@ -255,7 +215,6 @@ def test_a_full_server_raises_and_close_frees_a_session():
     for seed in range(20):  # close waits until the server knows
       episode, _ = begin(env, seed)
       episode.close()
-  assert made.most == 1
 
 
 def test_observation_field_and_action_field(server):
@@ -266,41 +225,8 @@ def test_observation_field_and_action_field(server):
   (said,) = episode.step('7', False).messages
   assert said['content'].startswith('error: Invalid message')
   episode.close()
-  episode, (asks,) = begin(make(server.url, observation_field='tries'), 7)
-  assert asks['content'] == '0'
-  episode.close()
   with pytest.raises(ValueError, match="got 'reward', expected one of"):
     begin(make(server.url, observation_field='reward'), 7)
-
-
-def test_a_whole_run_through_the_driver(server):
-  env = make(server.url, correct_at=1.0)
-  tasks = env.source('train', 0).take(10)
-  scripts = {
-    1: [says(1)],
-    2: [says(5), 'what?', says(2)],
-    3: [says(servers.DROPS)],
-    4: [says(9)] * 4,
-  }
-  engine = fakes.Engine(scripts)
-  rollouts = driver.Driver(engine, fakes.RENDERER, 1000).run(
-    [driver.EpisodeSpec(uid, env, tasks[uid], 1.0, 64) for uid in scripts]
-  )
-  assert [r.stop_reason for r in rollouts] == [
-    'env_done',
-    'env_done',
-    'error',
-    'max_turns',
-  ]
-  assert [r.score.reward for r in rollouts] == [1.0, 1.0, None, None]
-  assert [r.score.correct for r in rollouts] == [True, True, None, None]
-  assert 'g/3: ConnectionError' in rollouts[2].error
-  assert [m['role'] for m in rollouts[1].messages] == [
-    *['user', 'assistant'] * 3,
-    'user',
-  ]
-  assert rollouts[1].messages[0]['content'] == '{"hint": "guess", "tries": 0}'
-  assert sorted(server.seeds) == [1, 2, 3, 4] and server.closed == 3
 
 
 def test_the_missing_package_is_named(monkeypatch):

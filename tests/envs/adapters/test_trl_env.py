@@ -79,13 +79,6 @@ def test_the_tools_are_described_by_names_and_types():
   task = next(make(tool_format='plain').source('train', 0))
   assert task.tools.format == 'plain'
   assert tool_specs.describe(task.tools.schemas, 'plain') == TOOLS
-  guess = task.tools.schemas[0]['function']['parameters']
-  assert guess['required'] == ['number']
-  assert guess['properties']['mood'] == {
-    'type': 'string',
-    'enum': ['good', 'bad'],
-    'description': 'of the answer.',
-  }
 
 
 def test_an_episode_of_calls():
@@ -112,13 +105,9 @@ def test_an_episode_of_calls():
       'look({"at": 1})',
       "the tool must be one of ['guess', 'undocumented', 'wait']: got 'look'",
     ),
-    ('{"name": "reset", "arguments": {}}', 'the tool must be one of'),
-    ('_private({})', 'the tool must be one of'),
     ('guess({})', "guess must have the argument 'number'"),
-    ('guess({"number": 1, "x": 2})', 'no other arguments than'),
     ('guess(3)', 'a call must be one that can be read: write NAME'),
     ('guess({"number": -1})', 'numbers are not negative'),
-    ('guess({"number": "x"})', "number of guess must be integer: got 'x'"),
     ('guess({"number": 1, "mood": "ok"})', 'must be "good" | "bad": got'),
   ],
 )
@@ -147,10 +136,8 @@ def test_an_episode_without_a_reward_is_not_scorable(name):
   ('row', 'words'),
   [
     ({'prompt': 3}, 'rows.jsonl:1: prompt must be a string or a list'),
-    ({'prompt': []}, 'rows.jsonl:1: prompt must be a string or a list'),
     ({'prompt': [{'role': 'x'}]}, r'prompt\[0\].role must be one of'),
     ({'prompt': [{'role': 'system', 'content': 'a'}]}, 'end in a user'),
-    ({'prompt': [{'role': 'assistant', 'content': 'a'}]}, 'end in a user'),
   ],
 )
 def test_a_bad_row_is_named(tmp_path, row, words):
@@ -163,15 +150,12 @@ def test_a_bad_row_is_named(tmp_path, row, words):
 @pytest.mark.parametrize(
   ('options', 'words'),
   [
-    ({'factory': 'guess'}, 'factory must be an import path'),
     ({'factory': f'{GAMES}:Nobody'}, r'envs\.g\.env\.factory must'),
     (
       {'factory': f'{GAMES}:no_environment'},
       r'envs\.g\.env\.factory must build an object with a method reset: .*int',
     ),
     ({'eval_path': 'x'}, 'eval_path must be None if path is None'),
-    ({'path': ''}, 'path must be None or name a file'),
-    ({'max_turns': 0}, 'max_turns must be > 0'),
     ({'tool_format': 'xml'}, 'tool_format must be one of'),
     (
       {'factory': f'{GAMES}:Positional'},

@@ -41,21 +41,13 @@ def test_tasks_of_an_endless_taskset():
   )
   assert first.answer == '4' and first.info['answer'] == '4'
   assert first.info['idx'] == 3 and first.id == 'train:0'
-  assert [t.answer for t in held.take(9)] == ['1', '2', '3']
+  assert [t.answer for t in held.take(9)] == list('123')
   assert [t.answer for t in env.source('train', 0).take(9)] == list('45678')
 
 
 def test_options_of_the_taskset():
-  env = make(options={'first': 20, 'last': 24, 'system': None})
-  (task,) = env.source('train', 0).take(9)
-  assert task.prompt == ({'role': 'user', 'content': '23 + 1 = ?'},)
   env = make(options={'last': 24, 'first': 20}, eval_options={'first': 23})
-  assert [t.answer for t in env.source('train', 0).take(9)] == [
-    '21',
-    '22',
-    '23',
-    '24',
-  ]
+  assert len(env.source('train', 0)) == 4
   assert [t.answer for t in env.source('eval', 0).take(9)] == ['24']
   with pytest.raises(ValueError, match=r'env\.options must be those of Config'):
     make(options={'nope': 1}).source('train', 0)
@@ -76,12 +68,7 @@ def test_scores_of_answers():
 def test_a_prompt_of_messages():
   env = make('Conversations')
   task = env.source('train', 0).take(1)[0]
-  assert [m['role'] for m in task.prompt] == [
-    'system',
-    'user',
-    'assistant',
-    'user',
-  ]
+  assert [m['role'][0] for m in task.prompt] == list('suau')
   # What the prompt says in the assistant's name is not taken for an answer.
   assert play(env, '4').metrics['turns'] == 1.0
   assert play(env, '').reward == 0.5
@@ -91,16 +78,10 @@ def test_a_prompt_of_messages():
   ('taskset', 'words'),
   [
     ('NeedsRuntimes', "a runtime for reward 'tests_pass'"),
-    ('NeedsMetrics', "a runtime for metric 'passed'"),
     ('Siblings', "an argument 'siblings' for reward 'best'"),
     ('NeedsSetups', 'needs a runtime for setup'),
-    ('Staged', 'needs a runtime for stage_verifier'),
-    ('DeferredOnes', 'needs a verifier of its own'),
-    ('Intercepting', "needs a model server for 'rewrite'"),
     ('Artifacts', 'needs an image, artifacts'),
-    ('NeedsContainers', 'needs a container'),
     ('Listening', 'needs a first message from the user'),
-    ('Images', 'train:0: a message must be a text'),
   ],
 )
 def test_tasks_with_more_than_one_turn_are_refused(taskset, words):
