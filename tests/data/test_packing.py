@@ -1,7 +1,5 @@
 """Packing: every sample once, whole and unchanged; counts; leftovers."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -66,7 +64,6 @@ def lengths(batch):
   [
     ([6, 6, 5, 5, 4, 4], 12, [[6, 6], [5, 5], [4, 4]]),
     ([7, 5, 3, 2, 2, 2], 8, [[7], [5, 3], [2, 2, 2]]),
-    ([4] * 5, 8, [[4, 4], [4, 4], [4]]),
   ],
 )
 def test_first_fit_decreasing(given_lengths, row_tokens, expected):
@@ -99,23 +96,10 @@ def test_positions_segments_and_pads():
 
 
 def test_the_pad_id_fills_ids_and_nothing_else():
-  zeros, _ = pack([make(4)], micro_batches=2)
   batch, _ = pack([make(4)], micro_batches=2, pad_id=256)
   pad = batch.segment_ids == 0
   assert pad.sum() == 12 and (batch.ids[pad] == 256).all()
-  for field in dataclasses.fields(types.Batch):
-    a, b = getattr(batch, field.name), getattr(zeros, field.name)
-    if field.name == 'ids':
-      a, b = a[~pad], b[~pad]
-    np.testing.assert_array_equal(a, b, err_msg=field.name)
-
-
-def test_samples_without_members_are_dropped():
-  idle = make(4, start=4)
-  batch, left = pack([idle, make(3), idle])
-  assert lengths(batch) == [[3]] and not left
-  batch, left = pack([idle])
-  assert batch.num_micro_batches == 0 and batch.rl_count == 0 and not left
+  assert (batch.ids[~pad] < 256).all() and not batch.positions[pad].any()
 
 
 @st.composite
@@ -219,22 +203,13 @@ def test_every_sample_is_packed_once_whole_and_unchanged(case):
   [
     ({'env': 'nope'}, 'env must be one of .*nope'),
     ({'length': 9}, r'in \[1, 8\], batch.row_tokens.*got 9'),
-    ({'length': 0}, 'length must be in'),
     ({'ce_weights': f32(1, 0, 0, 0)}, 'ce_weights must be 0 at token 0'),
-    ({'ids': np.zeros(3, np.int32)}, r'mask must have one entry .*\(3,\)'),
     ({'rl_weights': f32(0, 1, 1)}, r'entry per token, \(4,\): got \(3,\)'),
-    ({'rl_weights': None}, 'rl_weights must be given by streams.finalize'),
     ({'advantages': None}, 'advantages must be given .* where rl'),
     ({'advantages': f32(0, np.nan, 0, 0)}, 'finite: got nan at token 1'),
     (
       {'ref_kl_weights': f32(0, 0, 1, 0), 'ref_logprobs': None},
       'ref_logprobs must be given .* where ref_kl',
-    ),
-    ({'temperatures': f32(1, 1, 0, 1)}, 'temperatures must be > 0'),
-    (
-      {'start': 4, 'ce_weights': f32(0, 1, 1, -1)}
-      | {'temperatures': f32(1, 1, 1, 0.5)},
-      'temperatures must be 1 where ce.*0.5 at token 3',
     ),
     # Also a member of rl: its one temperature cannot serve both.
     (

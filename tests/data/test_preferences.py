@@ -36,9 +36,7 @@ def test_the_shared_prompt_ends_at_the_last_message_that_is_no_assistants():
   assert pair.rejected == (YES, more, NO)
 
 
-@pytest.mark.parametrize(
-  'prompt', [USER['content'], [USER], [SYSTEM, USER], [USER, NO, USER]]
-)
+@pytest.mark.parametrize('prompt', [USER['content'], [SYSTEM, USER]])
 def test_a_prompt_before_an_answer_is_cut_off(prompt):
   messages = tuple(prompt) if isinstance(prompt, list) else (USER,)
   whole = parse(
@@ -63,13 +61,8 @@ def test_a_labelled_answer_is_chosen_or_rejected():
   ('raw', 'words'),
   [
     ({'prompt': 'a', 'chosen': 'b'}, 'got columns'),
-    (
-      {'prompt': 'a', 'choosen': 'b', 'rejected': 'c'},
-      "['choosen', 'prompt', 'rejected']",
-    ),
     ({'prompt': 'a', 'chosen': 'b', 'rejected': 'b'}, 'another answer'),
     ({'prompt': 'a', 'chosen': 'b', 'rejected': 5}, 'rejected must be'),
-    ({'prompt': 'a', 'chosen': 'b', 'rejected': []}, 'an assistant turn'),
     ({'prompt': 'a', 'completion': 'b', 'label': 1}, 'true or false'),
     (
       {'prompt': 'a', 'completion': 'b', 'label': True, 'margin': 1},
@@ -79,27 +72,10 @@ def test_a_labelled_answer_is_chosen_or_rejected():
       {'prompt': 'a', 'chosen': 'b', 'rejected': 'c', 'margin': True},
       'margin must be a finite number of at most 1e+06: got True',
     ),
-    *(
-      ({'prompt': 'a', 'chosen': 'b', 'rejected': 'c', 'margin': margin}, 'mar')
-      for margin in (10**400, float('nan'), 'x' * 10**6)
-    ),
-    (
-      {'prompt': 'a', 'chosen': 'b', 'rejected': 'c', 'label': True},
-      'got columns',
-    ),
     # Answers that begin with another question.
     (
       {'prompt': '?', 'chosen': 'b', 'rejected': [USER, YES]},
       'rejected must begin with an assistant or tool turn',
-    ),
-    (
-      {'prompt': [USER], 'chosen': [USER], 'rejected': [USER, NO]},
-      'chosen must hold an assistant turn',
-    ),
-    # No question.
-    (
-      {'chosen': 'Human: a AI: b', 'rejected': 'Human: a AI: c'},
-      'the same question',
     ),
     (
       {'chosen': [SYSTEM, USER, YES], 'rejected': [SYSTEM, YES]},
@@ -128,18 +104,6 @@ def test_written_pairs_are_read_back(tmp_path):
   assert read[1].where == f'{path}:2'
   assert [x.name for x in path.parent.iterdir()] == ['pairs.jsonl']
   assert json.loads(path.read_text().splitlines()[0])['margin'] == 0.5
-
-
-def test_check_writable_raises_where_write_would_and_changes_no_file(tmp_path):
-  existing = tmp_path / 'there.jsonl'
-  existing.write_text('x')
-  for path in (existing, tmp_path / 'a' / 'new.jsonl'):
-    preferences.check_writable(path)
-  assert existing.read_text() == 'x' and not list((tmp_path / 'a').iterdir())
-  for path in (tmp_path, existing / 'x.jsonl'):
-    with pytest.raises(OSError, match=str(path.parent)):
-      preferences.check_writable(path)
-  assert {x.name for x in tmp_path.iterdir()} == {'a', 'there.jsonl'}
 
 
 def test_pairs_of_equal_prompts_are_held_out_together():
@@ -172,7 +136,5 @@ def test_columns_of_other_names(tmp_path):
   assert pair == dataclasses.replace(
     parse(prompt='a', chosen='b', rejected='c', level=3), where=f'{path}:1'
   )
-  with pytest.raises(ValueError, match='pairs.jsonl:1: .*STAGE.pairs.columns'):
-    preferences.read(path)
   with pytest.raises(ValueError, match='1: columns must'):
     preferences.read(path, {**columns, 'x': 'margin'})

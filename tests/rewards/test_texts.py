@@ -24,21 +24,13 @@ HOSTILE = {
   'text, value',
   [
     ('', 0),
-    ('one two three', 0),
     ('one two three four', 0),  # one 4-gram
-    ('a a a a', 0),
     ('a a a a a', 1 / 2),
     ('one two three four one two three four', 1 / 5),
-    ('a b c d ' * 10, 1 - 4 / 37),
-    ('the quick brown fox jumps over the lazy dog', 0),
     # Signs are units, and white space is none.
     ('!!!!!!', 2 / 3),
-    ('1+1=2, 1+1=2', 2 / 8),
     ('one  two\nthree\tfour one two three\xa0four', 1 / 5),
     ('One two three four one two three four', 0),  # letters are compared
-    ('a' * 100, 0),  # one word
-    ('日本語日本語', 0),  # no spaces
-    ('\ufffd' * 7, 3 / 4),
   ],
 )
 def test_repetition_is_the_share_of_4_grams_that_occurred(text, value):
@@ -66,14 +58,9 @@ def test_repetition_counts_what_a_loop_counts(words):
     ('plain text\twith\r\nlines\x0b\x0c', 0),
     ('ä, 日本, é, 🙂, \u200d, \u2028, \xa0', 0),
     ('\ufffd', 1),
-    ('caf\ufffd', 1),
-    ('a\0b', 1),
     ('\x1b[31mred', 1),
     ('\x7f\x80\x9f', 3),
-    ('\x1c\x1d\x85', 3),  # white space to Python, but no reader's
     ('\ud83d', 1),
-    ('\ud83d\ude42', 2),  # a pair of surrogates is no character in Python
-    ('\x08' * 5 + 'abc', 5),
   ],
 )
 def test_broken_characters_are_counted(text, broken):
@@ -86,16 +73,10 @@ def test_broken_characters_are_counted(text, broken):
   [
     "I'm sorry, but I can't help with that.",
     'I\u2019m sorry, but I can\u2019t assist with that request.',
-    'I cannot provide instructions for this.',
-    'I can not answer this question.',
     'Sorry, I am unable to fulfill your request.',
-    'Unfortunately, I\u2019m not able to write this.',
     'As an AI language model, I have no opinion.',
-    'AS A LANGUAGE MODEL I have no feelings',
     'I must decline.',
-    "I  won't\n help you.",
     'Hello! ' * 20 + 'I cannot comply.',
-    "I'm not comfortable with this.",
     ' ' * 5_000 + 'I cannot help you.',
   ],
 )
@@ -107,18 +88,12 @@ def test_a_refusal_is_recognized(text):
   'text',
   [
     '',
-    'Of course. Here is how.',
     "I'm sorry to hear that. Here is what helps.",
-    'I can help you with that.',
     "I can't help but admire it.",
-    "I can't wait to see it.",
     'You cannot divide by zero.',
-    'I cannotanswer',
-    'Hawaii cannot help it.',
     'As an aid to memory, write it down.',
     'A good answer comes first. ' * 10 + 'I cannot help.',  # not the beginning
     'Das kann ich leider nicht beantworten.',  # English alone
-    'Je ne peux pas vous aider.',
   ],
 )
 def test_other_texts_are_no_refusals(text):
@@ -167,11 +142,8 @@ def test_every_text_has_grades_in_0_to_1(text):
   'one, other, length',
   [
     ('', '', 0),
-    ('', 'a', 0),
     ('abc', 'abc', 3),
     ('abc', 'cba', 1),
-    ('abcde', 'xaye', 2),
-    ('aab', 'ab', 2),
     ('ab' * 40, 'ba' * 40, 79),
     (['Ada', 'Ben', 'Cio'], ('Ada', 'Cio'), 2),
   ],
@@ -184,7 +156,6 @@ def test_lcs(one, other, length):
   'one, other, ratio',
   [
     ('abcd', 'abcd', 1.0),
-    ('abcd', 'dcba', 0.25),
     ('abcd', 'ab', 2 / 3),
     ('abcd', 'xyz', 0.0),
     ('', 'abc', 0.0),
