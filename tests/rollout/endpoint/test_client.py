@@ -55,23 +55,9 @@ def test_logprobs_equal_the_log_softmax_of_the_tokens(form):
 @pytest.mark.parametrize(
   'form, least, tries',
   [
-    ('prompt_logprobs', 0, [('prompt_logprobs', 0)] * 2),
-    # vLLM.
-    (
-      'prompt_logprobs',
-      1,
-      [('prompt_logprobs', 0), ('prompt_logprobs', 1), ('prompt_logprobs', 1)],
-    ),
-    (
-      'echo',
-      0,
-      [
-        ('prompt_logprobs', 0),
-        ('prompt_logprobs', 1),
-        ('echo', 1),
-        ('echo', 1),
-      ],
-    ),
+    ('prompt_logprobs', 0, 'p0 p0'),
+    ('prompt_logprobs', 1, 'p0 p1 p1'),  # vLLM
+    ('echo', 0, 'p0 p1 e1 e1'),
   ],
 )
 def test_supported_form_is_tried_first_from_then_on(form, least, tries, strict):
@@ -80,29 +66,18 @@ def test_supported_form_is_tried_first_from_then_on(form, least, tries, strict):
   for _ in range(2):
     (logprobs,) = connected.score([IDS], [ONES])
     np.testing.assert_allclose(logprobs, truth(IDS, ONES), rtol=1e-6)
-  assert tries == [
-    ('echo' if 'echo' in body else 'prompt_logprobs', body['max_tokens'])
+  assert tries.split() == [
+    f'{"e" if "echo" in body else "p"}{body["max_tokens"]}'
     for body in server.bodies
   ]
 
 
-@pytest.mark.parametrize('strict, message', [(False, ''), (True, 'unknown')])
-def test_server_without_prompt_scoring_is_refused(strict, message):
-  with pytest.raises(
-    client.EndpointError, match=f'teacher at .* score .*{message}.*vLLM'
-  ):
-    score(Server(forms=(), strict=strict))
-
-
-def test_temperature_other_than_1_is_probed_first():
-  temperatures = np.full(8, 0.5, np.float32)
-  server = Server()
-  np.testing.assert_allclose(
-    score(server, IDS, temperatures), truth(IDS, temperatures), rtol=1e-6
-  )
-  # The probe at both temperatures, then the sequence.
-  assert [b['temperature'] for b in server.bodies[2:]] == [0.5]
-  assert sorted(b['temperature'] for b in server.bodies[:2]) == [0.5, 1]
+@pytest.mark.parametrize(
+  'options', [{'forms': ()}, {'forms': (), 'strict': True}, {'tempered': False}]
+)
+def test_servers_that_cannot_score_are_refused(options):
+  with pytest.raises(client.EndpointError, match='teacher at .* score'):
+    score(Server(**options), IDS, 0.5 * ONES)
 
 
 @pytest.mark.parametrize('form', FORMS)
@@ -122,36 +97,8 @@ def test_every_token_is_scored_at_its_own_temperature(form):
   assert len(long) == 4
 
 
-@pytest.mark.parametrize('temperature', [0.5, 0.9, 1.1, 2.0])
-@pytest.mark.parametrize('noise', [0.0, 0.01])
-@pytest.mark.parametrize('tempered', [False, True])
-def test_server_that_ignores_temperatures_is_refused(
-  temperature, noise, tempered
-):
-  rng = np.random.default_rng(0)
-
-  def change(entries):
-    for entry in entries[1:]:
-      for value in entry.values():
-        value['logprob'] -= abs(noise * rng.normal())
-
-  server = server_with('prompt_logprobs', change)
-  server.tempered = tempered
-  temperatures = np.full(8, temperature, np.float32)
-  if tempered:
-    np.testing.assert_allclose(
-      score(server, IDS, temperatures), truth(IDS, temperatures), atol=0.05
-    )
-  else:
-    with pytest.raises(client.EndpointError, match='temperature to 1'):
-      score(server, IDS, temperatures)
-    assert len(server.bodies) == 2
-
-
 @pytest.mark.parametrize('form', FORMS)
-@pytest.mark.parametrize(
-  'value', [None, float('nan'), -9999.0, 0.5, 'x', True, [-1.0], 10**400]
-)
+@pytest.mark.parametrize('value', [None, float('nan'), 0.5, 'x'])
 def test_invalid_logprob_is_refused(form, value):
   def change(entries):
     if form == 'echo':
@@ -162,21 +109,6 @@ def test_invalid_logprob_is_refused(form, value):
   with pytest.raises(
     client.EndpointError, match=r'teacher at .*token 3 \(id 7\)'
   ):
-    score(server_with(form, change))
-
-
-@pytest.mark.parametrize('form', FORMS)
-@pytest.mark.parametrize(
-  'change',
-  [
-    lambda entries: entries.pop(),
-    lambda entries: entries.pop(0),
-    lambda entries: entries.insert(0, None),
-    lambda entries: entries.append(-1),
-  ],
-)
-def test_lists_of_another_length_are_refused(form, change):
-  with pytest.raises(client.EndpointError, match='teacher at .* expected 8'):
     score(server_with(form, change))
 
 
@@ -196,49 +128,21 @@ def echo_another(choice):
   [
     ('prompt_logprobs', drop_an_id, 'token 4 .* id 500'),
     ('echo', echo_another, r'\[9, 7, 500, 0\] from token 2 on'),
-    *(
-      (form, lambda choice, x=shown: choice | {'prompt_token_ids': x}, message)
-      for form in FORMS
-      for shown, message in (
-        ([1, *IDS.tolist()], r'got \[1, 5, 301, 7\] from token 0'),
-        (IDS[:-1].tolist(), r'got \[\] from token 7'),
-        (8, 'from token 0'),
-      )
+    (
+      'echo',
+      lambda choice: choice | {'prompt_token_ids': [1, *IDS.tolist()]},
+      r'got \[1, 5, 301, 7\] from token 0',
+    ),
+    (
+      'prompt_logprobs',
+      lambda choice: choice['prompt_logprobs'].pop() and choice,
+      'expected 8',
     ),
   ],
 )
 def test_logprobs_of_other_tokens_are_refused(form, spoil, message):
   with pytest.raises(client.EndpointError, match=message):
     score(Server(forms=(form,), spoil=spoil))
-
-
-SCORED = {'prompt_logprobs': [None, *[{}] * 7]}
-
-
-@pytest.mark.parametrize(
-  'body',
-  [
-    {},
-    {'choices': ['x']},
-    {'choices': [{}, {}]},
-    {'choices': [SCORED], 'usage': 3},
-    {'choices': [SCORED], 'usage': {'prompt_tokens': 9}},  # a bos was added
-  ],
-)
-def test_responses_of_another_form_are_refused(body):
-  with pytest.raises(client.EndpointError, match='teacher at .*: got '):
-    score(Server(troubles=[httpx.Response(200, json=body)]))
-
-
-def test_echo_without_ids_is_accepted_if_its_length_matches():
-  def spoil(choice):
-    if choice['logprobs']:
-      choice['logprobs']['tokens'] = ['a', 'token_id:x', *'cdefgh']
-    return choice
-
-  np.testing.assert_allclose(
-    score(Server(forms=('echo',), spoil=spoil)), truth(IDS, ONES), rtol=1e-6
-  )
 
 
 def test_chat_returns_the_replies_in_order():
@@ -254,22 +158,9 @@ def test_chat_returns_the_replies_in_order():
   ]
   replies = connect(server).chat(conversations, max_tokens=9, temperature=0.3)
   assert replies == ['a!', '', 'b!']
-  assert all(
-    body['max_tokens'] == 9
-    and body['temperature'] == 0.3
-    and body['model'] == 'teacher'
-    for body in server.bodies
-  )
-  assert sorted(b['messages'][-1]['content'] for b in server.bodies) == [
-    'a',
-    'b',
-    'think',
-  ]
-  assert server.bodies[0]['messages'][0] == conversations[0][0]
-  with pytest.raises(client.EndpointError, match='chat with a message'):
-    connect(Server(chat=lambda _: {'choices': [{}]})).chat(
-      conversations, max_tokens=9, temperature=0
-    )
+  for body in server.bodies:
+    assert (body['max_tokens'], body['temperature']) == (9, 0.3)
+    assert body['messages'][0] == conversations[0][0]
 
 
 def test_check_compares_fingerprints():
@@ -295,17 +186,15 @@ def test_check_compares_the_tokens_of_a_probe(caplog):
   paths = [r.url.path for r in server.requests]
   assert paths == ['/v1/models', '/tokenize', '/tokenize']
   assert not caplog.records
-  for data in (None, {}, ['teacher'], [{'id': 3}]):
-    answer = httpx.Response(200, json={'data': data})
-    with pytest.raises(client.EndpointError, match='data of /models: got'):
-      connect(Server(troubles=[answer])).check(RENDERER)
+  answer = httpx.Response(200, json={'data': ['teacher']})
+  with pytest.raises(client.EndpointError, match='data of /models: got'):
+    connect(Server(troubles=[answer])).check(RENDERER)
 
 
 @pytest.mark.parametrize(
   'other',
   [
     lambda body: {'tokens': [1, *body['prompt'].encode()]},  # a bos
-    lambda body: {'tokens': list(body['prompt'].lower().encode())},
     lambda body: tokenize(body, eos=EOS + 1),
   ],
 )
@@ -324,13 +213,7 @@ def test_check_warns_if_the_tokens_cannot_be_compared(other, caplog):
 
 
 @pytest.mark.parametrize(
-  'message',
-  [
-    {'content': 3},
-    {'content': ['yes']},
-    {'content': [{'type': 'text', 'text': 'yes'}]},
-    {'content': None, 'tool_calls': [{'id': 'x'}]},
-  ],
+  'message', [{'content': 3}, {'content': None, 'tool_calls': [{'id': 'x'}]}]
 )
 def test_reply_that_is_no_text_is_refused(message):
   server = Server(chat=lambda _: {'choices': [{'message': message}]})

@@ -75,20 +75,6 @@ def test_driver_runs_an_episode_of_two_turns():
     assert body['repetition_penalty'] == 1
 
 
-def test_many_episodes_complete_despite_connection_errors():
-  server = Server(
-    replies={tuple(PROMPT): choice_of(RED), tuple(REPLY): choice_of(RED)},
-    troubles=[None, httpx.ReadError(''), httpx.ConnectError('refused')] * 4,
-  )
-  specs = [spec(uid, turns=1 + uid % 2) for uid in range(9)]
-  rollouts = run(server, specs, concurrency=4)
-  assert [r.uid for r in rollouts] == list(range(9))
-  assert all(r.stop_reason == 'env_done' for r in rollouts)
-  assert [r.samples[0].ids.tolist() for r in rollouts] == [
-    WHOLE if uid % 2 else WHOLE[:11] for uid in range(9)
-  ]
-
-
 class ManualEndpoint:
   """An endpoint whose completions are set by the test."""
 
@@ -127,12 +113,8 @@ def test_poll_returns_completions_in_the_order_of_submission():
   [
     (choice_of(RED), RED, 'eos'),
     (choice_of(b'red'), RED, 'eos'),  # the only stop id
-    (choice_of(b'red', stop_reason=EOS), RED, 'eos'),
-    (choice_of(b''), [EOS], 'eos'),
     (choice_of(b'red', 'length'), b'red', 'overflow'),  # of eight
     (choice_of(b'reddened', 'length'), b'reddened', 'max_tokens'),
-    (choice_of((*b'reddene', EOS), 'length'), (*b'reddene', EOS), 'eos'),
-    (choice_of(b'', 'length'), b'', 'overflow'),
   ],
 )
 def test_stop_reasons_of_completions(choice, ids, reason):
@@ -150,11 +132,8 @@ def test_a_missing_stop_token_is_named_or_the_only_one():
     complete(choice_of(b'red'), stop_ids=(EOS, 9))
 
 
-@pytest.mark.parametrize(
-  'fields', [{'logprobs': None}, {'logprobs': {}}, {'logprobs': {'tokens': []}}]
-)
-def test_missing_logprobs_are_zeros(fields):
-  assert complete(choice_of(RED, **fields)).logprobs.tolist() == [0] * 4
+def test_missing_logprobs_are_zeros():
+  assert complete(choice_of(RED, logprobs=None)).logprobs.tolist() == [0] * 4
 
 
 def test_marked_tokens_are_read_as_ids():
@@ -171,20 +150,13 @@ def test_marked_tokens_are_read_as_ids():
   'choice',
   [
     choice_of(RED, token_ids=None),
-    choice_of(RED, token_ids=None, logprobs={'tokens': ['r']}),
-    choice_of(
-      RED, token_ids=None, logprobs={'tokens': ['token_id:' + '9' * 5000]}
-    ),
-    choice_of(b'red', stop_reason='\n\n'),
     choice_of(b'red', stop_reason=8),
     choice_of(RED, 'tool_calls'),
     choice_of(b'reddening', 'length'),
-    choice_of((*RED, *b'dy'), 'length'),
     choice_of(RED, logprobs={'token_logprobs': [-1.0]}),
-    choice_of(RED, logprobs={'token_logprobs': [None] * 4}),
-    choice_of(RED, logprobs=[1]),
     choice_of(RED, prompt_token_ids=[1, 2]),
-    *(choice_of([1, x], 'length') for x in (512, -1, 10**400, 1.0, True, '1')),
+    choice_of([1, 512], 'length'),
+    choice_of([1, '1'], 'length'),
   ],
 )
 def test_invalid_completions_are_refused(choice):

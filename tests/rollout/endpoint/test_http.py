@@ -5,6 +5,7 @@ import gzip
 import socket
 import threading
 import time
+from concurrent import futures
 
 import httpx
 import numpy as np
@@ -27,14 +28,9 @@ def score(server, sleeps=None, caller=None, **options):
 @pytest.mark.parametrize(
   'trouble',
   [
-    httpx.Response(500),
-    httpx.Response(502),
     httpx.Response(503),
     httpx.Response(429),
     REFUSED,
-    httpx.ReadTimeout(''),
-    httpx.RemoteProtocolError('Server disconnected'),
-    httpx.ReadError(''),
     httpx.Response(200, json={'choices': [{'finish_reason': 'abort'}]}),
   ],
 )
@@ -47,36 +43,20 @@ def test_temporary_failures_are_retried(trouble):
 
 
 def test_waits_double_up_to_half_a_minute():
-  many = np.array(
-    [
-      waits
-      for _ in range(20)
-      for waits in [[]]
-      if score(Server(troubles=[REFUSED] * 9), waits) is not None
-    ]
-  )
-  longest = np.array([2, 4, 8, 16, 30, 30, 30, 30, 30])
-  assert many.shape == (20, 9)
-  assert (many <= longest).all() and (many >= longest / 2).all()
-  assert (many.std(axis=0) > 0.01 * longest).all()  # random
+  waits, longest = [], np.array([2, 4, 8, 16, 30, 30])
+  score(Server(troubles=[REFUSED] * 6), waits)
+  shares = waits / longest
+  assert (shares <= 1).all() and (shares >= 1 / 2).all()
+  assert shares.std() > 0.01  # random
 
 
 @pytest.mark.parametrize(
   ('value', 'least', 'most'),
-  [
-    ('2.5', 2.5, 2.5),
-    ('45', 45, 45),
-    ('-3', 1, 2),
-    ('nan', 1, 2),
-    ('inf', 600, 600),
-    ('Fri, 31 Dec 9999 23:59:59 GMT', 1, 2),
-    ('', 1, 2),
-  ],
+  [('45', 45, 45), ('inf', 600, 600), ('soon', 1, 2)],
 )
-@pytest.mark.parametrize('status', [429, 503])
-def test_retry_after_is_a_lower_bound_of_the_wait(status, value, least, most):
+def test_retry_after_is_a_lower_bound_of_the_wait(value, least, most):
   sleeps, headers = [], {'Retry-After': value}
-  score(Server(troubles=[httpx.Response(status, headers=headers)]), sleeps)
+  score(Server(troubles=[httpx.Response(503, headers=headers)]), sleeps)
   (seconds,) = sleeps
   assert least <= seconds <= most
 
@@ -86,37 +66,24 @@ def test_last_try_raises_endpoint_error():
   server = Server(troubles=[REFUSED] * 99)
   with pytest.raises(
     client.EndpointError,
-    match=(
-      'teacher at http://there:8000/v1 must answer environment sums: got '
-      'Connection refused at the last of 4 tries; start the server again'
-    ),
-  ) as error:
+    match='teacher at http://there:8000/v1 .* environment sums: got Connection',
+  ):
     score(server, sleeps, tries=4)
   assert len(server.bodies) == 4 and len(sleeps) == 3
-  assert isinstance(error.value, RuntimeError) and error.value.status is None
 
 
 @pytest.mark.parametrize(
-  'status, body, message',
-  [
-    (413, {'error': {'message': 'too long'}}, 'status 413: too long'),
-    (404, {'detail': 'no such model'}, 'no such model; check name, and'),
-    (401, {'message': 'who?', 'object': 'error'}, 'who.; name the variable'),
-    (418, None, 'status 418: I.m a teapot'),
-    (301, None, 'Moved'),
-  ],
+  'body', [{'error': {'message': 'too long'}}, {'detail': 'too long'}]
 )
-def test_other_refusals_are_errors_at_once(status, body, message):
-  sleeps = []
-  options = {} if body is None else {'json': body}
-  server = Server(troubles=[httpx.Response(status, **options)])
-  with pytest.raises(client.EndpointError, match=message) as error:
+def test_other_refusals_are_errors_at_once(body):
+  sleeps, server = [], Server(troubles=[httpx.Response(413, json=body)])
+  with pytest.raises(client.EndpointError, match='413: too long') as error:
     score(server, sleeps)
-  assert error.value.status == status
+  assert error.value.status == 413
   assert not sleeps and len(server.bodies) == 1
 
 
-@pytest.mark.parametrize('page', [b'<html>', b'[1]', b''])
+@pytest.mark.parametrize('page', [b'<html>', b'[1]'])
 def test_response_without_a_json_object_is_an_error_at_once(page):
   with pytest.raises(client.EndpointError, match='JSON object.*base_url'):
     score(Server(troubles=[httpx.Response(200, content=page)]))
@@ -131,16 +98,6 @@ def test_api_key_is_sent_and_never_in_errors(monkeypatch):
   with pytest.raises(ValueError, match="characters in 'TEACHER_KEY'") as error:
     connect(server, api_key_env='TEACHER_KEY')
   assert 'same' not in str(error.value)
-  monkeypatch.delenv('TEACHER_KEY')
-  with pytest.raises(ValueError, match="api_key_env .* 'TEACHER_KEY'; export"):
-    connect(server, api_key_env='TEACHER_KEY')
-
-
-@pytest.mark.parametrize('url', ['http://', 'http:///v1', 'http://a:b/v1'])
-def test_invalid_base_url_is_refused(url):
-  with pytest.raises(ValueError, match='base_url must be'):
-    cfg = schema.Endpoint(name='teacher', base_url=url)
-    client.Endpoint(cfg, 'environment sums').check(None)
 
 
 # --- Over real sockets --------------------------------------------------------
@@ -181,9 +138,7 @@ def gzipped(data):
   return HEAD + b'Content-Encoding: gzip\r\n' + length + data
 
 
-@pytest.mark.parametrize(
-  'start', [b'', HEAD + b'X: ', HEAD + b'Content-Length: 999\r\n\r\n{']
-)
+@pytest.mark.parametrize('start', [b'', HEAD + b'X: '])
 def test_a_drip_ends_at_the_deadline(start):
   def drip(connection, _):
     connection.sendall(start)
@@ -207,7 +162,7 @@ def test_an_answer_over_the_size_is_refused(answer):
       chat(url)
 
 
-def test_user_and_password_of_the_address_are_sent_and_not_shown():
+def test_user_and_password_of_the_address_are_sent():
   requests = []
 
   def write(connection, request):
@@ -219,15 +174,11 @@ def test_user_and_password_of_the_address_are_sent_and_not_shown():
   with serving(write) as url:
     assert chat(url.replace('://', '://me:open%2Fsesame@')) == ['yes']
   assert b'Authorization: Basic bWU6b3Blbi9zZXNhbWU=' in requests[0]
-  cfg = schema.Endpoint(name='x', base_url='http://me:open/sesame@host:x/v1')
-  with pytest.raises(ValueError, match='base_url must be an address') as error:
-    client.Endpoint(cfg, 'a test')
-  assert 'sesame' not in str(error.value)
 
 
 @pytest.mark.parametrize('waits', [False, True])
 def test_close_ends_a_request_and_a_wait(waits):
-  begun, failures = threading.Event(), []
+  begun = threading.Event()
 
   def write(connection, _):
     if waits:
@@ -237,19 +188,11 @@ def test_close_ends_a_request_and_a_wait(waits):
     begun.set()
     time.sleep(2)
 
-  with serving(write) as url:
+  with serving(write) as url, futures.ThreadPoolExecutor(1) as pool:
     cfg = schema.Endpoint(name='teacher', base_url=url)
     endpoint = client.Endpoint(cfg, 'a test')
-
-    def call():
-      try:
-        endpoint.chat([({'role': 'user', 'content': 'x'},)])
-      except client.EndpointError as error:
-        failures.append(str(error))
-
-    thread = threading.Thread(target=call)
-    thread.start()
+    call = pool.submit(endpoint.chat, [({'role': 'user', 'content': 'x'},)])
     assert begun.wait(10)
     endpoint.close()
-    thread.join(1.5)
-    assert not thread.is_alive() and 'closed' in failures[0]
+    with pytest.raises(client.EndpointError, match='closed'):
+      call.result(1.5)
