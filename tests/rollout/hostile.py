@@ -33,10 +33,6 @@ def crashes(rollouts):
   ctypes.string_at(0)
 
 
-def fills(rollouts):
-  return [float(len(bytearray(2**40))) for _ in rollouts]
-
-
 def leaks(rollouts):
   kept.append(bytearray(20 * 2**20))
   return [float(len(kept)) for _ in rollouts]
@@ -48,34 +44,8 @@ def prints(rollouts):
   return [1.0 for _ in rollouts]
 
 
-def returns_functions(rollouts):
-  return [lambda: 1.0 for _ in rollouts]
-
-
-def forks(rollouts, file):
-  """Forks once; the child returns as well, and sooner."""
-  kept.append(len(kept) + 1.0)
-  if len(kept) == 1:
-    pid = os.fork()
-    if not pid:
-      return [-1.0 for _ in rollouts]
-    with open(file, 'w') as f:
-      f.write(str(pid))
-    time.sleep(0.2)
-  return [kept[-1] for _ in rollouts]
-
-
 def raises(rollouts):
   raise ValueError('a\n' * 10**6)
-
-
-class Unprintable(Exception):
-  def __str__(self):
-    raise RuntimeError('no text')
-
-
-def unprintable(rollouts):
-  raise Unprintable
 
 
 def keeps_child(file):
@@ -103,12 +73,3 @@ def leaves_children(rollouts, file):
 
 def process(completion_ids):
   return [float(os.getpid()), float('jax' in sys.modules)]
-
-
-def edits(prompts, completions, answer, rollouts):
-  from tests.rollout import judged
-
-  ids = [rollout.samples[0].ids.tolist() for rollout in rollouts]
-  return judged.edits(
-    prompts, completions, ids, answer, rollouts, {'nested': []}
-  )

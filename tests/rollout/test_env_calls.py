@@ -1,10 +1,8 @@
 """Calls into environments: time limits, copies, types of their results."""
 
-import asyncio
 import dataclasses
 import json
 import re
-import signal
 import threading
 import time
 import types as std
@@ -17,7 +15,7 @@ from posttrain.data import sources
 from posttrain.metrics import writers
 from posttrain.rollout import calls, driver, env_calls
 from tests.rollout import fakes
-from tests.rollout.fakes import Recall, raises, spec
+from tests.rollout.fakes import Recall, spec
 
 LIMIT = 0.05
 
@@ -64,48 +62,14 @@ def test_call_over_its_limit_ends_its_episode(hook, blocking, gate):
   assert len(env.closed) == 3
 
 
-@pytest.mark.parametrize('blocking', [False, True])
-@pytest.mark.parametrize('hook', ['make', 'reset', 'step', 'grade', 'close'])
-@pytest.mark.parametrize('error', [SystemExit(0), asyncio.CancelledError()])
-def test_exit_of_an_environment_is_its_error(hook, error, blocking):
-  env = Recall(fails={hook: raises(error)}, blocking=blocking)
-  (rollout,) = play(env, timeout=5.0)
-  assert rollout.stop_reason == 'error'
-  assert f'recall/t1: {type(error).__name__}' in rollout.error
-
-
-@pytest.mark.parametrize('blocking', [False, True])
-def test_interrupt_does_not_wait_for_hanging_calls(blocking, gate, monkeypatch):
-  monkeypatch.setattr(calls, 'EXIT_SECONDS', LIMIT)
-  monkeypatch.setattr(driver, 'CLOSE_SECONDS', LIMIT)
-  before = signal.signal(signal.SIGINT, signal.default_int_handler)
-  main = threading.main_thread().ident
-  threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
-  hangs = Recall(fails={'step': gate.wait}, blocking=blocking)
-  others = Recall()
-  engine = fakes.Engine({uid: ['red'] * 2 for uid in range(8)})
-  start = time.monotonic()
-  with pytest.raises(KeyboardInterrupt):
-    driver.Driver(
-      engine, fakes.RENDERER, 64, schema.Rollout(env_timeout=60.0)
-    ).run([spec(0, hangs), spec(1, others)])
-  signal.signal(signal.SIGINT, before)
-  assert time.monotonic() - start < 4
-  assert hangs.closed == [] and others.closed == ['t1']
-
-
 def test_numbers_of_numpy_become_pythons():
   score = types.Score(
-    np.float32(0.5),
-    np.bool_(True),
-    np.int64(0),
-    {'a': np.float16(2), 'b': np.array(3)},
-    np.str_('x'),
+    np.float32(0.5), np.bool_(True), metrics={'b': np.array(3)}
   )
   step = types.StepOut(reward=np.float64(0.25), done=np.bool_(True))
   env = Recall(fails={'grade': lambda: score, 'step': lambda: step})
   (rollout,) = play(env, 5.0)
-  assert rollout.score == types.Score(0.5, True, False, {'a': 2, 'b': 3}, 'x')
+  assert rollout.score == types.Score(0.5, True, metrics={'b': 3})
   writers.dumps(dataclasses.asdict(rollout.score))
   assert json.dumps(dataclasses.asdict(rollout.turns[0]))
   assert type(rollout.score.reward) is type(rollout.turns[0].reward) is float
@@ -122,18 +86,8 @@ def test_numbers_of_numpy_become_pythons():
     ('step', None, 'step must return a types.StepOut: got None, a NoneType'),
     (
       'step',
-      types.StepOut('hi'),
-      "step must return a tuple of messages: got 'h",
-    ),
-    (
-      'step',
       types.StepOut(reward='1'),
       "step must return a reward as a number: got '1'",
-    ),
-    (
-      'step',
-      types.StepOut(done='no'),
-      "step must return done as a bool: got 'no'",
     ),
     ('grade', 1.0, 'grade must return a types.Score: got 1.0, a float'),
     (
@@ -141,9 +95,7 @@ def test_numbers_of_numpy_become_pythons():
       types.Score(10**400),
       'grade must return a reward that is finite, .*got inf',
     ),
-    ('grade', types.Score(1.0, 'yes'), "correct as a bool: got 'yes'"),
     ('grade', types.Score(1.0, metrics={'a': ''}), "metric 'a' as a number"),
-    ('grade', types.Score(1.0, answer=[1]), r'an answer as a str: got \[1'),
   ],
 )
 def test_result_of_the_wrong_type_names_environment_and_method(
@@ -151,17 +103,6 @@ def test_result_of_the_wrong_type_names_environment_and_method(
 ):
   (rollout,) = play(Recall(fails={hook: lambda: value}), 5.0)
   assert re.match(f'recall/t1: .*{message}', rollout.error), rollout.error
-
-
-def test_text_of_an_error_is_short_and_one_line():
-  class Odd(Exception):
-    def __str__(self):
-      raise OSError
-
-  for error in (Odd(), ValueError('a\n' * 10**6)):
-    (rollout,) = play(Recall(fails={'step': raises(error)}), 5.0)
-    assert rollout.error.startswith(f'recall/t1: {type(error).__name__}: ')
-    assert len(rollout.error) < 600 and '\n' not in rollout.error
 
 
 class Editor(Recall):
@@ -200,25 +141,14 @@ def source_of(value):
   return env_calls.Source(env, 'train', 0, LIMIT)
 
 
-@pytest.mark.parametrize('value', [[1], None, 'tasks', iter(())])
-def test_source_of_the_wrong_type_is_named(value):
-  with pytest.raises(env_calls.EnvError) as error:
-    source_of(value)
-  assert str(error.value).startswith(
-    "environment e: source('train') must return a posttrain.data.sources."
-  )
-
-
-@pytest.mark.parametrize('name', ['other', None, 3])
-def test_tasks_of_another_environment_are_named(name):
-  source = source_of(sources.Shuffled([types.Task('1', name, ())], 0))
-  for draw in (lambda: next(source), lambda: source.take(1)):
-    with pytest.raises(env_calls.EnvError) as error:
-      draw()
-    assert "must return tasks whose env is 'e': got " in str(error.value)
-
-
 def test_failures_of_sources_are_named(gate):
+  with pytest.raises(
+    env_calls.EnvError, match=r"e: source\('train'\) must ret"
+  ):
+    source_of([1])
+  other = source_of(sources.Shuffled([types.Task('1', 'other', ())], 0))
+  with pytest.raises(env_calls.EnvError, match="tasks whose env is 'e': got "):
+    next(other)
   with pytest.raises(env_calls.EnvError, match='a source of types.Task: got 7'):
     next(source_of(sources.Shuffled([7], 0)))
 
@@ -238,6 +168,3 @@ def test_failures_of_sources_are_named(gate):
     env_calls.EnvError, match=r"e: source\('train'\) must return within rollo"
   ):
     next(source_of(Fails([7], 0)))
-  # One of posttrain's own names what is wrong.
-  with pytest.raises(ValueError, match='a source must hold items'):
-    next(source_of(sources.Shuffled([], 0)))

@@ -75,19 +75,13 @@ def test_reward_is_none_if_all_summands_are_none():
   ('name', 'message'),
   [
     ('one', 'must return a reward per rollout: got 1, expected 2'),
-    ('words', "well: got 'good' for rollout 0, of task 't'; None marks"),
-    ('infinite', 'finite rewards, of at most 1e+18 with the weight of 1 as'),
-    ('huge', 'with the weight of 1 as well: got 1000'),
-    ('broken', "it raised KeyError: 'no' (judged.py:82); None marks a roll"),
-    ('exits', 'must return rewards: it raised SystemExit: 3 (judged.py'),
-    ('raises_unprintable', 'Unprintable: <Unprintable, whose str raises Run'),
+    ('words', "got 'good' for rollout 0, of task 't'"),
+    ('broken', "it raised KeyError: 'no' (judged.py:"),
     ('hangs', 'must return within its timeout of 0.05 s: it did not'),
-    ('hangs_on', 'must return within its timeout of 0.05 s: it did not'),
   ],
 )
 def test_faults_leave_their_rollouts_without_a_reward(name, message, caplog):
-  hangs = name.startswith(('hangs', 'endless', 'raises_endless'))
-  timeout = 0.05 if hangs else 5.0
+  timeout = 0.05 if name == 'hangs' else 5.0
   cfg = functions(env={}, fine={}, **{name: {'timeout': timeout}})
   total = grading.Rewards('e', cfg)
   scored, metrics, (error,) = total(two_turns.group(1.0, 0.0))
@@ -98,9 +92,7 @@ def test_faults_leave_their_rollouts_without_a_reward(name, message, caplog):
   assert error in caplog.text
   # Neither 0 nor the sum of the other terms, which is on another scale.
   assert [r.score.reward for r in scored] == [None, None]
-  seconds = metrics.pop(f'rewards/{name}/seconds')
-  assert seconds >= 0.05 or not hangs
-  assert len(error) < 1000 and len(caplog.text) < 5000
+  assert metrics.pop(f'rewards/{name}/seconds') >= 0.05 or name != 'hangs'
   del metrics['rewards/fine/seconds']
   assert metrics == {
     'rewards/env': 0.5,
@@ -119,20 +111,14 @@ def test_bad_value_leaves_only_its_own_rollout_without_a_reward():
     'rewards/nan_first': 1.0,
     'rewards/nan_first/faults': 1.0,
   }
-  # None is no fault, also next to a fault.
-  cfg = functions(env={}, words_last={})
-  assert run(two_turns.group(1.0, 0.0, 1.0), cfg)[0] == [1.0, 0.0, None]
 
 
 @pytest.mark.parametrize(
   'values',
   [
     np.array([True, False]),
-    [np.bool_(1), np.bool_(0)],
     [np.array(1.0, np.float32), np.array(0)],
-    np.array([1, 0]),
-    jnp.array([1.0, 0.0]),
-    [jnp.array(True), jnp.bfloat16(0)],
+    jnp.array([1.0, 0.0], jnp.bfloat16),
   ],
 )
 def test_scalars_of_arrays_are_rewards(values):
@@ -141,36 +127,21 @@ def test_scalars_of_arrays_are_rewards(values):
   assert rewards == [1.0, 0.0] and metrics['rewards/says/faults'] == 0
 
 
-@pytest.mark.parametrize(
-  ('value', 'weight'), [(1e39, 1.0), (-2e18, -1.0), (1e308, 10.0), (1e17, 20)]
-)
+@pytest.mark.parametrize('value, weight', [(1e39, 1.0), (1e17, 20.0)])
 def test_reward_whose_square_overflows_float32_is_a_fault(value, weight):
   cfg = functions(says={'kwargs': {'values': [value, 1.0]}, 'weight': weight})
-  total, rollouts = grading.Rewards('e', cfg), two_turns.group(0.0, 0.0)
-  scored, _, (error,) = total(rollouts)
-  assert [r.score.reward for r in scored] == [None, weight]
-  assert (
-    'must return finite rewards, of at most 1e+18 with the weight of '
-    f'{weight:g} as well: got {value!r} for rollout 0, of task'
-  ) in error
-  cfg = functions(says={'kwargs': {'values': [1e18, -1e18]}, 'weight': 0.1})
-  assert run(rollouts, cfg)[0] == [1e17, -1e17]
+  assert run(two_turns.group(0.0, 0.0), cfg)[0] == [None, weight]
 
 
 def test_function_that_edits_its_arguments_edits_copies():
   """Neither the next function, the next call nor the transcript sees it."""
-  options = {'nested': []}
-  cfg = functions(
-    edits={'kwargs': {'options': options}},
-    again={'fn': 'edits', 'kwargs': {'options': options}},
-  )
-  task = dataclasses.replace(two_turns.TASK, answer=['7'])
-  rollouts = [two_turns.rollout(1.0, i, task=task) for i in range(3)]
-  before = repr(rollouts)
-  total = grading.Rewards('e', cfg)
+  options = []
+  entry = {'fn': 'edits', 'kwargs': {'options': options}}
+  cfg, rollouts = functions(a=dict(entry), b=entry), two_turns.group(1.0, 0.0)
+  before, total = repr(rollouts), grading.Rewards('e', cfg)
   for _ in range(2):
-    assert run(rollouts, cfg, total=total)[0] == [2.0, 2.0, 2.0]
-  assert repr(rollouts) == before and options == {'nested': []}
+    assert run(rollouts, cfg, total=total)[0] == [2.0, 2.0]
+  assert repr(rollouts) == before and not options
 
 
 def test_too_many_faults_in_a_row_stop_the_run():
@@ -187,11 +158,7 @@ def test_too_many_faults_in_a_row_stop_the_run():
   with pytest.raises(grading.TooManyFaults) as stopped:
     total(rollouts)
   assert str(stopped.value).startswith(
-    f'envs.e.rewards.by_turns: {PATH}:by_turns must fail at most max_faults='
-    '2 times in a row: got 3, the last: envs.e.rewards.by_turns: '
-  )
-  assert str(stopped.value).endswith(
-    'fix it, or raise envs.e.rewards.by_turns.max_faults'
+    f'envs.e.rewards.by_turns: {PATH}:by_turns must fail at most max_faults=2'
   )
   assert len(stopped.value.errors) == 2  # of the step, one of each function
 
@@ -212,39 +179,20 @@ def test_arguments_are_checked_before_a_run(monkeypatch):
     match=r"envs.e.rewards.x.fn must take arguments that exist: got \['level'",
   ):
     check(['lever'], **given)
-  with pytest.raises(ValueError, match='did you mean levels?'):
-    check(['levels'], **given)
   with pytest.raises(ValueError, match=r"got \['scale', 'judge'\]"):
     check(['level'])
 
 
-class Leveled(toys.Letters):
-  """Tasks of which only the last has a level."""
-
-  def source(self, split, seed):
-    source = super().source(split, seed)
-    *others, last = source.take(len(source))
-    last = dataclasses.replace(last, info={'level': 2.0})
-    return type(source)([*others, last], seed)
-
-
-def test_column_of_other_tasks_only_is_none(monkeypatch):
-  toys.install(monkeypatch, Leveled)
+def test_column_of_other_tasks_only_is_none():
   rollouts = two_turns.group(1.0, 0.0)
   task = dataclasses.replace(rollouts[0].task, info={'level': 2.0})
   mixed = [dataclasses.replace(rollouts[0], task=task), rollouts[1]]
-
-  def env_run(name):
-    entry = dataclasses.replace(toys.entry(), rewards=functions(**{name: {}}))
-    return toys.environment(entry, 32)
-
-  rewards = env_run('wants_level').rewards(None, None)
-  assert run(mixed, {}, total=rewards)[0] == [2.0, 0.0]
-  assert run(rollouts, {}, total=rewards)[0] == [0.0, 0.0]
-  with pytest.raises(
-    ValueError, match=r"got \['trainer_state'\], expected .*'level', 'log"
-  ):
-    env_run('wants').rewards(None, None)(rollouts)
+  cfg = functions(wants_level={})
+  total = grading.Rewards('e', cfg, lambda: ['level'])
+  assert run(mixed, cfg, total=total)[0] == [2.0, 0.0]
+  assert run(rollouts, cfg, total=total)[0] == [0.0, 0.0]
+  with pytest.raises(ValueError, match=r"got \['trainer_state'\]"):
+    run(rollouts, functions(wants={}))
 
 
 def test_endpoint_error_of_a_judge_propagates():
@@ -255,38 +203,16 @@ def test_endpoint_error_of_a_judge_propagates():
     run(two_turns.group(1.0), functions(asks={'judge': 'x'}), lambda _: away)
 
 
-def test_means_of_logged_numbers_are_metrics():
-  _, metrics = run(two_turns.group(1.0, 0.0), functions(logs={}))
-  assert metrics == {
-    'rewards/logs': 0.0,
-    'rewards/logs/count': 2.0,
-    'rewards/logs/length': 3.0,
-    'rewards/logs/faults': 0.0,
-  }
-
-
 @pytest.mark.parametrize(
-  'value', [np.float32(0.5), np.array(0.5), jnp.array(0.5), 0.5]
+  'value, logged', [(jnp.array(0.5), {0.5}), (0.5, {0.5}), (10**400, set())]
 )
-def test_loggers_take_scalars_and_trls_names(value):
+def test_means_of_logged_finite_numbers_are_metrics(value, logged):
   cfg = functions(logs_one={'kwargs': {'value': value}})
-  _, metrics = run(two_turns.group(1.0, 0.0), cfg)
-  assert metrics == {
-    'rewards/logs_one': 0.0,
-    'rewards/logs_one/metric': 0.5,
-    'rewards/logs_one/extra': 0.5,
-    'rewards/logs_one/faults': 0.0,
-  }
-
-
-@pytest.mark.parametrize('value', [10**400, float('nan'), -float('inf'), 1e308])
-def test_metric_that_is_not_finite_is_dropped_alone(value):
-  cfg = functions(logs_one={'kwargs': {'value': value}})
-  total = grading.Rewards('e', cfg)
-  for _ in range(2):
-    rewards, metrics = run(two_turns.group(1.0, 0.0), cfg, total=total)
-    assert rewards == [0.0, 0.0]
-    assert metrics == {'rewards/logs_one': 0.0, 'rewards/logs_one/faults': 0.0}
+  rewards, metrics = run(two_turns.group(1.0, 0.0), cfg)
+  assert rewards == [0.0, 0.0]
+  assert metrics.pop('rewards/logs_one/faults') == 0
+  assert metrics.pop('rewards/logs_one') == 0
+  assert set(metrics.values()) == logged
 
 
 def test_columns_match_those_of_trl():
@@ -342,19 +268,6 @@ def test_judge_calls_from_many_threads_do_not_overlap():
     assert len(list(pool.map(judge, batches))) == 4
 
 
-def test_rewards_replace_the_grade_in_the_advantages(monkeypatch):
-  toys.install(monkeypatch)
-  entry = dataclasses.replace(toys.entry(), rewards=functions(slow={}))
-  source, driver = toys.pipeline_and_driver(toys.stage(envs={'toy': entry}))
-  item = next(source)
-  lengths = [r.samples[0].mask.sum() for r in driver.rollouts]
-  np.testing.assert_allclose(
-    item.metrics['reward/mean/toy'], np.mean(lengths), rtol=1e-6
-  )
-  assert item.metrics['rewards/slow/toy'] == item.metrics['reward/mean/toy']
-  assert item.batch.advantages.any()
-
-
 def test_fault_leaves_its_rollouts_out_of_baseline_and_batch(monkeypatch):
   toys.install(monkeypatch)
   rewards = functions(slow={}, nan_first={})
@@ -408,7 +321,6 @@ def test_environment_grades_with_its_judge(monkeypatch):
   ('options', 'field'),
   [
     ({'fn': 'json.loads'}, 'fn'),
-    ({'fn': 'json:loads', 'timeout': 0.0}, 'timeout'),
     ({'fn': 'json:loads', 'weight': float('nan')}, 'weight'),
     ({'fn': 'json:loads', 'judge': 'policy'}, 'judge'),
   ],

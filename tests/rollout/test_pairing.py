@@ -1,6 +1,5 @@
 """Preference pairs: correct against incorrect, distinct answers, seeded."""
 
-import collections
 import dataclasses
 
 import pytest
@@ -112,8 +111,7 @@ def test_correct_answers_are_chosen_and_incorrect_ones_rejected():
   assert (count.correct, count.incorrect, count.one_sided) == (12, 6, 0)
   assert len({spec.uid for spec in driver.specs}) == 30
   # The choice among two correct answers is seeded and varies.
-  chosen = collections.Counter(pair.chosen[0]['content'] for pair in pairs)
-  assert len(chosen) == 2
+  assert len({pair.chosen[0]['content'] for pair in pairs}) == 2
   assert pairs == make([RIGHT, WRONG, 'max_tokens', 'ungraded', 'yes 2'])[0]
 
 
@@ -145,16 +143,6 @@ def test_eval_split_has_other_tasks_and_uids():
   assert not {x.uid for x in driver.specs} & {x.uid for x in training}
 
 
-def test_error_without_eval_pairs_names_the_eval_options():
-  with pytest.raises(ValueError, match='answers to the train split') as error:
-    make([RIGHT, 'yes 2'], eval_prompts=4)
-  assert 'eval_prompts' not in str(error.value)
-  with pytest.raises(
-    ValueError, match='the eval split .* 0 pairs of 4 .* pairs.eval_prompts'
-  ):
-    make([RIGHT, 'yes 2'], split='eval', eval_prompts=4)
-
-
 def test_tasks_with_equal_prompts_differ_by_answer_and_info():
   """Twelve tasks of one prompt; two each have the same answer and info."""
   tasks = pairing.first_tasks(StandIns(), schema.MadePairs(), 0)
@@ -184,8 +172,6 @@ def test_pairs_share_the_prompt_that_was_shown():
       _assistant(f'yes {door}'),
       _assistant(f'no {door}'),
     )
-  with pytest.raises(ValueError, match='0 pairs of 12 tasks .* 12 tasks had'):
-    make([RIGHT, WRONG], change=show)
 
 
 @pytest.mark.parametrize('reason', ['max_tokens', 'overflow'])
@@ -213,9 +199,6 @@ def test_equal_answers_graded_both_ways_are_in_no_pair():
   ] * 6
   assert (count.contradicted, count.repeated) == (12, 6)
   assert (count.correct, count.incorrect, count.answers) == (6, 6, 30)
-  assert '12 graded both ways' in count.line()
-  with pytest.raises(ValueError, match='0 pairs .* 6 tasks had but one kind'):
-    make(['maybe', 'maybe'], change=grade)
 
 
 def test_max_errors_limits_failed_episodes():

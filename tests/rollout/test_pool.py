@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from posttrain import schema
+from posttrain import schema, scoring
 from posttrain.decode import engine as engines
 from posttrain.models import transformer
 from posttrain.rollout import driver
@@ -91,6 +91,18 @@ def test_durations_of_calls_do_not_change_rollouts(params, chunks, monkeypatch):
   assert_same(run(params, fakes.Recall), slow, atol=1e-5)
 
 
+def test_sampler_logprobs_equal_the_scorers(params):
+  samples = [rollout.samples[0] for rollout in run(params, fakes.Recall)]
+  scored = scoring.Scorer(fixtures.MODEL, rows=4, row_tokens=64)(
+    params, [x.ids for x in samples], [x.temperatures for x in samples]
+  )
+  for sample, logprobs in zip(samples, scored, strict=True):
+    np.testing.assert_allclose(
+      sample.sampler_logprobs, np.where(sample.mask, logprobs, 0), atol=1e-5
+    )
+    np.testing.assert_array_equal(sample.versions, np.where(sample.mask, 5, -1))
+
+
 @pytest.mark.parametrize('env', [fakes.Recall, Slow])
 def test_overlap_does_not_change_rollouts(params, env, monkeypatch):
   monkeypatch.setattr(Slow, 'nap', lambda self: None)
@@ -99,22 +111,14 @@ def test_overlap_does_not_change_rollouts(params, env, monkeypatch):
   assert_same(run(params, env, overlap=True), overlapped)
 
 
-class Together(fakes.Recall):
-  """Recall whose calls wait until every episode is in a call."""
-
-  def make(self, task):
-    episode, wait = super().make(task), self.fails['barrier'].wait
-    step, reset, grade = episode.step, episode.reset, episode.grade
-    episode.reset = lambda: (wait(WAITS), reset())[1]
-    episode.step = lambda *args: (wait(WAITS), step(*args))[1]
-    episode.grade = lambda: (wait(WAITS), grade())[1]
-    return episode
-
-
 def test_blocking_episodes_are_called_concurrently():
   """Sequential calls would never return."""
   count = 16
-  env = Together(blocking=True, fails={'barrier': threading.Barrier(count)})
+  barrier = threading.Barrier(count)
+  env = fakes.Recall(
+    blocking=True,
+    fails={'reset': lambda: (barrier.wait(WAITS), fakes.Recall.prompt)[1]},
+  )
   engine = fakes.Engine(
     {uid: ['red', 'red'] for uid in range(count)}, pick=lambda uids: uids
   )

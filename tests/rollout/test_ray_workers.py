@@ -63,14 +63,6 @@ def test_a_worker_killed_in_the_middle_of_a_step_changes_nothing(calls):
   assert episode.caught(episode.end, True).reward == 1.0
 
 
-def test_an_exception_has_the_text_and_place_of_a_thread(connected):
-  options = {'fault': 'raises', 'at': ('t1',)}
-  truth, _ = toys.play(**options)
-  rollouts, stage = toys.play(ray_workers, **options)
-  assert [r.error for r in rollouts] == [r.error for r in truth]
-  assert truth[1].error is not None and stage.losses == 0
-
-
 def test_a_worker_that_hangs_is_killed_and_one_that_exits_is_replaced(
   connected,
 ):
@@ -88,21 +80,6 @@ def test_a_worker_that_hangs_is_killed_and_one_that_exits_is_replaced(
     for i in (0, 2, 3):
       assert rollouts[i].messages == truth[i].messages
       assert rollouts[i].score == truth[i].score
-
-
-def test_rewards_of_a_ray_worker_equal_those_in_a_thread(connected):
-  path = 'tests.rollout.hostile'
-  cfg = {
-    x: schema.RewardFn(fn=f'{path}:{x}', isolate=False)
-    for x in ('length', 'later')
-  }
-  stage = remote.Remote(schema.Rollout(), {}, ray_workers.start)
-  group = two_turns.group(1.0, 0.0)
-  (a, _, _), (b, metrics, errors) = (
-    grading.Rewards('e', cfg, workers=x)(group) for x in (None, stage)
-  )
-  assert [r.score for r in a] == [r.score for r in b] and errors == ()
-  assert metrics['rewards/length/faults'] == 0
 
 
 def test_a_function_that_exits_is_tried_twice_and_is_a_fault(connected):

@@ -16,7 +16,6 @@ from tests import fixtures
 
 ROWS, T = 2, 32
 LENGTHS = (20, 12, 25)  # the rows are 25 and 20 + 12
-PRINT = fixtures.RENDERER.fingerprint
 
 
 @jax.jit
@@ -66,9 +65,8 @@ def refuse(name):
   raise AssertionError(name)
 
 
-@pytest.mark.parametrize('temperature', [None, 1.0])
-def test_policy_logprobs_are_bitwise_at_the_samples_temperatures(temperature):
-  batch = samples(temperature)
+def test_policy_logprobs_are_bitwise_at_the_samples_temperatures():
+  batch = samples()
   refs = make(refuse)
   refs.set_policy({'policy': params(0)})
   scored = refs('policy', batch)
@@ -95,20 +93,13 @@ def test_each_name_is_loaded_once_with_its_own_parameters():
     return references.Model(params(int(name[-1])), fixtures.MODEL)
 
   refs, batch = make(load), samples()
-  assert not names
-  first = refs('stage:1', batch)
-  refs.set_policy({'policy': params(1)})
-  for a, b in zip(first, refs('policy', batch), strict=True):
-    np.testing.assert_array_equal(a, b)
-  refs.set_policy({'policy': params(2)})
-  for a, b, c in zip(
-    refs('policy', batch),
-    refs('stage:2', batch),
-    refs('stage:1', batch),
-    strict=True,
-  ):
-    np.testing.assert_array_equal(a, b)
-    assert np.abs(a - c).max() > 1e-3
+  scored = {}
+  for index in (1, 2, 1):
+    refs.set_policy({'policy': params(index)})
+    scored[index] = refs(f'stage:{index}', batch)
+    for a, b in zip(scored[index], refs('policy', batch), strict=True):
+      np.testing.assert_array_equal(a, b)
+  assert np.abs(scored[1][0] - scored[2][0]).max() > 1e-3
   assert names == ['stage:1', 'stage:2']
   with pytest.raises(AssertionError, match='set_policy comes before'):
     make(refuse)('policy', batch)
@@ -117,21 +108,22 @@ def test_each_name_is_loaded_once_with_its_own_parameters():
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory):
   folder = tmp_path_factory.mktemp('run')
+  save(folder, 3, params(1), fixtures.MODEL)
+  return folder
+
+
+def save(folder, step, weights, model):
   saver = store.Checkpointer(
     str(folder / 'checkpoints' / 'sft'), schema.Checkpoint()
   )
-  saver.save(
-    3,
-    {'params': params(1)},
-    {
-      'tokenizer': PRINT,
-      'model': dataclasses.asdict(fixtures.MODEL),
-      'stage': 'sft',
-      'config': {'tokenizer': {}, 'sft': {'optim': {}, 'eval': {}}},
-    },
-  )
+  host = {
+    'tokenizer': fixtures.RENDERER.fingerprint,
+    'model': dataclasses.asdict(model),
+    'stage': 'sft',
+    'config': {'tokenizer': {}, 'sft': {'optim': {}, 'eval': {}}},
+  }
+  saver.save(step, {'params': weights}, host)
   saver.close()
-  return folder
 
 
 def loader(
@@ -159,20 +151,15 @@ def test_names_are_resolved_to_steps(workdir, tmp_path):
   for name in names[1:]:
     outside = loading.resolve(name, str(tmp_path))
     assert outside == str((workdir / step).resolve())
-    assert schema.is_path(name)
   for name in ('init', 'policy', 'random'):
     assert loading.resolve(name, str(workdir)) == name
-  for name in ('init', 'policy', 'random', 'stage:sft'):
-    assert not schema.is_path(name)
 
 
 @pytest.mark.parametrize(
   'name, message',
   [
     ('stage:grpo', 'must exist: got .*grpo'),
-    ('stage:', 'no saved step'),
     ('polcy', "a checkpoint path must exist: got 'polcy'"),
-    ('/nowhere', "got '/nowhere'"),
   ],
 )
 def test_unknown_names_are_refused(workdir, name, message):
@@ -182,15 +169,11 @@ def test_unknown_names_are_refused(workdir, name, message):
 
 def test_loader_restores_resolved_folders(workdir):
   step = 'checkpoints/sft/3'
-  load = loader(
-    workdir, init='random', inside=step, outside=str(workdir / step)
-  )
-  assert load('init').cfg == fixtures.MODEL
+  load = loader(workdir, init='random', outside=str(workdir / step))
   jax.tree.map(np.testing.assert_allclose, load.init(), params(0))
-  for name in ('inside', 'outside'):
-    model = load(name)
-    jax.tree.map(np.testing.assert_array_equal, model.params, params(1))
-    assert model.cfg == fixtures.MODEL
+  model = load('outside')
+  jax.tree.map(np.testing.assert_array_equal, model.params, params(1))
+  assert model.cfg == fixtures.MODEL
 
 
 @pytest.mark.parametrize(
@@ -204,7 +187,6 @@ def test_loader_restores_resolved_folders(workdir):
       {'model': dataclasses.replace(fixtures.MODEL, rope_theta=5e5)},
       'its rope_theta is 10000.0, and config.model.rope_theta is 500000.0',
     ),
-    ({'init': 'checkpoints/sft/2'}, 'a checkpoint must exist|no saved step'),
   ],
 )
 def test_changed_weights_are_refused_on_loading(workdir, options, message):
@@ -217,69 +199,34 @@ def test_changed_weights_are_refused_on_loading(workdir, options, message):
 HINT = ({'role': 'system', 'content': 'It is 7.'},)
 
 
-class Bos:
-  """A renderer with a bos, which precedes the template."""
-
-  def __init__(self, renderer):
-    self.tokenizer = dataclasses.replace(
-      Tokenizer(), bos_id=renderer.tokenizer.pad_id
-    )
-    self._renderer = renderer
-
-  def with_tools(self, tools):
-    assert tools is None
-    return self
-
-  def render(self, messages, *, add_generation_prompt=False):
-    assert not add_generation_prompt
-    rendered = self._renderer.render(messages)
-    ids = np.concatenate([[self.tokenizer.bos_id], rendered.ids]).astype(
-      np.int32
-    )
-    return dataclasses.replace(rendered, ids=ids)
+def forward(ids, temperature):
+  """Returns logprobs of one sequence, f32[T]."""
+  places = np.arange(ids.size, dtype=np.int32)[None]
+  temperatures = np.full(places.shape, temperature, np.float32)
+  return score(
+    params(0), ids[None], places, np.ones_like(places), temperatures
+  )[0]
 
 
-@dataclasses.dataclass
-class Tokenizer:
-  bos_id: int | None = None
-
-
-@pytest.mark.parametrize('bos', [False, True])
-def test_hint_precedes_the_sample_with_one_bos(bos):
+def test_a_hint_precedes_a_sample_without_a_task():
   """Compares with a forward over the concatenated sequence."""
-  tokens = Bos(fixtures.RENDERER) if bos else fixtures.RENDERER
-  batch = samples(1.0)
-  if bos:  # samples and hint begin with it
-    for sample in batch:
-      sample.ids[0] = tokens.tokenizer.bos_id
-  refs = make(refuse, tokens)
+  batch, refs = samples(1.0), make(refuse)
   refs.set_policy({'policy': params(0)})
   scored = refs('policy', batch, [HINT] * len(batch))
-  head = tokens.render(HINT).ids
+  head = fixtures.RENDERER.render(HINT).ids
   for sample, logprobs in zip(batch, scored, strict=True):
-    ids = np.concatenate([head, sample.ids[1:] if bos else sample.ids])[None]
-    places = np.arange(ids.size, dtype=np.int32)[None]
-    whole = score(
-      params(0),
-      ids,
-      places,
-      np.ones_like(places),
-      np.ones(ids.shape, np.float32),
-    )[0]
+    whole = forward(np.concatenate([head, sample.ids]), 1.0)
     assert logprobs.shape == (len(sample),) and logprobs[0] == 0
     np.testing.assert_allclose(
       logprobs[1:], whole[-len(sample) + 1 :], atol=2e-5
     )
-  assert np.abs(scored[0] - refs('policy', batch)[0]).max() > 1e-3
 
 
 @pytest.mark.parametrize('role', ['system', 'user'])
 def test_a_hint_is_in_the_prompt_of_the_sample(role):
   """Compares with a forward over the hinted prompt and the completion."""
-  render, prompt = (
-    fixtures.RENDERER.render,
-    ({'role': 'user', 'content': '1?'},),
-  )
+  render = fixtures.RENDERER.render
+  prompt = ({'role': 'user', 'content': '1?'},)
   own = render(prompt, add_generation_prompt=True).ids
   (sample, *_) = samples(0.7)
   task = types.Task(id='r', env='e', prompt=prompt)
@@ -295,34 +242,20 @@ def test_a_hint_is_in_the_prompt_of_the_sample(role):
   refs.set_policy({'policy': params(0)})
   (scored,) = refs('policy', [sample], [hint])
   head = render(references.hinted(prompt, hint), add_generation_prompt=True).ids
-  ids = np.concatenate([head, completion])[None]
-  whole = score(
-    params(0),
-    ids,
-    np.arange(ids.size, dtype=np.int32)[None],
-    np.ones_like(ids),
-    np.full(ids.shape, 0.7, np.float32),
-  )[0]
+  whole = forward(np.concatenate([head, completion]), 0.7)
   assert len(scored) == len(sample.ids) and not scored[: len(own)].any()
   np.testing.assert_allclose(scored[len(own) :], whole[len(head) :], atol=2e-5)
 
 
 def test_a_hint_goes_into_the_first_message_of_its_role():
-  system, user, answer, more = (
-    {'role': role, 'content': role[0]}
-    for role in ('system', 'user', 'assistant', 'user')
-  )
+  system, user = ({'role': r, 'content': r[0]} for r in ('system', 'user'))
   hint = {'role': 'user', 'content': 'h'}
   both = {'role': 'user', 'content': 'h\n\nu'}
-  assert references.hinted((system, user, answer, more), (hint,)) == (
-    *(system, both, answer, more),
+  assert references.hinted((system, user, user), (hint,)) == (
+    *(system, both, user),
   )
   hint = {'role': 'system', 'content': 'h'}
   assert references.hinted((user,), (hint,)) == (hint, user)
-  assert references.hinted((system, user), (hint,)) == (
-    {'role': 'system', 'content': 'h\n\ns'},
-    user,
-  )
 
 
 def test_a_template_that_leaves_system_messages_out_gets_the_hint_elsewhere():
@@ -344,20 +277,7 @@ def test_model_of_another_shape_scores_with_its_own_options(tmp_path):
   """A teacher is often larger than its student."""
   bigger = dataclasses.replace(fixtures.MODEL, layers=3, mlp_dim=48)
   weights = transformer.init(jax.random.key(5), bigger)
-  saver = store.Checkpointer(
-    str(tmp_path / 'checkpoints' / 'sft'), schema.Checkpoint()
-  )
-  saver.save(
-    1,
-    {'params': weights},
-    {
-      'tokenizer': PRINT,
-      'model': dataclasses.asdict(bigger),
-      'stage': 'sft',
-      'config': {'tokenizer': {}, 'sft': {'optim': {}, 'eval': {}}},
-    },
-  )
-  saver.close()
+  save(tmp_path, 1, weights, bigger)
   load = loader(tmp_path, big='checkpoints/sft/1', init='checkpoints/sft/1')
   model = load('big')
   assert model.cfg == bigger
@@ -394,8 +314,7 @@ def test_equal_endpoints_share_one_client():
       assert renderer is fixtures.RENDERER
 
     def score(self, ids, temperatures, caller):
-      self.temperatures = temperatures
-      assert caller == 'environment e'
+      assert all((x == 0.5).all() for x in temperatures)
       return [np.full(len(x), -1, np.float32) for x in ids]
 
     def close(self):
@@ -403,11 +322,10 @@ def test_equal_endpoints_share_one_client():
 
   a = schema.Endpoint(name='m', base_url='http://h/v1')
   refs = make(refuse, connect=Server)
-  for name in (a, dataclasses.replace(a), a):
+  for name in (a, dataclasses.replace(a)):
     scored = refs(name, samples(0.5))
     assert all(x[0] == 0 and (x[1:] == -1).all() for x in scored)
   assert calls == [a]
-  assert all((x == 0.5).all() for x in refs.endpoint(a).temperatures)
   refs.close()
   assert calls == [a, 'closed']
 

@@ -64,15 +64,6 @@ def test_a_worker_lost_in_any_call_changes_nothing(truth, lost):
   assert len(cluster.calls) > CALLS
 
 
-def test_an_episode_is_played_again_from_its_first_call():
-  cluster = Cluster({2})
-  play(cluster, count=1)
-  methods = [args[2] for args in cluster.calls]
-  assert methods == ['open', 'step', 'step', 'open', 'step', 'step', 'end']
-  texts = [args[3] for args in cluster.calls if args[2] == 'step']
-  assert texts[:2] == texts[2:] == [('0a', False, None), ('0b', False, None)]
-
-
 def test_an_episode_that_ends_its_workers_costs_only_itself(truth):
   cluster = Cluster(exits=True)
   rollouts, workers = play(cluster, num_workers=1)
@@ -145,76 +136,6 @@ def test_an_environment_that_cannot_be_built_fails_its_episodes():
   assert host.call(0, task, 'abandon', ()) == (None, 'close')
 
 
-class Handle:
-  def __init__(self):
-    self.killed, self.starts, self.started = 0, True, True
-
-  def has_started(self):
-    return self.started
-
-  def start(self):
-    if not self.starts:
-      raise remote.Lost('no start')
-
-  def kill(self):
-    self.killed += 1
-
-
-@pytest.fixture
-def handles():
-  return []
-
-
-@pytest.fixture
-def pair(handles):
-  def start():
-    handles.append(Handle())
-    return handles[-1]
-
-  cfg = schema.Rollout(num_workers=2)
-  return remote.Remote(cfg, {}, lambda make, concurrency: start())
-
-
-def test_an_episode_gets_the_worker_with_the_fewest(pair, handles):
-  taken = [pair.take(alone=False) for _ in range(5)]
-  assert [handles.index(x.handle) for x in taken] == [0, 1, 0, 1, 0]
-  for worker in (taken[0], taken[2]):
-    pair.give_back(worker)
-  assert pair.take(alone=False).handle is handles[0]
-  assert not any(x.killed for x in handles)
-
-
-def test_a_worker_that_has_started_comes_before_one_that_has_not(pair, handles):
-  pair.begin()
-  handles[0].started = False
-  assert [pair.take(alone=False).handle for _ in range(2)] == [handles[1]] * 2
-  handles[0].started = True
-  assert pair.take(alone=False).handle is handles[0]
-
-
-def test_a_lost_worker_is_killed_counted_once_and_replaced(pair, handles):
-  first, _, again = (pair.take(alone=False) for _ in range(3))
-  assert first is again
-  pair.lose(first)
-  pair.lose(again)
-  assert pair.losses == 1 and handles[0].killed == 1
-  assert len(handles) == 3  # it starts at once
-  assert pair.take(alone=False).handle is handles[2]
-
-
-def test_a_worker_alone_ends_with_its_episode(pair, handles):
-  pair.begin()
-  alone = pair.take(alone=True)
-  assert alone.handle is handles[2]
-  assert {pair.take(alone=False).handle, pair.take(alone=False).handle} == set(
-    handles[:2]
-  )
-  pair.give_back(alone)
-  assert handles[2].killed == 1 and pair.losses == 0
-  pair.lose(pair.take(alone=True))
-  assert handles[3].killed == 1 and pair.losses == 1
-
-
 PATH, JUDGED = 'tests.rollout.hostile', 'tests.rollout.judged'
 
 
@@ -280,13 +201,3 @@ def test_an_exception_is_a_fault_as_in_a_thread_and_not_retried(cluster):
   assert truth[0] == [None, None] and 'raised' in truth[2][0]
   assert score(others) == truth
   assert len(cluster.calls) == 1 and workers.losses == 0
-
-
-def test_a_call_over_its_timeout_is_a_fault_as_in_a_thread(cluster):
-  options = {'timeout': 0.1, 'kwargs': {'seconds': 1.0}}
-  rewards, _ = total('sleeps', path=JUDGED, **options)
-  others, workers = total('sleeps', cluster(), path=JUDGED, **options)
-  truth = score(rewards)
-  assert 'must return within its timeout of 0.1 s' in truth[2][0]
-  assert score(others) == truth
-  assert workers.losses == 1

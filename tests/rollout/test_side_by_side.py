@@ -1,7 +1,6 @@
 """Tasks in one thread: their turns, waits and errors."""
 
 import concurrent.futures
-import threading
 
 import pytest
 
@@ -64,24 +63,6 @@ def test_the_error_is_the_first_in_the_order_of_tasks(both):
   assert (type(a.exception()) is KeyError) == both
 
 
-def test_an_error_of_closing_is_a_note_of_the_first_error():
-  def stubborn():
-    try:
-      yield [concurrent.futures.Future()]
-    finally:
-      raise RuntimeError('cannot close')
-
-  def begins():
-    yield ()
-    raise ValueError('first')
-
-  log = []
-  tasks = [task(log, 'a', (), (), ()), begins(), stubborn()]
-  a, b, _ = side_by_side.run(tasks)
-  assert a.result() == 'A'
-  assert 'cannot close' in b.exception().__notes__[0]
-
-
 def test_a_future_that_was_cancelled_is_not_waited_for():
   """As `shutdown(cancel_futures=True)` cancels those that never ran."""
   log, cancelled = [], concurrent.futures.Future()
@@ -96,13 +77,3 @@ def test_an_interrupt_closes_all_tasks():
   with pytest.raises(KeyboardInterrupt):
     side_by_side.run(tasks)
   assert log == ['a', 'b ends', 'a ends']
-
-
-def test_a_thread_ends_with_its_call():
-  gate = threading.Event()
-  future = side_by_side.thread(gate.wait, TIMEOUT)
-  assert not future.done()
-  gate.set()
-  assert future.result(TIMEOUT) is True
-  with pytest.raises(ZeroDivisionError):
-    side_by_side.thread(lambda: 1 / 0).result(TIMEOUT)

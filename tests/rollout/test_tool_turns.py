@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from posttrain import schema, types
@@ -10,14 +9,7 @@ from posttrain.chat import tool_specs
 from posttrain.data import sources
 from posttrain.envs import base, tools
 from posttrain.metrics import rollouts as rollout_metrics
-from posttrain.rollout import (
-  driver,
-  env_calls,
-  pairing,
-  references,
-  remote,
-  sampler,
-)
+from posttrain.rollout import driver, env_calls, pairing, remote, sampler
 from tests.chat import test_real_templates as real
 from tests.rollout import fakes
 from tests.rollout import remote_toys as toys
@@ -175,8 +167,6 @@ def test_an_episode_under_a_models_template(
     (call('{"a": 1, "b": 0}'), 'error: ZeroDivisionError: '),
     (call('{"a": 1', 'divide'), 'error: a call must be one that can be read'),
     (call('{}', 'look'), "error: the tool must be one of ['divide']"),
-    (call('{"b": 1}'), "error: divide must have the argument 'a'"),
-    (call('[1]'), "error: 'arguments' must be an object: got a list"),
   ],
 )
 def test_an_error_goes_back_to_the_policy(text, words):
@@ -199,15 +189,10 @@ def test_complete_calls_of_a_truncated_turn_are_not_made(format):
   turns = env_calls.ToolTurns(TOOLS)
   episode = Episode(Calculator(lambda **arguments: made.append(arguments)))
   style = tool_specs.Style(format, 'tool')
-  first, *rest = turns.play(episode, written[format], True, style)
-  assert first == {
-    'role': 'tool',
-    'name': 'divide',
-    'content': 'error: the turn was cut off before its end: its calls are not '
-    'made',
-  }
-  assert len(rest) == (format == 'llama3') and not made
-  count = 1 + len(rest)
+  messages = turns.play(episode, written[format], True, style)
+  assert messages[0]['content'].startswith('error: the turn was cut off')
+  assert not made
+  count = 1 + (format == 'llama3')
   assert turns.metrics() == {'calls': count, 'failures': count, 'malformed': 1}
   # The same text, whole; and a truncated turn without a call is an answer.
   turns.play(episode, written[format], False, style)
@@ -237,31 +222,11 @@ def test_samplers_check_prompts_with_their_tools():
   """So a prompt is too long because of its tools."""
   env = Calculator()
   cfg = schema.Policy(max_tokens=8)
-  for tokens, fits in ((30, False), (1000, True)):
-    own = sampler.make(cfg, env, fakes.RENDERER, tokens)
-    own.check(BARE)
-    if fits:
-      own.check(TASK)
-    else:
-      with pytest.raises(ValueError, match='must have a prompt below'):
-        own.check(TASK)
-  unknown = types.Tools(TOOLS.schemas, 'xml')
-  with pytest.raises(
-    ValueError, match='row t of environment calculator: the f'
-  ):
-    own.check(dataclasses.replace(TASK, tools=unknown))
-
-
-def test_a_demonstration_follows_the_tools():
-  answer = ({'role': 'assistant', 'content': 'a'},)
-  task = dataclasses.replace(TASK, demonstration=answer)
-  own = sampler.make(schema.Dataset(), Calculator(), fakes.RENDERER, 1000)
-  (sample,) = own.rollout(task, 0).samples
-  prompt = fakes.RENDERER.with_tools(TOOLS).render(
-    TASK.prompt, add_generation_prompt=True
-  )
-  np.testing.assert_array_equal(sample.ids[: len(prompt)], prompt.ids)
-  assert sample.mask[len(prompt) :].all()
+  sampler.make(cfg, env, fakes.RENDERER, 1000).check(TASK)
+  own = sampler.make(cfg, env, fakes.RENDERER, 30)
+  own.check(BARE)
+  with pytest.raises(ValueError, match='must have a prompt below'):
+    own.check(TASK)
 
 
 def test_pairs_need_tasks_without_tools():
@@ -269,19 +234,6 @@ def test_pairs_need_tasks_without_tools():
     ValueError, match='calculator.env must have tasks without'
   ):
     pairing.first_tasks(Calculator(), schema.MadePairs(), 0)
-
-
-def test_a_hint_keeps_the_tools_of_the_prompt():
-  rollout, _ = run(['Done.'])
-  (sample,) = rollout.samples
-  refs = references.References.__new__(references.References)
-  refs._renderer = fakes.RENDERER
-  hint = ({'role': 'user', 'content': 'It is 1.'},)
-  head = refs._head(sample, hint)
-  expected = fakes.RENDERER.with_tools(TOOLS).render(
-    references.hinted(TASK.prompt, hint), add_generation_prompt=True
-  )
-  np.testing.assert_array_equal(head.ids, expected.ids)
 
 
 class Blocking(Calculator):

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from posttrain import types
 from posttrain.algorithms import observed
-from posttrain.chat import rendering, tokenizers
 from posttrain.rollout import driver
 from tests.rollout import fakes
 from tests.rollout.fakes import EOS, RENDERER, Recall, spec
@@ -41,27 +40,14 @@ def test_turns_have_places_rewards_and_stop_reasons():
   np.testing.assert_array_equal(in_turns, rollout.samples[0].mask)
 
 
-def test_last_turn_of_a_cut_episode_has_its_reward():
-  rollout, _ = run(['red', 'red'], max_length=17)
-  assert rollout.stop_reason == 'overflow'
-  assert rollout.turns[-1] == types.Turn(0, 16, 1, 1.0, 'overflow')
-  # No token left after the reply: the turn itself ended with eos.
-  rollout, _ = run(['red', 'red'], max_length=16)
-  assert rollout.stop_reason == 'overflow'
-  assert rollout.turns == (types.Turn(0, 7, 4, 0.5, 'eos'),)
-  assert run(['red'], max_length=5)[0].turns == ()
-
-
 # A prompt of 7, 4 sampled, a reply of 5, 4 sampled.
 @pytest.mark.parametrize(
   'budget, added, reason',
   [
     (None, 13, 'env_done'),
     (13, 13, 'env_done'),
-    (12, 12, 'overflow'),
     (10, 10, 'overflow'),
     (9, 4, 'overflow'),
-    (4, 4, 'overflow'),
     (2, 2, 'overflow'),
   ],
 )
@@ -159,25 +145,3 @@ def test_repeated_history_does_not_count_towards_the_budget():
     assert cut.messages == whole.messages
     assert cut.stop_reason == whole.stop_reason
     assert [t.length for t in cut.turns] == [t.length for t in whole.turns]
-
-
-def test_dropped_thought_and_truncated_history_each_start_a_sample():
-  renderer = rendering.Renderer(
-    tokenizers.Bytes(),
-    (
-      '{% for m in messages %}<|{{ m.role }}|>'
-      "{{ m.content if loop.last else m.content.split('#')[-1] }}<|end|>"
-      '{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}'
-    ),
-  )
-  rollout, _ = run(
-    ['x#a', 'b', 'c#c', 'd'], renderer=renderer, keep_exchanges=2
-  )
-  prompts = [s.ids[: int(np.argmax(s.mask))] for s in rollout.samples]
-  visible = [
-    [m for m in dict.fromkeys(s.message_ids[: len(a)].tolist()) if m >= 0]
-    for s, a in zip(rollout.samples, prompts, strict=True)
-  ]
-  # First the thought is dropped, then the first exchange.
-  assert visible == [[0], [0, 1, 2], [0, 3, 4, 5, 6]]
-  assert sum(int(s.mask.sum()) for s in rollout.samples) == 4 + 2 + 4 + 2

@@ -60,7 +60,7 @@ def wait_for(condition):
     time.sleep(0.01)
 
 
-@pytest.mark.parametrize('name', ['length', 'later', 'edits'])
+@pytest.mark.parametrize('name', ['length', 'later'])
 def test_rewards_are_those_of_a_thread_to_the_bit(rollouts, name):
   thread, process = (
     score(rollouts, total(name, isolate=x)) for x in (False, True)
@@ -94,22 +94,17 @@ def test_posttrains_functions_and_those_with_a_judge_run_in_threads():
     ('backtracks', 'must return within its timeout of 0.3 s: it did not'),
     ('leaves', 'must return rewards: its process ended with exit code 3'),
     ('crashes', 'must return rewards: its process was ended by SIGSEGV'),
-    ('fills', 'must return rewards: it raised MemoryError (hostile.py:'),
-    ('returns_functions', 'must return finite rewards'),
     ('raises', 'must return rewards: it raised ValueError: a a a'),
-    ('unprintable', 'it raised Unprintable'),
   ],
 )
-def test_faults_cost_one_call(rollouts, name, message, capfd):
+def test_faults_cost_one_call(rollouts, name, message):
   rewards = total(name, timeout=0.3 if name == 'backtracks' else 30.0)
   for _ in range(2):  # the process starts again
     values, metrics, (error,) = score(rollouts, rewards)
     assert values == [None, None] and metrics['rewards/x/faults'] == 1
     assert message in error and len(error) < 1000, error
   # A fault of the function alone leaves its process.
-  assert (popen_of(rewards) is not None) == (
-    name in ('raises', 'returns_functions', 'unprintable')
-  )
+  assert (popen_of(rewards) is not None) == (name == 'raises')
 
 
 def test_output_goes_to_stderr(rollouts, capfd):
@@ -135,13 +130,6 @@ def test_timeout_and_exit_kill_the_children(rollouts, tmp_path):
     assert time.monotonic() - start < 25
     pids = (tmp_path / name).read_text().split()
     wait_for(lambda pids=pids: not any(map(alive, pids)))
-
-
-def test_a_fork_of_the_function_ends_alone(rollouts, tmp_path):
-  rewards = total('forks', kwargs={'file': str(tmp_path / 'pid')})
-  for call in (1.0, 2.0, 3.0):
-    assert score(rollouts, rewards)[0] == [call, call]
-  wait_for(lambda: not alive((tmp_path / 'pid').read_text()))
 
 
 @pytest.mark.parametrize('kills', [False, True])
