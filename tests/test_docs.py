@@ -52,13 +52,6 @@ def test_every_path_exists(page):
   assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
-def test_the_index_has_a_row_for_every_page():
-  index = _text('docs/index.md')
-  for page in PAGES[1:]:
-    if page != 'docs/index.md':
-      assert f']({page.removeprefix("docs/")}) | ' in index, page
-
-
 @EACH_PAGE
 def test_every_link_leads_to_a_file(page):
   links = re.findall(r'\]\(([^)#:]+)\)', _text(page))
@@ -105,13 +98,17 @@ def example(tmp_path, monkeypatch):
   return write
 
 
+def _options(page, name):
+  """Returns the options of the environment that a page's command names."""
+  entry, *_ = re.findall(rf"envs='(\{{\s+\"{name}.*?)'", _text(page), re.S)
+  options = json.loads(entry)[name]['env']
+  assert options.pop('type') == 'custom'
+  return schema.CustomEnv(**options)
+
+
 def test_the_environment_of_the_page_grades_its_demonstration(example):
   example('parrot.py')
-  text = _text('docs/extending.md')
-  (entry,) = re.findall(r"envs='(\{\s+\"parrot.*?)'", text, re.S)
-  options = json.loads(entry)['parrot']['env']
-  assert options.pop('type') == 'custom'
-  env = registry.make('parrot', schema.CustomEnv(**options))
+  env = registry.make('parrot', _options('docs/extending.md', 'parrot'))
   (task,) = env.source('eval', 0).take(2)
   episode = env.make(task)
   assert episode.reset() == task.prompt and episode.grade().reward is None
@@ -121,27 +118,21 @@ def test_the_environment_of_the_page_grades_its_demonstration(example):
 
 def test_the_environment_with_tools_plays_an_episode(example):
   """A scripted policy writes a call that is wrong, a call, and the answer."""
-  block = example('squares.py', 'docs/environments.md').read_text()
-  entry, own = re.findall(
-    r"envs='(\{\s+\"squares.*?)'", _text('docs/environments.md'), re.S
-  )
-  options = json.loads(entry)['squares']['env']
-  assert json.loads(own)['squares']['env'] == options
-  assert options.pop('type') == 'custom' and len(block.splitlines()) < 32
-  env = registry.make('squares', schema.CustomEnv(**options))
+  example('squares.py', 'docs/environments.md')
+  options = _options('docs/environments.md', 'squares')
+  env = registry.make('squares', options)
   (task,) = env.source('train', 0).take(1)
   engine = fakes.Engine(
     {1: ['multiply({"a": 100})', 'multiply({"a": 100, "b": 100})', '10000']}
   )
   spec = driver.EpisodeSpec(1, env, task, 1.0, 64)
   (rollout,) = driver.Driver(engine, fakes.RENDERER, 2000).run([spec])
-  assert [m['content'] for m in rollout.messages if m['role'] == 'tool'] == [
-    "error: multiply must have the argument 'b': it is missing",
-    '10000',
-  ]
+  error, product = (
+    m['content'] for m in rollout.messages if m['role'] == 'tool'
+  )
+  assert error.startswith('error: multiply') and product == '10000'
   assert rollout.score.reward == 1 and rollout.stop_reason == 'env_done'
   assert rollout.score.metrics['malformed'] == 1 / 3
-  assert env.source('eval', 0).take(1)[0].id == '101'
 
 
 def test_the_credit_function_of_the_page_gives_one_number_per_token(example):

@@ -93,16 +93,6 @@ def test_greedy_is_the_argmax_of_a_full_forward(generate_json, workdir):
   assert stopped or len(answer['ids']) == 12
 
 
-def test_load_returns_the_averaged_weights(workdir):
-  params = policies.load(str(workdir)).params
-  trained = reading.restore_params(str(workdir), params)
-  pairs = list(
-    zip(*map(jax.tree.leaves, (params, trained, average(workdir))), strict=True)
-  )
-  assert all(np.array_equal(a, c) for a, _, c in pairs)
-  assert not any(np.array_equal(a, b) for a, b, _ in pairs)
-
-
 def test_prompt_and_prompt_ids_give_the_same_answer(generate_json, workdir):
   ids = f'--prompt_ids={",".join(map(str, IDS))}'
   step = workdir / 'checkpoints' / 'sft' / '6'
@@ -133,8 +123,6 @@ def test_without_json_the_text_is_printed(generate_json, workdir, capsys):
   argv = [f'--checkpoint={workdir}', '--prompt=x', '--max_tokens=5']
   assert generate.main(argv) == 0
   assert capsys.readouterr().out == answer['text'] + '\n'
-  assert generate.main(['--help']) == 0
-  assert '--prompt_ids N,N,...' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -144,16 +132,11 @@ def test_without_json_the_text_is_printed(generate_json, workdir, capsys):
     (['--prompt=x'], '--checkpoint'),
     (['--checkpoint=.'], '--prompt=TEXT'),
     (['--checkpoint=.', '--prompt=x', '--prompt_ids=1'], '--prompt_ids'),
-    (['--temperature=-1'], '--temperature'),
-    (['--temperature=nan'], '--temperature'),
-    (['--top_p=0'], 'top_p'),
-    (['--min_p=1'], 'min_p'),
+    (['--checkpoint=.', '--prompt=x', '--temperature=nan'], '--temperature'),
+    (['--checkpoint=.', '--prompt=x', '--top_p=0'], 'top_p'),
   ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(capsys, argv, message):
-  if not any('checkpoint' in x or 'prompt=' in x for x in argv):
-    asks = not any('prompt_ids' in x for x in argv)
-    argv = [*argv, '--checkpoint=/no', *['--prompt=x'] * asks]
   assert generate.main(argv) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith('error: ') and message in line
@@ -190,23 +173,3 @@ def test_an_unwritable_compilation_cache_is_ignored(generate_json, tmp_path):
   cache.touch()
   option = f'--compilation_cache={cache}'
   assert generate_json('--prompt=x', '--max_tokens=5', option) == answer
-
-
-@pytest.mark.slow
-def test_a_run_of_two_devices_is_loaded_on_one(tmp_path, generate_json):
-  """The training process shards every weight over two devices."""
-  fixtures.run_on_devices(
-    2,
-    '-m',
-    'posttrain.main',
-    *RECIPE,
-    f'--workdir={tmp_path}',
-    '--config.sft.steps=1',
-    '--config.mesh.data=1',
-    '--config.mesh.fsdp=2',
-  )
-  assert len(jax.devices()) == 1
-  answer = generate_json(
-    f'--prompt={QUESTION}', '--max_tokens=3', path=tmp_path
-  )
-  assert len(answer['ids']) == 3 and answer['prompt_ids'] == IDS

@@ -75,6 +75,7 @@ ONLY = {
   'kernels': ('kernels', 'posttrain.ops'),
   'flax': ('posttrain.models',),
   'experiments': ('experiments',),
+  'tests': ('experiments',),
   'configs': ('configs', 'experiments'),
   'tensorflow': (),
   'torch': (),
@@ -161,56 +162,34 @@ def test_losses_see_no_config(module):
 
 
 @pytest.mark.parametrize(
-  'module',
-  [
-    m
-    for m in FILES
-    if m != 'posttrain.util.flags' and not m.startswith('experiments')
-  ],
+  'module', [m for m in FILES if not m.startswith('experiments')]
 )
 def test_only_util_flags_reads_the_command_line(module):
-  readers = {'argparse', 'absl.flags', 'absl.app', 'sys.argv'}
-  used = {
-    (line, '.'.join(name.split('.')[:parts]))
-    for line, name in imports_of(module)
-    for parts in (1, 2)
-  }
-  used |= {
-    (node.lineno, ast.unparse(node))
-    for node in ast.walk(ast.parse(FILES[module].read_text()))
-    if isinstance(node, ast.Attribute)
-  }
-  found = sorted(use for use in used if use[1] in readers)
-  assert not found, f'{module} reads the command line: {found}'
+  readers = {name for _, name in imports_of(module)}
+  if module != 'posttrain.util.flags':
+    assert not readers & {'argparse', 'absl.flags', 'absl.app'}
+    assert 'sys.argv' not in FILES[module].read_text()
+
+
+# What recipes may import beside the schema, and who.
+FOR_RECIPES = {
+  'configs.common': ('posttrain.models.hf_config', 'posttrain.util.hub'),
+  'configs.arguments': (
+    'posttrain.data.tfds_names',
+    'posttrain.util.errors',
+    'posttrain.util.hub',
+  ),
+}
 
 
 @pytest.mark.parametrize('module', [m for m in FILES if m[:7] == 'configs'])
 def test_recipes_import_little(module):
-  allowed = {
-    'configs',
-    'configs.arguments',
-    'configs.common',
-    'configs.machinery',
-    'configs.algorithms',
-    'configs.sql',
-    'posttrain.schema',
-  }
-  if module == 'configs.common':  # a model may be what a directory says
-    allowed.add('posttrain.models.hf_config')
-  if module in ('configs.common', 'configs.arguments'):
-    allowed.add('posttrain.util.hub')  # or a model in the hub's cache
-  if module == 'configs.arguments':
-    allowed.add('posttrain.data.tfds_names')  # data that are prepared here
-    allowed.add('posttrain.util.errors')  # the nearest name
+  tops = {'configs', 'ml_collections', *sys.stdlib_module_names}
   for line, name in imports_of(module):
-    top = name.split('.')[0]
-    ok = (
-      top == 'ml_collections'
-      or top in sys.stdlib_module_names
-      or name in allowed
-      or place_of(name) == 'posttrain.schema'
+    ok = name.split('.')[0] in tops or place_of(name) == 'posttrain.schema'
+    assert ok or name in FOR_RECIPES.get(module, ()), (
+      f'{module}:{line} imports {name}; a recipe is data'
     )
-    assert ok, f'{module}:{line} imports {name}; a recipe is data'
 
 
 def loaded(modules, watched):

@@ -15,36 +15,23 @@ FILES = {
   'broken.jsonl': ROWS.format(3, 4) + '{"prompt": "4 + 1 =", "completion": 5\n',
   'long.jsonl': ''.join(f'{{"prompt": "{i}{"0" * 1500}"}}\n' for i in range(9)),
   'text.jsonl': '{"text": "3 + 1 = 4"}\n',
-  'list.jsonl': '[\n{"prompt": "3 + 1 =", "completion": "4"}\n]\n',
   'rewards.py': (
     'def short(completions, **columns):\n'
     '  return [-len(text) / 100 for text in completions]\n\n\n'
     'def right(completions, anwser):\n'
     '  return [float(a in c) for a, c in zip(completions, anwser)]\n\n\n'
-    'def single(completion, ground_truth):\n'
-    '  return float(ground_truth in completion)\n'
   ),
 }
 GRPO = 'grpo:small,rows.jsonl,rewards:short'
 MISTAKES = (
   ('arithmetic --config.grpo.learning_rate=1', 'config.grpo.optim.lr'),
-  ('arithmetic --config.grpo.optim.wieght_decay=0', 'optim.weight_decay'),
   ('arithmetic --config.optim.lr=1e-4', 'config.sft.optim.lr'),
-  ('arithmetic --config.rl.steps=100', "config has no option 'rl'"),
-  (f'{GRPO} --config.envs.data.sampler.top_p=0.9', "no option 'top_p'"),
   ('arithmetic --learning_rate=1e-4', '--config.STAGE.optim.lr'),
   ('arithmetic --config.grpo.steps=1e3', 'config.grpo.steps', '1000.0'),
-  ('arithmetic --config.grpo.optim.schedule=cos', 'optim.schedule', "'cos'"),
   (
     'arithmetic --config.grpo.envs.arithmetic.algorithm=ppo',
     'config.grpo.envs.arithmetic.algorithm.type',
     "'ppo'",
-  ),
-  ('arithmetic --config.grpo.loss.rl=dr_grpo', 'loss.rl.type', "'dr_grpo'"),
-  (
-    'arithmetic --config.grpo.envs.arithmetic.env=gms8k',
-    'config.grpo.envs.arithmetic.env.type',
-    'did you mean gsm8k?',
   ),
   ('arithmetc', '--config', "'arithmetc'", 'did you mean arithmetic?'),
   (
@@ -54,18 +41,15 @@ MISTAKES = (
   ),
   ('sft:small,row.jsonl', "'row.jsonl'", 'did you mean rows.jsonl?'),
   ('sft:small,broken.jsonl', '/broken.jsonl:2', '4 + 1 ='),
-  ('sft:small,list.jsonl', '/list.jsonl:1'),
   ('dpo:small,rows.jsonl', '/rows.jsonl:1', "'chosen'"),
   ('sft:small,text.jsonl', '/text.jsonl:1', "['text']"),
   ('grpo:small,long.jsonl,rewards:short', '/long.jsonl:1', '1504'),
-  ('sft:small,trl-lib/Capybara', "'trl-lib/Capybara'"),
   (
     'grpo:small,rows.jsonl,rewards:shrt',
     'config.grpo.envs.data.rewards.shrt.fn',
     'rewards:shrt',
   ),
   ('grpo:small,rows.jsonl,rewards:right', 'rewards.right.fn', "'anwser'"),
-  ('grpo:small,rows.jsonl,rewards:single', 'rewards.single.fn', "'completion'"),
   (
     'sft:Qwen/Qwen3-0.6B,rows.jsonl',
     "'Qwen/Qwen3-0.6B'",
@@ -82,12 +66,6 @@ MISTAKES = (
     f'{GRPO} --config.envs.data.sampler.max_tokens=4096',
     'config.grpo.envs.data.sampler.max_tokens',
     'row_tokens=1024',
-  ),
-  (
-    'sft:small,rows.jsonl --devices=gpu:8 --config.mesh.fsdp=3',
-    'config.mesh',
-    '8 devices',
-    'fsdp=3',
   ),
   (f'{GRPO} --config.envs.data.group_size=1', 'data.group_size', 'got 1'),
 )

@@ -1,7 +1,6 @@
 """Meshes, and the rules that place arrays on them."""
 
 import dataclasses
-import re
 import types
 
 import jax
@@ -34,9 +33,7 @@ def _gpus(hosts: int) -> list[Device]:
   return [Device(i, i // 8) for i in range(8 * hosts)]
 
 
-@pytest.mark.parametrize(
-  'sizes', [(8, 8, 1), (1, 64, 1), (2, 32, 1), (1, 8, 8), (4, 4, 4)]
-)
+@pytest.mark.parametrize('sizes', [(8, 8, 1), (1, 64, 1), (4, 4, 4)])
 def test_meshes_of_several_hosts_keep_the_last_axes_within_them(sizes):
   devices = sharding.arrange(sizes, _gpus(8)[::-1])
   assert devices.shape == sizes
@@ -74,7 +71,6 @@ def _shape(*shape):
   [
     ((-1, 1, 1), 8, (8, 1, 1)),
     ((2, -1, 2), 8, (2, 2, 2)),
-    ((1, 4, -1), 4, (1, 4, 1)),
     ((2, 2, 2), 8, (2, 2, 2)),
   ],
 )
@@ -83,46 +79,19 @@ def test_mesh_sizes_resolves_minus_one(mesh, devices, expected):
   assert sizes == dict(zip(('data', 'fsdp', 'tensor'), expected, strict=True))
 
 
-@pytest.mark.parametrize(
-  ('mesh', 'advice'),
-  [
-    ((3, -1, 1), 'data must be one of [1, 2, 4, 8], which divide 8'),
-    ((1, 16, -1), 'fsdp must be one of [1, 2, 4, 8], which divide 8'),
-    ((-1, 4, 4), 'fsdp x tensor must divide 8'),
-    ((2, 2, 1), 'data must be 4, or -1'),
-    ((4, 4, 1), 'data must be 2, or -1'),
-    ((4, 4, 4), 'data x fsdp x tensor must divide 8'),
-  ],
-)
-def test_mesh_sizes_must_multiply_to_the_devices(mesh, advice):
-  message = (
-    f'must multiply to the 8 devices: got .*; {re.escape(advice)}; --dry'
-  )
-  with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize('mesh', [(3, -1, 1), (-1, 4, 4), (2, 2, 1), (4, 4, 4)])
+def test_mesh_sizes_must_multiply_to_the_devices(mesh):
+  with pytest.raises(ValueError, match='must multiply to the 8 devices: got'):
     sharding.mesh_sizes(schema.Mesh(*mesh), 8)
-
-
-def test_batch_ways_is_data_times_fsdp():
-  sizes = {'data': 2, 'fsdp': 3, 'tensor': 5}
-  assert sharding.batch_ways(sizes) == 6
-  assert sharding.batch_ways(types.SimpleNamespace(shape=sizes)) == 6
 
 
 def test_check_batch_refuses_what_does_not_divide():
   mesh = types.SimpleNamespace(shape={'data': 2, 'fsdp': 3, 'tensor': 5})
-  sharding.check_batch(mesh, 12, 'config.sft.rollout.slots')
-  with pytest.raises(
-    ValueError,
-    match='^config.sft.rollout.slots must be a multiple of data x fsdp = 6: '
-    'got 10; use 6 or 12$',
-  ):
-    sharding.check_batch(mesh, 10, 'config.sft.rollout.slots')
-  with pytest.raises(
-    ValueError,
-    match='^k must be a multiple of data x fsdp x rows of 64 tokens = 384: '
-    'got 64; use 384$',
-  ):
-    sharding.check_batch(mesh, 1, 'k', 64)
+  assert sharding.batch_ways(mesh) == 6
+  sharding.check_batch(mesh, 12, 'k')
+  for number, rows, text in ((10, 1, '6: got 10'), (1, 64, '384: got 64')):
+    with pytest.raises(ValueError, match=f'^k must be a multiple of .*{text}'):
+      sharding.check_batch(mesh, number, 'k', rows)
 
 
 def _specs(like, rules=RULES):

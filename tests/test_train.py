@@ -119,39 +119,11 @@ def test_resume_refuses_another_config(finished, capsys):
   assert 'config.sft.optim.lr (0.003 -> 0.0001)' in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_a_run_with_bfloat16_moments_goes_on(tmp_path, capsys):
-  def args(steps, dtype='bfloat16'):
-    return _args(
-      tmp_path,
-      f'--config.sft.steps={steps}',
-      f'--config.sft.optim.moments_dtype={dtype}',
-      '--config.sft.optim.warmup_steps=0',
-      '--config.sft.eval.samples=0',
-    )
-
-  assert main.main(args(1)) == 0
-  assert main.main(args(2)) == 0
-  assert [row['step'] for row in _rows(tmp_path)] == [0, 1, 2]
-  assert main.main(args(3, 'float32')) == 2
-  assert (
-    "config.sft.optim.moments_dtype ('bfloat16' -> 'float32')"
-  ) in capsys.readouterr().err
-
-
 def test_dry_run_prints_the_plan_and_stops(tmp_path, capsys):
   workdir = tmp_path / 'none'
   assert main.main(_args(workdir, '--dry_run')) == 0
   text = capsys.readouterr().out
-  for word in (
-    'prompts_per_step',
-    'group_size',
-    'micro_batch_tokens',
-    'parameters',
-    'memory per device',
-    'embed/table',
-    'communication of one update',
-  ):
+  for word in ('micro_batch_tokens', 'memory per device', 'embed/table'):
     assert word in text
   assert not workdir.exists()
 
@@ -169,65 +141,33 @@ def test_a_dry_run_plans_for_devices_that_are_not_here(capsys):
 @pytest.mark.parametrize(
   ('arguments', 'message'),
   [
-    (['--devices=8'], '--devices must be given with --dry_run'),
-    (['--dry_run', '--devices=0'], '--devices must be a number, or one after'),
-    (['--dry_run', '--devices=xpu:8'], "got 'xpu:8'"),
-    (
-      ['--dry_run', '--devices=8', '--config.mesh.fsdp=3'],
-      'config.mesh must multiply to the 8 devices: got data=-1, fsdp=3',
-    ),
-    (
-      ['--dry_run', '--devices=12'],
-      'micro_batch_tokens must be a multiple of data x fsdp x rows of 64',
-    ),
-    (
-      ['--dry_run', '--devices=5', '--config.mesh={"data": 1, "tensor": 5}'],
-      'must divide over config.mesh.tensor=5',
-    ),
-    (['--dry_run', '--profile=1:2'], '--profile must be given without'),
-    (
-      ['--dry_run', '--devices=tpu:8', '--config.model.attention=cudnn'],
-      'config.model.attention must be supported here',
-    ),
-  ],
-)
-def test_mistakes_about_absent_devices_are_one_line(
-  tmp_path, capsys, arguments, message
-):
-  assert main.main([*TINY, f'--workdir={tmp_path}', *arguments]) == 2
-  (line,) = capsys.readouterr().err.splitlines()
-  assert line.startswith('error: ') and message in line
-
-
-@pytest.mark.parametrize(
-  ('argument', 'message'),
-  [
-    ('--config.sft.optim.lrr=1', 'did you mean config.sft.optim.lr?'),
-    ('--confg=x', 'did you mean --config?'),
     ('--config.sft.init=/no/such', "got '/no/such'"),
     ('--config.tokenizer.path=/no.json', 'tokenizer.path must'),
     ('--config.model.vocab_size=100', "must hold the tokenizer's"),
-    ('--config.mesh.fsdp=3', 'config.mesh must multiply'),
-    (
-      '--config.model.attention=pallas',
-      "config.model.attention must be supported here: got 'pallas'; it is for "
-      'a gpu or tpu, not for a cpu',
-    ),
+    ('--config.model.attention=pallas', 'config.model.attention must'),
     ('--profile=5:3', '--profile must be FROM:TO'),
     ('--config.sft.envs.arithmetic.env.train_tasks=20000', 'at most'),
     ('--config.sft.batch.row_tokens=32', 'must fit into batch.row_tokens'),
-    ('--config.sft.batch.row_tokens=16', 'must have a prompt below'),
+    # About devices that are not here.
+    ('--devices=8', '--devices must be given with --dry_run'),
+    ('--dry_run --devices=xpu:8', "got 'xpu:8'"),
+    ('--dry_run --devices=8 --config.mesh.fsdp=3', 'config.mesh must'),
+    ('--dry_run --devices=12', 'micro_batch_tokens must be a multiple of'),
+    (
+      '--dry_run --devices=5 --config.mesh={"data":1,"tensor":5}',
+      'must divide over config.mesh.tensor=5',
+    ),
   ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
-  tmp_path, capsys, argument, message
+  tmp_path, capsys, arguments, message
 ):
-  assert main.main(_args(tmp_path / 'run', argument)) == 2
+  """Nothing is compiled or written before."""
+  argv = _args(tmp_path / 'run', *arguments.split())
+  assert main.main(argv) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith('error: ') and message in line
-  # Nothing was compiled or written, and a dry run says the same.
   assert not (tmp_path / 'run').exists()
-  assert main.main([*TINY, '--dry_run', argument]) == 2
 
 
 def test_bad_gradients_in_a_row_abort_with_the_batch(tmp_path, capsys):
@@ -303,32 +243,6 @@ def test_a_stage_starts_from_another(finished, tmp_path):
   assert first.read_text() == last.read_text()
 
 
-def test_weights_of_another_model_are_found_before_the_run(
-  finished, tmp_path, capsys
-):
-  argv = [f'--config.sft.init={finished[0]}', '--config.model.mlp_dim=96']
-  assert main.main(_args(tmp_path / 'run', *argv)) == 2
-  (line,) = capsys.readouterr().err.splitlines()
-  for words in (
-    'config.sft.init must name weights of this model: got',
-    'must hold weights of this model: its mlp_dim is 64',
-  ):
-    assert words in line
-  assert not (tmp_path / 'run').exists()
-
-
-def test_ctrl_c_and_help_are_not_tracebacks(tmp_path, monkeypatch, capsys):
-  assert main.main(['--help']) == 0
-  assert '--dry_run' in capsys.readouterr().out
-
-  def interrupted(*_):
-    raise KeyboardInterrupt
-
-  monkeypatch.setattr(main, 'launch', interrupted)
-  assert main.main(_args(tmp_path)) == 130
-  assert 'the same command continues from' in capsys.readouterr().err
-
-
 def test_a_profile_is_a_trace_of_its_steps(tmp_path, caplog):
   more = (
     '--config.sft.steps=3',
@@ -344,14 +258,6 @@ def test_a_profile_is_a_trace_of_its_steps(tmp_path, caplog):
   ]
   assert steps == ['2', '3']
   assert any(event.get('name') == 'PjitFunction(update)' for event in events)
-
-
-def test_a_profile_of_trained_steps_is_a_warning(finished, caplog):
-  assert main.main(_args(finished[0], '--profile=3:4')) == 0
-  assert (
-    '--profile=3:4: stage sft is finished after step 20, so no step is traced'
-  ) in caplog.text
-  assert not (finished[0] / 'profiles').exists()
 
 
 def test_the_loop_fits_on_one_screen():
