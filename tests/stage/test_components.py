@@ -17,14 +17,6 @@ def make(env, **stage):
   )
 
 
-def test_errors_of_environments_begin_with_the_stage():
-  env = schema.Gsm8k(path='nowhere.jsonl')
-  with pytest.raises(
-    ValueError, match=r'^config\.sft\.envs\.a\.env\.path must'
-  ):
-    make(env)
-
-
 def test_errors_of_evaluation_splits_begin_with_the_stage(tmp_path):
   path = tmp_path / 'rows.jsonl'
   path.write_text('{"prompt": "a", "completion": "b"}\n')
@@ -42,11 +34,7 @@ def test_an_evaluation_without_tasks_is_named(tmp_path, caplog):
   make(env)
   assert not caplog.text
   make(env, eval=schema.Eval(every=5))
-  assert (
-    'config.sft.eval.every=5 needs tasks to evaluate: the evaluation split of '
-    'each environment is empty (config.sft.envs.a), and so is eval.suite; '
-    'set eval.every=None to evaluate nothing'
-  ) in caplog.text
+  assert 'config.sft.eval.every=5 needs tasks to evaluate' in caplog.text
   caplog.clear()
   make(env, eval=schema.Eval(every=5, suite=('Hello',)))
   assert not caplog.text

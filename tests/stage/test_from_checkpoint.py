@@ -12,6 +12,7 @@ from posttrain.rollout import references as refs
 from posttrain.stage import from_checkpoint, preflight
 from posttrain.stage import models as stage_models
 from posttrain.stage import pairs as stage_pairs
+from tests import qwen3
 
 GONE = '{"type": "file", "path": "gone.jsonl", "eval_path": null}'
 SERVED = {
@@ -35,13 +36,6 @@ def test_playing_a_checkpoint_needs_no_file_of_pairs():
   asked = from_checkpoint.for_playing(run, 'dpo')
   assert preflight.make(asked, 'dpo').data.envs.keys() == {'arithmetic'}
   assert from_checkpoint.for_playing(run, 'sft') == run
-
-
-def test_a_suite_alone_can_be_played_without_the_file_of_pairs():
-  run = main.load('configs/dpo.py:tiny', [('dpo.pairs', GONE)])
-  asked = from_checkpoint.for_playing(run, 'dpo')
-  tasks = preflight.make(asked, 'dpo').eval_tasks
-  assert not tasks.by_env and len(tasks.suite.tasks) == 4
 
 
 def _models(run, load=None):
@@ -103,25 +97,7 @@ def test_a_fingerprint_depends_on_the_options_of_an_adapter(tmp_path):
   for folder, file in ((base, 'model'), (adapter, 'adapter_model')):
     folder.mkdir()
     (folder / f'{file}.safetensors').write_bytes(b'x')
-  (base / 'config.json').write_text(
-    json.dumps(
-      {
-        'model_type': 'llama',
-        'architectures': ['LlamaForCausalLM'],
-        'hidden_size': 16,
-        'intermediate_size': 32,
-        'num_hidden_layers': 1,
-        'num_attention_heads': 2,
-        'num_key_value_heads': 2,
-        'vocab_size': 64,
-        'rms_norm_eps': 1e-5,
-        'rope_theta': 10000.0,
-        'hidden_act': 'silu',
-        'max_position_embeddings': 64,
-        'tie_word_embeddings': True,
-      }
-    )
-  )
+  (base / 'config.json').write_text(json.dumps(qwen3.CONFIG))
   found = set()
   for alpha in (8, 64, 8):
     (adapter / 'adapter_config.json').write_text(

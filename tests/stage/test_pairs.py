@@ -46,63 +46,30 @@ def test_a_damaged_cache_is_scored_again(asked, tmp_path, caplog):
   ask, calls = asked
   ask()
   path = tmp_path / 'pairs' / 'x.npz'
-  for count, left in enumerate((100, 0), 2):
-    path.write_bytes(path.read_bytes()[:left])
-    assert ask() == [1.5, count] and 'cannot be read' in caplog.text
-    caplog.clear()
-    assert np.float32(ask()).tolist() == [1.5, count] and len(calls) == count
-
-
-DEEP = '[' * 5000 + ']' * 5000
+  path.write_bytes(path.read_bytes()[:100])
+  assert ask() == ask() == [1.5, 2.0] and len(calls) == 2
+  assert 'cannot be read' in caplog.text
 
 
 @pytest.mark.parametrize(
-  'arrays',
+  ('key', 'logprobs', 'text'),
   [
-    {'key': np.str_(DEEP), 'logprobs': np.zeros(2)},
-    {'key': np.str_('[1]'), 'logprobs': np.zeros(2)},
-    {'key': np.str_('{'), 'logprobs': np.zeros(2)},
-    {'key': np.zeros(3), 'logprobs': np.zeros(2)},
-    {'logprobs': np.zeros(2)},
-    {'key': np.str_('{}'), 'logprobs': np.array([1.0, np.nan])},
-    {'key': np.str_('{}'), 'logprobs': np.array(['a', 'b'])},
+    ('{', np.zeros(2), 'cannot be read'),
+    ('[1]', np.zeros(2), 'cannot be read'),
+    (json.dumps(KEY), np.array([1.0, np.nan]), 'cannot be read'),
+    (json.dumps(KEY), np.zeros(3), 'is stale'),
   ],
 )
 def test_a_cache_of_other_things_is_scored_again(
-  asked, tmp_path, caplog, arrays
+  asked, tmp_path, caplog, key, logprobs, text
 ):
   ask, calls = asked
   path = tmp_path / 'pairs' / 'x.npz'
   path.parent.mkdir()
   with path.open('wb') as file:
-    np.savez(file, **arrays)
+    np.savez(file, key=np.str_(key), logprobs=logprobs)
   assert ask() == [1.5, 1.0] == ask() and len(calls) == 1
-  assert 'cannot be read' in caplog.text and len(caplog.text) < 1000
-
-
-@pytest.mark.parametrize('shape', [(), (2, 1), (3,)])
-def test_a_cache_of_another_shape_is_stale(tmp_path, caplog, shape):
-  path = tmp_path / 'x.npz'
-  with path.open('wb') as file:
-    np.savez(file, key=np.str_(json.dumps(KEY)), logprobs=np.zeros(shape))
-  scored = stage_pairs.cached(str(path), KEY, lambda _: [1.0, 2.0], 'ab')
-  assert scored.tolist() == [1.0, 2.0] and 'is stale' in caplog.text
-
-
-@pytest.mark.parametrize('text', [DEEP, '[]', '3', '{', '{"model": ' + DEEP])
-def test_pairs_with_a_damaged_key_are_made_again(tmp_path, text):
-  path, key = tmp_path / 'x.jsonl', tmp_path / 'x_of.json'
-  path.write_text('old')
-  key.write_text(text)
-  stage_pairs.write_pairs({'train': str(path)}, str(key), KEY, lambda _: [])
-  assert json.loads(key.read_text()) == KEY and path.read_text() == ''
-
-
-def test_another_number_of_answers_is_stale(tmp_path, caplog):
-  path = str(tmp_path / 'x.npz')
-  stage_pairs.cached(path, KEY, lambda samples: [1.0, 2.0], 'ab')
-  found = stage_pairs.cached(path, KEY, lambda samples: [3.0], 'a')
-  assert found.tolist() == [3.0] and 'number of answers' in caplog.text
+  assert text in caplog.text
 
 
 def test_pairs_are_made_again_for_another_model(tmp_path, caplog):

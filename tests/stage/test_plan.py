@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 
 import jax
 import pytest
@@ -44,20 +43,14 @@ def test_plan_on_one_device_has_its_bytes_and_sizes():
   assert made.total_bytes == held + max(made.update_bytes, made.rollout_bytes)
   text = '\n'.join(made.lines())
   assert '4 x 16' in text and '12,512' in text and '147 KiB' in text
-  assert 'mesh                 data 1, fsdp 1, tensor 1' in text
-  for line in ('rollout.slots        8', 'tokens each        16'):
-    assert line in text
 
 
 def test_the_head_names_devices_host_versions_and_seed():
   here = plan.head(7)
   keys = [line.split()[0] for line in here]
   assert keys == ['run', 'device', 'host', 'versions', 'seed']
-  assert here[1].split()[1:] == ['1', 'x', 'cpu'] and here[-1].endswith(' 7')
   assert f'jax {jax.__version__}, python 3.' in here[3]
-  planned = plan.head(7, ('gpu', 16, 2))[1]
-  assert planned == '  device               16 x gpu on 2 hosts (planned)'
-  assert '8 x cpu (planned)' in plan.head(7, (None, 8, 1))[1]
+  assert '16 x gpu on 2 hosts' in plan.head(7, ('gpu', 16, 2))[1]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +58,6 @@ def test_the_head_names_devices_host_versions_and_seed():
   [
     ({'data': 4}, 1),  # the batch alone is split
     ({'fsdp': 4}, 4),
-    ({'tensor': 2}, 2),
     ({'data': 2, 'fsdp': 2, 'tensor': 2}, 4),
   ],
 )
@@ -94,8 +86,6 @@ def test_an_adapter_trains_and_the_weights_lie_in_the_compute_dtype():
   frozen = 2 * (PARAMETERS - norms) + 4 * norms
   assert 0 < made.trained < PARAMETERS // 4
   assert made.state_bytes == frozen + 12 * made.trained + SCALARS
-  text = '\n'.join(made.details())
-  assert 'layers/attention/q/kernel/a' in text and 'embed/table' in text
   full = _make(dtype='bfloat16')
   assert made.update_bytes < full.update_bytes
 
@@ -134,11 +124,6 @@ def test_remat_keeps_less():
       {'dtype': 'bfloat16'},
       128 * (64 + 8) + 2 * (PARAMETERS + 3200 - 96) + 4 * 96,
     ),
-    (
-      {'tensor': 2},
-      {'kv_heads': 2},
-      4 * 128 * 34 + 4 * ((PARAMETERS + 1024 + 3200 - 96) // 2 + 96),
-    ),
   ],
 )
 def test_decode_bytes_count_cache_weights_and_head(sizes, options, decoding):
@@ -153,14 +138,6 @@ def test_references_lie_beside_the_policy():
   assert make(2).reference_bytes == 8 * PARAMETERS
   # As the weights of the policy: over fsdp and tensor.
   assert make(2, 2, 2, 2).reference_bytes == 2 * PARAMETERS
-  more = 4 * 20 * PARAMETERS  # enough to see among the rest
-  text = '\n'.join(make(20).lines())
-  assert f'references         {more / 1024:.0f} KiB' in text
-
-
-def test_a_model_that_samples_has_a_cache_and_a_view_of_its_own():
-  alone, two = (_make(load=plan.Load(players=players)) for players in (0, 1))
-  assert two.decode_bytes == 2 * alone.decode_bytes
 
 
 def test_a_cache_that_sleeps_does_not_lie_beside_the_update():
@@ -177,40 +154,22 @@ def test_a_cache_that_sleeps_does_not_lie_beside_the_update():
   cache = 4 * 64 * 16 * 34
   assert awake.sleep_bytes == 0 and asleep.sleep_bytes == cache
   assert awake.total_bytes - asleep.total_bytes == cache
-  assert 'less' not in '\n'.join(awake.lines())
-  (line,) = (x for x in asleep.lines() if x.split()[0] == 'update')
-  assert line.endswith(', less 136 KiB of cache that rollout.sleep frees')
 
 
 def test_details_are_a_table_of_weights_and_one_of_transfers():
   alone = _make().details()
   assert alone[0].startswith('weights of stage sft: ')
-  row = ['embed/table', 'f32[100, 32]', '(tensor, fsdp)', '12 KiB']
-  assert re.split(' {2,}| (?=12)', alone[1].strip()) == row
+  row = ['embed/table', 'f32[100,', '32]', '(tensor,', 'fsdp)', '12', 'KiB']
+  assert alone[1].split() == row
   assert alone[-1] == '  none: one device'
-  assert sum('layers/mlp/gate/kernel' in line for line in alone) == 1
   split = _make(fsdp=2, tensor=2).details()
   assert any('all-reduce' in line and 'tensor' in line for line in split)
   assert split[-1].split()[0] == 'total'
 
 
-def test_sizes_for_an_error_have_no_tables():
-  sizes = _make().sizes()
-  assert sizes['micro_batch_tokens'] == 64
-  assert not {'weights', 'transfers', 'tasks'} & sizes.keys()
-
-
 @pytest.mark.parametrize(
   ('longest', 'backend', 'tokens'),
-  [
-    (1, 'cpu', 16),
-    (16, 'cpu', 16),
-    (17, 'gpu', 32),
-    (70, 'gpu', 80),
-    (70, 'tpu', 128),
-    (128, 'tpu', 128),
-    (129, 'tpu', 256),
-  ],
+  [(1, 'cpu', 16), (16, 'cpu', 16), (17, 'gpu', 32), (129, 'tpu', 256)],
 )
 def test_slot_tokens_are_rounded_up_to_whole_tiles(longest, backend, tokens):
   assert plan.slot_tokens(longest, backend) == tokens
@@ -223,23 +182,12 @@ def test_a_reward_model_on_pairs_of_a_file_decodes_nothing():
   assert (alone.slots, alone.decode_bytes, alone.rollout_bytes) == (0, 0, 0)
   assert alone.slot_tokens == SLOT_TOKENS  # the engine is built, without cache
   assert alone.total_bytes == alone.state_bytes + alone.update_bytes
-  names = [line.split()[0] for line in alone.lines()]
-  assert not {'rollout.slots', 'tokens', 'decoding', 'rollout'} & {*names}
-  (line,) = (x for x in alone.lines() if 'temporary arrays' in x)
-  assert 'larger' not in line
+  assert 'rollout.slots' not in '\n'.join(alone.lines())
   # Its pairs are sampled, or the stage answers prompts when it is evaluated.
   for kind, pairs in (('ranking', made), ('preference', file)):
     decoding = _make(stage=_stage(kind=kind, pairs=pairs))
     assert decoding.slots == 8 and decoding.decode_bytes > 0
     assert decoding.rollout_bytes > 0
-
-
-def test_several_hosts_of_a_stage_that_decodes_nothing_have_no_slots():
-  stage = _stage(kind='ranking', pairs=schema.PairFile(path='pairs.jsonl'))
-  made = _make(data=2, stage=stage, load=plan.Load(hosts=2))
-  assert '  processes            2' in made.lines()
-  text = '\n'.join(made.lines())
-  assert 'slots' not in text and 'sleep' not in text
 
 
 # Bytes of a train step that jax 0.10.2 compiled for H100 without a device, on
@@ -345,15 +293,6 @@ def test_fsdp_gathers_layers_twice_and_the_head_once():
   }
 
 
-def test_weights_travel_in_the_compute_dtype_and_the_heads_gradient_does_not():
-  narrow, wide = (
-    _of((1, 4, 1), dtype=dtype) for dtype in ('bfloat16', 'float32')
-  )
-  for key in narrow:
-    ratio = 1 if key[0] == 'head, gradient' else 2
-    assert ratio * narrow[key][1] == wide[key][1], key
-
-
 def test_tensor_divides_weights_and_adds_up_the_activations():
   found = _of((1, 2, 4), tokens=2 * 512)
   assert found['layers, forward', 'fsdp'] == (5, 5 * 4 * LAYER // 4)
@@ -402,13 +341,6 @@ def test_only_an_adapter_has_gradients():
   alone = _of((2, 1, 1), rank=4)
   assert sum(x for _, x in alone.values()) == 4 * 5 * (SPLIT + WHOLE)
   assert _of((1, 1, 1), rank=4) == {}
-
-
-def test_gradients_of_an_adapter_travel_in_the_compute_dtype():
-  narrow = _of((2, 1, 1), rank=4, dtype='bfloat16')
-  assert sum(x for _, x in narrow.values()) == 2 * 5 * (SPLIT + WHOLE)
-  once = _of((2, 1, 1), rank=4, dtype='bfloat16', reduce='update')
-  assert sum(x for _, x in once.values()) == 4 * 5 * (SPLIT + WHOLE)
 
 
 def test_tensor_splits_an_adapter_and_adds_up_its_products():

@@ -9,32 +9,16 @@ from posttrain.stage import profiles
   ('done', 'total', 'left', 'warning'),
   [
     (0, 9, [3, 4, 5], ''),
-    (2, 5, [3, 4, 5], ''),
     (3, 9, [4, 5], 'a continues after step 3, so steps 4 to 5 are traced'),
     (5, 9, [], 'a continues after step 5, so no step is traced'),
     (0, 4, [3, 4], 'a ends at step 4, so steps 3 to 4 are traced'),
-    (0, 2, [], 'a ends at step 2, so no step is traced'),
     (3, 4, [4], 'a continues after step 3 and ends at step 4, so steps 4 to 4'),
-    (9, 9, [], 'a is finished after step 9, so no step is traced'),
   ],
 )
 def test_steps_that_remain(done, total, left, warning, caplog):
   assert list(profiles.remaining('a', range(3, 6), done, total)) == left
   assert bool(caplog.text) == bool(warning)
   assert warning in caplog.text
-
-
-def test_no_profile_is_no_step_and_no_warning(caplog):
-  assert not profiles.remaining('a', None, 5, 9)
-  assert not caplog.text
-
-
-def test_a_profiler_without_steps_writes_nothing(tmp_path):
-  profiler = profiles.make(str(tmp_path), 'a', range(0))
-  for step in range(1, 4):
-    profiler.begin(step)
-  profiler.close()
-  assert not list(tmp_path.iterdir())
 
 
 def test_a_trace_ends_where_the_stage_fails(tmp_path):

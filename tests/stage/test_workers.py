@@ -28,24 +28,15 @@ def make(env=None, where='ray', **fields):
   return preflight.make_workers('s', stage, {'x': registry.make('x', env)})
 
 
-def test_threads_are_the_default_and_need_no_workers():
-  assert schema.Rollout().workers == 'threads'
-  assert make(where='threads') is None
-
-
 def test_blocking_environments_and_reward_functions_have_workers():
+  assert make(where='threads') is None
   assert make()._count == schema.Rollout.num_workers
   assert make(schema.Arithmetic(), rewards={'l': LENGTH}) is not None
 
 
 def test_a_judge_of_an_environment_is_refused():
-  with pytest.raises(ValueError) as error:
+  with pytest.raises(ValueError, match=r'^config\.s\.envs\.x\.judge must be'):
     make(judge='init')
-  assert str(error.value) == (
-    "config.s.envs.x.judge must be None where config.s.rollout.workers='ray': "
-    "got 'init', a model of this process that its workers cannot call; set "
-    "workers='threads'"
-  )
 
 
 @pytest.mark.parametrize(
@@ -56,19 +47,8 @@ def test_workers_that_nothing_would_use_are_refused(rewards):
     make(schema.Arithmetic(), rewards=rewards)
 
 
-def test_other_names_are_refused():
-  with pytest.raises(ValueError, match='workers'):
-    schema.Rollout(workers='dask')
-  with pytest.raises(ValueError, match='num_workers'):
-    schema.Rollout(workers='ray', num_workers=0)
-
-
 def test_an_installation_without_ray_is_one_line(monkeypatch):
   monkeypatch.undo()
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
-  with pytest.raises(ValueError) as error:
+  with pytest.raises(ValueError, match="must be 'threads' in an installation"):
     make()
-  assert str(error.value) == (
-    "config.s.rollout.workers must be 'threads' in an installation without "
-    "Ray: got 'ray'; run pip install 'posttrain[cluster]', or leave it out"
-  )
