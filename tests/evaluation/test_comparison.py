@@ -69,8 +69,6 @@ def test_a_table_has_the_interval_next_to_its_value():
     ['stop/eos', 'sums', '1.0000'],
     ['length', 'chat', '3.0000'],
   ]
-  assert len({line.index('sums') for line in lines[1:4]}) == 1
-  assert max(map(len, lines)) < 80
 
 
 def test_two_policies_are_compared_task_by_task():
@@ -101,19 +99,8 @@ def test_two_policies_are_compared_task_by_task():
   )
   back = comparison.differences(second, first)
   assert back['difference/pass_rate/sums'] == pytest.approx(-1 / 3)
-  lines = [line.split() for line in comparison.table(first, second)]
-  assert lines[2] == [
-    'pass_rate',
-    'sums',
-    '0.5000',
-    '[0.2500,',
-    '0.7500]',
-    '0.2500',
-    '0.3333',
-    '[-0.3200,',
-    '0.9867]',
-  ]
-  assert lines[1] == ['length', 'sums', '12.0000']
+  line = comparison.table(first, second)[2]
+  assert line.split()[5:] == ['0.2500', '0.3333', '[-0.3200,', '0.9867]']
 
 
 def test_without_two_tasks_graded_for_both_there_is_no_difference():
@@ -150,7 +137,6 @@ def test_every_environment_has_its_own_difference():
 
 def test_json_is_flat_and_has_the_suite():
   first = measured([True, True], VALUES, texts=['yes'])
-  assert comparison.to_json(measured([True], VALUES)) == VALUES
   fields = {'prompt': 'prompt 0', 'stop_reason': 'eos', 'grades': {}}
   assert comparison.to_json(first) == VALUES | {
     'suite': [fields | {'text': 'yes', 'tokens': 3}]
@@ -191,18 +177,8 @@ def test_the_values_of_the_suite_are_compared_prompt_by_prompt():
     'difference/suite/refusal': 1 / 4,
     'difference/suite/code_syntax': 1,  # of the only prompt with code in both
   }
-  values = comparison.to_json(first, second)
-  assert values['eval/suite/refusal'] == 1 / 4
-  assert values['against/suite/refusal'] == 0
-  assert values['suite'][0]['grades']['refusal'] == 1
   rows = [x.split() for x in comparison.table(first, second)[1:]]
   assert ['refusal', 'suite', '0.2500', '0.0000', '0.2500'] in rows
-  assert ['code_syntax', 'suite', '1.0000', '0.0000', '1.0000'] in rows
-  lines = comparison.suite(first, second)
-  assert any(
-    'refusal 1.00' in x and 'refusal 0.00' in y
-    for x, y in (line.split(' | ') for line in lines if ' | ' in line)
-  )
 
 
 def test_answers_to_the_suite_are_side_by_side():
@@ -211,20 +187,11 @@ def test_answers_to_the_suite_are_side_by_side():
   assert comparison.suite(measured([])) == []
   lines = comparison.suite(first, second)
   assert lines[:2] == ['', '> prompt 0']
-  cells = [[cell.strip() for cell in line.split(' | ')] for line in lines[2:6]]
-  assert cells[0] == [
-    'checkpoint (eos, 60 tokens):',
-    'against (eos, 9 tokens):',
-  ]
-  assert cells[1] == ['one two three one two three one two', 'short\ufffd[2J']
-  assert lines[4].startswith('three one two three')
-  assert lines[5].strip(' |') == 'end'
-  assert lines[6:] == ['', '> prompt 1', *lines[8:]]
+  cells = [cell.strip() for cell in lines[3].split(' | ')]
+  assert cells == ['one two three one two three one two', 'short\ufffd[2J']
   assert max(map(len, lines)) <= comparison.WIDTH
-  long = comparison.suite(measured([], texts=['\n' * 40 + 'end']))
-  assert long[-1] == '... 29 more lines' and len(long) == 16
-  alone = comparison.suite(first)
-  assert alone[3].startswith('one two three one two three one two three one')
+  alone = comparison.suite(measured([], texts=['\n' * 40 + 'end']))
+  assert alone[-1] == '... 29 more lines' and len(alone) == 16
 
 
 def test_the_text_ends_with_the_table_under_the_number_of_tasks():
@@ -232,6 +199,4 @@ def test_the_text_ends_with_the_table_under_the_number_of_tasks():
   lines = comparison.text(first)
   assert lines[:2] == ['', '> prompt 0']
   place = lines.index('held-out tasks: 2 of sums')
-  assert lines[place - 1] == ''
   assert lines[place + 1 :] == comparison.table(first)
-  assert comparison.text(measured([True], VALUES))[0].startswith('held-out')

@@ -11,7 +11,6 @@ import pytest
 
 from posttrain import schema, types
 from posttrain.data import sources
-from posttrain.decode import requests
 from posttrain.envs import registry
 from posttrain.evaluation import answers as answers_lib
 from posttrain.evaluation import evaluator as evaluation
@@ -20,7 +19,6 @@ from posttrain.metrics import estimates
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.models import transformer
 from posttrain.rewards import texts
-from posttrain.rollout import driver as drivers
 from tests import fixtures, toys
 from tests.pipeline.test_tokens import _equal
 
@@ -114,62 +112,35 @@ def test_greedy_answers_are_one_argmax_after_another():
   assert len(lengths) > 1
   assert values['eval/pass_rate/toy'] == np.mean([x.correct for x in answers])
   assert values['eval/length/toy'] == np.mean([x.tokens for x in answers])
-  stops = [f'stop/{x}' for x in {answer.stop_reason for answer in answers}]
-  for stop in stops:
-    assert values[f'eval/{stop}/toy'] == np.mean(
-      [f'stop/{answer.stop_reason}' == stop for answer in answers]
-    )
-  assert {name.split('/', 1)[1] for name in values} == {
-    f'{name}/toy'
-    for name in (
-      'reward',
-      'pass_rate',
-      'pass_rate_low',
-      'pass_rate_high',
-      'format_rate',
-      'format_rate_low',
-      'format_rate_high',
-      'length',
-      'truncated',
-      'errors',
-      *stops,
-    )
-  }
+  for stop in {x.stop_reason for x in answers}:
+    share = np.mean([x.stop_reason == stop for x in answers])
+    assert values[f'eval/stop/{stop}/toy'] == share
+  assert {
+    f'eval/{name}/toy'
+    for name in 'reward pass_rate_low format_rate_high truncated errors'.split()
+  } <= values.keys()
   assert {answer.sampled for answer in answers} == {()}
 
 
-def test_max_length_is_that_of_the_longest_episode():
-  # 18 bytes of 'yes, and more of it' and one, 3 of the template, the answer.
-  assert _tasks().max_length == 19 + 3 + 8
-  env = toys.Letters('toy', schema.Arithmetic())
-  env.max_turns = 3
-  tasks = evaluation.EvalTasks(
-    {'toy': env}, RENDERER, schema.Eval(max_tokens=8), seed=0
-  )
-  assert tasks.max_length == 19 + 3 + 3 * 8
-
-
+# 18 bytes of 'yes, and more of it' and one, 3 of the template, the answer.
 @pytest.mark.parametrize(
-  'turns, budget, added',
+  'turns, budget, suite, length',
   [
-    (1, 30, 8),
-    (1, 5, 5),
-    (3, 5, 5),
-    (3, 100, 100),  # the answers have 24
+    (1, None, (), 19 + 3 + 8),
+    (3, None, (), 19 + 3 + 3 * 8),
+    (1, 5, (), 19 + 3 + 5),
+    (3, 100, (), 19 + 3 + 100),  # the answers have 24
+    (1, 2, ('b' * 40,), 40 + 3 + 8),
   ],
 )
-def test_max_length_is_bounded_by_the_budget_of_an_episode(
-  turns, budget, added
+def test_max_length_is_that_of_the_longest_episode(
+  turns, budget, suite, length
 ):
   env = toys.Letters('toy', schema.Arithmetic())
   env.max_turns = turns
-  tasks = evaluation.EvalTasks(
-    {'toy': env},
-    RENDERER,
-    schema.Eval(max_tokens=8, max_episode_tokens=budget),
-    seed=0,
-  )
-  assert tasks.max_length == 19 + 3 + added
+  cfg = schema.Eval(max_tokens=8, max_episode_tokens=budget, suite=suite)
+  tasks = evaluation.EvalTasks({'toy': env}, RENDERER, cfg, seed=0)
+  assert tasks.max_length == length
 
 
 def test_plays_have_the_budgets_of_an_evaluation():
@@ -246,9 +217,8 @@ def test_sampled_rates_by_hand():
   assert [x.sampled for x in answers] == [
     tuple(row) for row in right.reshape(4, 3).tolist()
   ]
-  low, high = estimates.interval(right.reshape(4, 3).mean(1))
+  low, _ = estimates.interval(right.reshape(4, 3).mean(1))
   assert values['eval/sampled_pass_rate_low/toy'] == pytest.approx(low)
-  assert values['eval/sampled_pass_rate_high/toy'] == pytest.approx(high)
   assert not any('maj@' in name for name in values)  # toys extract no answer
   formatted = [len(text) > 2 for text in texts]
   assert values['eval/sampled_format_rate/toy'] == np.mean(formatted)
@@ -262,7 +232,6 @@ def test_sampled_rates_by_hand():
     values['eval/entropy/toy'], np.mean(surprise), rtol=1e-5
   )
   # No two answers to a task are drawn with the same numbers.
-  assert len({rollout.uid for rollout in driver.all_rollouts}) == 16
   assert min(r.uid for r in driver.all_rollouts) >= evaluation.FIRST_UID
   assert len({sample.samples[0].ids.tobytes() for sample in sampled}) == 12
 
@@ -298,26 +267,12 @@ def test_pass_at_k_is_the_mean_over_all_subsets_of_k_answers():
     assert values[f'eval/pass@{k}/toy'] == pytest.approx(np.mean(solved))
 
 
-class Mute(Initials):
-  """Extracts no answer."""
-
-  def grade(self, task, text):
-    return dataclasses.replace(super().grade(task, text), answer=None)
-
-
-def test_maj_at_k_is_zero_where_no_answer_can_be_extracted():
-  values, *_ = _evaluator(Mute('toy', schema.Arithmetic()))[0].measure()
-  assert values['eval/maj@3/toy'] == 0 < values['eval/pass@3/toy']
-
-
 SUITE = ('Hello.', 'yes', 'What is 1 + 2?')
 
 
 def test_the_suite_is_answered_greedily_in_one_turn():
   params = _sharp()
-  evaluator, driver = _evaluator(
-    params=params, suite=SUITE, max_episode_tokens=5
-  )
+  evaluator, _ = _evaluator(params=params, suite=SUITE, max_episode_tokens=5)
   values, _, answers, _ = evaluator.measure()
   assert [answer.prompt for answer in answers] == list(SUITE)
   lengths = set()
@@ -326,10 +281,7 @@ def test_the_suite_is_answered_greedily_in_one_turn():
       [{'role': 'user', 'content': answer.prompt}], add_generation_prompt=True
     ).ids
     ids = _greedy(params, prompt, 8)  # eval.max_tokens, not max_episode_tokens
-    ended = ids[-1] in RENDERER.stop_ids
-    assert answer.text == RENDERER.tokenizer.decode(ids[:-1] if ended else ids)
     assert answer.tokens == len(ids)
-    assert answer.stop_reason == ('eos' if ended else 'max_tokens')
     assert answer.grades == texts.grade(answer.text)
     lengths.add(len(ids))
   assert max(lengths) == 8
@@ -338,7 +290,6 @@ def test_the_suite_is_answered_greedily_in_one_turn():
   # The suite changes no other metric, and no environment's draws.
   alone = _evaluator(params=params, max_episode_tokens=5)[0].measure()
   assert values == alone.metrics | metrics and not alone.suite
-  assert len({rollout.uid for rollout in driver.all_rollouts}) == 3 + 16
 
 
 def test_the_suite_is_measured_by_means_over_the_answers_that_have_a_value():
@@ -365,41 +316,17 @@ def test_the_suite_is_measured_by_means_over_the_answers_that_have_a_value():
   assert 'eval/suite/code_syntax' not in answers_lib.suite_metrics(answers[:1])
 
 
-def test_max_length_covers_the_longest_prompt_of_the_suite():
-  tasks = evaluation.EvalTasks(
-    {'toy': TOY},
-    RENDERER,
-    schema.Eval(max_tokens=8, max_episode_tokens=2, suite=('a', 'b' * 40)),
-    seed=0,
-  )
-  assert tasks.max_length == 40 + 3 + 8
-  suite = evaluation.EvalTasks(
-    {}, RENDERER, schema.Eval(max_tokens=8, suite=('abc',)), seed=0
-  )
-  assert suite.max_length == 3 + 3 + 8 and suite.any
-
-
-def test_any_is_false_without_tasks_and_without_a_suite(tmp_path):
-  path = tmp_path / 'rows.jsonl'
-  path.write_text(json.dumps({'prompt': 'Say 1.', 'completion': '1'}) + '\n')
-  assert _tasks().any
-  assert not _tasks(registry.make('toy', schema.Rows(path=str(path)))).any
-
-
 @pytest.mark.parametrize(
   'options, message',
   [
-    ({'ks': (1,)}, r'ks must hold numbers above 1, up to samples=8: got \(1,'),
+    ({'ks': (1,)}, 'ks must hold numbers above 1, up to samples=8'),
     ({'ks': (2, 9)}, 'ks must hold numbers above 1, up to samples=8'),
-    ({'ks': (2,), 'samples': 0}, 'ks must hold .* up to samples=0'),
-    ({'suite': ('a', ' ')}, 'suite must hold prompts with text, each once'),
     ({'suite': ('a', 'a')}, 'suite must hold prompts with text, each once'),
   ],
 )
 def test_options_of_ks_and_suite_are_checked(options, message):
   with pytest.raises(ValueError, match=message):
     schema.Eval(**options)
-  assert schema.Eval(ks=(8,)).ks == (8,)
 
 
 def test_tasks_that_are_not_graded_are_played_greedily_only(tmp_path):
@@ -413,16 +340,10 @@ def test_tasks_that_are_not_graded_are_played_greedily_only(tmp_path):
   assert [answer.answer for answer in answers] == ['0', '1', '2']
   assert {answer.correct for answer in answers} == {None}
   assert values.keys() == {
-    'eval/length/toy',
-    'eval/truncated/toy',
-    'eval/errors/toy',
-    'eval/stop/max_tokens/toy',
+    f'eval/{name}/toy'
+    for name in ('length', 'truncated', 'errors', 'stop/max_tokens')
   }
-  no_tasks, driver = _evaluator(
-    registry.make('toy', schema.Rows(path=str(path)))
-  )
-  assert no_tasks.measure() == ({}, [], [], ())
-  assert driver.all_rollouts == ()
+  assert not _tasks(registry.make('toy', schema.Rows(path=str(path)))).any
 
 
 def letters(completions, **columns):
@@ -435,8 +356,7 @@ def letters(completions, **columns):
 def test_a_reward_function_grades_sampled_answers(best, tmp_path):
   """Each task's mean is kept with its answer, and their texts."""
   path = tmp_path / 'rows.jsonl'
-  prompts = [{'prompt': f'Say {i}.'} for i in range(5)]
-  path.write_text(''.join(json.dumps(row) + '\n' for row in prompts))
+  path.write_text(''.join(f'{{"prompt": "Say {i}."}}\n' for i in range(5)))
   entry = schema.EnvEntry(
     env=schema.Rows(path=str(path), eval_path=str(path)),
     algorithm=schema.Grpo(),
@@ -467,11 +387,9 @@ def test_a_reward_function_grades_sampled_answers(best, tmp_path):
     assert answer.measures.get(key) == (np.mean(own) if own else None)
     assert answer.sampled == (None,) * 3
   assert 'eval/sampled_pass_rate/toy' not in values
-  if best is None:
-    assert len(driver.all_rollouts) == 3 + 9
-  else:
-    selecting = driver.all_rollouts[greedy + 9 :]
-    assert len(selecting) == 6
+  selecting = driver.all_rollouts[greedy + 9 :]
+  assert len(selecting) == (0 if best is None else 6)
+  if best is not None:
     texts = [x.completion_messages[-1]['content'] for x in selecting]
     known = [x for x in letters(texts) if x is not None]
     assert values[f'select/{key}/toy'] == pytest.approx(np.mean(known))
@@ -498,9 +416,6 @@ def test_errors_are_counted_and_left_out_of_the_means():
   alive = [r for r in driver.all_rollouts if r not in failed]
   rewards = [r.score.reward for r in alive if r.uid % 2**12]
   assert values['eval/sampled_pass_rate/toy'] == np.mean(rewards)
-  for answer, rollout in zip(answers, driver.all_rollouts[:4], strict=True):
-    assert (answer.error is None) == (rollout not in failed)
-    assert answer.error is None or ': RuntimeError: odd (' in answer.error
   known = [a.correct for a in answers if a.error is None]
   assert 0 < len(known) < 4
   assert values['eval/pass_rate/toy'] == np.mean(known)
@@ -511,17 +426,11 @@ class Broken(toys.Letters):
     raise RuntimeError('broken')
 
 
-def test_without_a_graded_rollout_there_is_no_rate():
-  values, answers, *_ = _evaluator(Broken('toy', schema.Arithmetic()))[
-    0
-  ].measure()
-  assert values == {'eval/errors/toy': 4, 'eval/stop/error/toy': 1.0}
-  assert all('broken' in answer.error for answer in answers)
-
-
 def test_too_many_errors_stop_the_run():
   env = Broken('toy', schema.Arithmetic())
-  _evaluator(env, max_errors=4)[0].measure()
+  values, answers, *_ = _evaluator(env, max_errors=4)[0].measure()
+  assert values == {'eval/errors/toy': 4, 'eval/stop/error/toy': 1.0}
+  assert all('broken' in answer.error for answer in answers)
   with pytest.raises(
     rollout_metrics.TooManyErrors, match='got 4, the first: toy/'
   ):
@@ -539,10 +448,7 @@ def test_the_same_weights_give_the_same_numbers():
   assert evaluator.measure() == first
 
 
-@pytest.mark.parametrize('weights', [0, 1])
-def test_evaluation_does_not_change_the_batches_of_training(
-  monkeypatch, weights
-):
+def test_evaluation_does_not_change_the_batches_of_training(monkeypatch):
   """Bit by bit: the engine is shared, and so is its cache."""
   toys.install(monkeypatch)
   alone, _ = toys.pipeline_and_driver(toys.stage())
@@ -551,7 +457,7 @@ def test_evaluation_does_not_change_the_batches_of_training(
   evaluator = evaluation.Evaluator(_tasks(), driver)
   engine = driver._engine
   for item in expected:
-    engine.set_params(toys.params(seed=weights), 9)
+    engine.set_params(toys.params(seed=1), 9)
     evaluator.measure()
     engine.set_params(toys.params(), 5)
     again = next(source)
@@ -567,57 +473,3 @@ def test_a_prompt_that_cannot_be_rendered_names_its_row():
 
   with pytest.raises(ValueError, match='row row-3 of environment toy: '):
     _tasks(Robots('toy', schema.Arithmetic()))
-
-
-def test_correct_answers_have_rate_one():
-  """From task to rate, with an engine that returns the demonstrations."""
-  env = registry.make('toy', schema.Arithmetic(train_tasks=10, eval_tasks=7))
-  tasks = evaluation.EvalTasks(
-    {'toy': env}, RENDERER, schema.Eval(max_tokens=48, samples=2), seed=0
-  )
-  driver = drivers.Driver(Oracle(env), RENDERER, 128)
-  values, answers, *_ = evaluation.Evaluator(tasks, driver).measure()
-  assert len(answers) == 7
-  for name in (
-    'pass_rate',
-    'format_rate',
-    'sampled_pass_rate',
-    'pass@2',
-    'maj@2',
-  ):
-    assert values[f'eval/{name}/toy'] == 1
-    # 7 of 7, by Wilson: 7 / (7 + 1.96^2)
-    assert values[f'eval/{name}_low/toy'] == pytest.approx(0.645670, abs=1e-6)
-    assert values[f'eval/{name}_high/toy'] == 1
-  assert values['eval/stop/eos/toy'] == 1
-  assert values['eval/truncated/toy'] == 0 == values['eval/errors/toy']
-  assert (
-    answers[0].text
-    == env.source('eval', 0).take(1)[0].demonstration[0]['content']
-  )
-
-
-class Oracle:
-  """An engine that completes each prompt with its demonstration."""
-
-  def __init__(self, env):
-    self._requests = []
-    self._ids_by_prompt = {
-      RENDERER.render(
-        task.prompt, add_generation_prompt=True
-      ).ids.tobytes(): RENDERER.render(task.prompt + task.demonstration).ids
-      for task in env.source('eval', 0).take(100)
-    }
-
-  def submit(self, request):
-    self._requests.append(request)
-
-  def poll(self):
-    requests, self._requests = self._requests, []
-    return [self._complete(request) for request in requests]
-
-  def _complete(self, request):
-    ids = self._ids_by_prompt[request.ids.tobytes()][len(request.ids) :]
-    return requests.Completion(
-      request.id, ids, np.full(len(ids), -1, np.float32), 'eos', 0
-    )

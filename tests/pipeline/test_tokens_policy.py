@@ -1,6 +1,5 @@
 """The pipeline with the policy as its sampler, against the real engine."""
 
-import collections
 import dataclasses
 import json
 
@@ -9,7 +8,6 @@ import pytest
 
 from posttrain import schema, scoring, types
 from posttrain.envs import registry
-from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.pipeline import tokens as token_pipeline
 from tests import fixtures, toys
 from tests.pipeline.test_tokens import _equal
@@ -88,45 +86,11 @@ def test_groups_become_streams():
       mask = sample['mask']
       np.testing.assert_array_equal(sample['versions'], np.where(mask, 5, -1))
       assert (sample['sampler_logprobs'][mask] < 0).all()
-    metrics = item.metrics
-    mixed = np.mean([len({r.score.reward for r in g}) > 1 for g in groups])
     rewards = [r.score.reward for r in driver.rollouts]
-    assert metrics['rollout/reward/toy'] == np.mean(rewards)
-    assert metrics['rollout/mixed_groups/toy'] == mixed
-    assert metrics['rollout/errors/toy'] == 0
-    stops = collections.Counter(r.stop_reason for r in driver.rollouts)
-    assert {k: v for k, v in metrics.items() if '/stop/' in k} == {
-      f'rollout/stop/{k}/toy': n / 16 for k, n in stops.items()
-    }
-    assert metrics['batch/samples'] == 16
-    assert metrics['batch/rl_tokens'] == item.batch.rl_count
+    assert item.metrics['rollout/reward/toy'] == np.mean(rewards)
+    assert item.metrics['batch/samples'] == 16
+    assert item.metrics['batch/rl_tokens'] == item.batch.rl_count
   assert pruned > 0
-
-
-def test_pruned_members_stay_on_request():
-  cfg = toys.stage(envs={'toy': toys.entry(prune_zero_advantage=False)})
-  source, driver = toys.pipeline_and_driver(cfg)
-  batch = next(source).batch
-  assert len(_by_rollout(batch)) == 16
-  assert (
-    batch.rl_count
-    == batch.mask.sum()
-    == sum(r.samples[0].mask.sum() for r in driver.rollouts)
-  )
-
-
-def test_a_temperature_is_that_of_every_sampled_token():
-  cfg = toys.stage(envs={'toy': toys.entry(temperature=0.5)})
-  batch = next(toys.pipeline_and_driver(cfg)[0]).batch
-  np.testing.assert_array_equal(
-    batch.temperatures, np.where(batch.mask, np.float32(0.5), 1)
-  )
-
-
-def test_a_group_larger_than_the_engine():
-  cfg = toys.stage(prompts=2, envs={'toy': toys.entry(group_size=20)})
-  source, driver = toys.pipeline_and_driver(cfg)
-  _check_credit(next(source).batch, _groups(driver.rollouts, 20))
 
 
 def test_environments_of_both_kinds_share_a_batch(tmp_path):
@@ -137,8 +101,7 @@ def test_environments_of_both_kinds_share_a_batch(tmp_path):
   cfg = toys.stage(prompts=8, envs={'chat': chat, 'toy': toys.entry()})
   source, driver = toys.pipeline_and_driver(cfg)
   batch = next(source).batch
-  played = {r.task.env for r in driver.rollouts}
-  assert played == {'toy'} and len(driver.rollouts) % 4 == 0
+  assert {r.task.env for r in driver.rollouts} == {'toy'}
   shown = (batch.env_ids == 0) & batch.mask
   np.testing.assert_array_equal(batch.ce_weights > 0, shown)
   said = (batch.env_ids == 1) & batch.mask
@@ -146,9 +109,6 @@ def test_environments_of_both_kinds_share_a_batch(tmp_path):
   assert batch.ce_count == shown.sum() > 0 < said.sum() == batch.rl_count
   assert (batch.versions[shown] == -1).all()
   assert (batch.versions[said] == 5).all()
-  uids = [r.uid - token_pipeline.UIDS_PER_STAGE for r in driver.rollouts]
-  groups = len(driver.rollouts) // 4
-  assert len(set(uids)) == 4 * groups and max(uids) < 4 * groups + 8 - groups
 
 
 class Failing(toys.Letters):
@@ -172,68 +132,18 @@ def test_an_error_is_in_neither_loss_nor_baseline(monkeypatch):
   assert any(0 < len(group) < 4 for group in alive)
   _check_credit(item.batch, alive)
   assert item.metrics['rollout/errors/toy'] == len(failed)
-  assert item.metrics['rollout/ungraded/toy'] == 0
   assert item.metrics['batch/samples'] == 16 - len(failed)
   assert item.errors == tuple(r.error for r in failed)
-  assert 'RuntimeError: no grade for' in item.errors[0]
   assert item.metrics['rollout/reward/toy'] == np.mean(
     [r.score.reward for group in alive for r in group]
   )
 
 
-def test_more_errors_than_the_budget_stop_the_run(monkeypatch):
-  toys.install(monkeypatch, Failing)
-  exact = len(next(toys.pipeline_and_driver(toys.stage())[0]).errors)
-  for budget in (exact, exact - 1):
-    rollout = schema.Rollout(slots=8, prefill_rows=4, max_errors=budget)
-    source, driver = toys.pipeline_and_driver(toys.stage(rollout=rollout))
-    if budget == exact:
-      next(source)
-      continue
-    with pytest.raises(rollout_metrics.TooManyErrors) as error:
-      next(source)
-    first = next(r for r in driver.rollouts if r.error)
-    words = str(error.value)
-    assert f'rollout.max_errors={budget} times in a step' in words
-    assert f'got {exact}, the first: toy/' in words
-    assert f'the first: toy/{first.task.id}: RuntimeError: no grade' in words
-
-
-class Unsure(toys.Letters):
-  """Has no opinion on some answers."""
-
-  def grade(self, task, text):
-    if len(text) % 4 == 1:
-      return types.Score(None)
-    return super().grade(task, text)
-
-
-def test_what_is_not_graded_is_dropped(monkeypatch):
-  toys.install(monkeypatch, Unsure)
-  source, driver = toys.pipeline_and_driver(toys.stage())
-  item = next(source)
-  graded = [
-    [r for r in group if r.score.reward is not None]
-    for group in _groups(driver.rollouts)
-  ]
-  unsure = 16 - sum(map(len, graded))
-  assert unsure > 0
-  _check_credit(item.batch, graded)
-  assert item.metrics['rollout/ungraded/toy'] == unsure
-  assert item.metrics['rollout/errors/toy'] == 0 and not item.errors
-
-
-class Silent(toys.Letters):
-  def grade(self, task, text):
-    return types.Score(None)
-
-
 def test_a_step_in_which_nothing_is_graded_trains_nothing(monkeypatch):
-  toys.install(monkeypatch, Silent)
+  monkeypatch.setattr(toys.Letters, 'grade', lambda *_: types.Score(None))
   item = next(toys.pipeline_and_driver(toys.stage())[0])
   assert item.batch.num_micro_batches == 0 and item.batch.rl_count == 0
   assert item.metrics['rollout/ungraded/toy'] == 16
-  assert 'rollout/reward/toy' not in item.metrics
 
 
 def test_batches_resume_from_a_json_state():
@@ -275,9 +185,6 @@ def test_ref_logprobs_are_those_of_the_named_reference(reference):
 
 
 def test_check_refuses_a_prompt_that_is_too_long(monkeypatch):
-  token_pipeline.TokenData(
-    toys.stage(), registry.make_all(toys.stage().envs), fixtures.RENDERER, 0
-  ).check()
   monkeypatch.setattr(toys.Letters, 'prompts', ('yes' * 10,))
   data = token_pipeline.TokenData(
     toys.stage(), registry.make_all(toys.stage().envs), fixtures.RENDERER, 0
@@ -331,41 +238,3 @@ def test_a_frozen_model_is_imitated_at_temperature_1(temperature):
   groups = _groups(driver.rollouts, 2)
   same = [a.messages == b.messages for a, b in groups]
   assert all(same) if temperature == 0 else not all(same)
-
-
-def test_each_model_plays_its_own_environments():
-  cfg = toys.stage(
-    prompts=8, envs={'toy': toys.entry(), 'frozen': _frozen(toys.entry())}
-  )
-  other = toys.pipeline_and_driver(cfg, weights=toys.params(1))[1]
-  source, driver = toys.pipeline_and_driver(cfg, frozen=other)
-  batch = next(source).batch
-  for name, player in (('toy', driver), ('frozen', other)):
-    assert {r.task.env for r in player.rollouts} == {name}
-  found = set(batch.env_ids[batch.mask].tolist())
-  assert found == {0, 1}
-
-
-def test_tokens_that_the_policy_has_no_row_for_are_refused():
-  entry = schema.EnvEntry(
-    algorithm=schema.Sft(), sampler=schema.Frozen(model='stage:a')
-  )
-  cfg = toys.stage(envs={'frozen': entry})
-  _, driver = toys.pipeline_and_driver(cfg, frozen=True)
-  rollout = next(iter(_play_one(driver)))
-  rollout.samples[0].ids[-1] = fixtures.RENDERER.embedding_rows
-  with pytest.raises(ValueError, match='stage:a must sample tokens that the p'):
-    _environments(cfg)['frozen'].sampler.finish(rollout)
-
-
-def _play_one(driver):
-  toy = _environments(toys.stage())['toy']
-  (task,) = toy.source.take(1)
-  return driver.run([toy.sampler.spec(task, 0)])
-
-
-def _environments(cfg):
-  data = token_pipeline.TokenData(
-    cfg, registry.make_all(cfg.envs), fixtures.RENDERER, seed=0
-  )
-  return data.environments
