@@ -36,30 +36,12 @@ def text(ids):
   return ''.join(names.get(i) or chr(i) for i in ids)
 
 
-def cut(source, messages, **options):
-  template = templates.Jinja(source, {})
-  whole = template.text(messages, options.get('prompt', False))
-  options = {'prompt': False, **options}
-  pieces = templates.pieces(template, messages, whole, **options)
-  skip = options.get('skip', 0)
-  assert ''.join(piece.text for piece in pieces) == whole[skip:]
-  return [piece for piece in pieces if piece.text]
-
-
-def attributed(*args, **options):
-  return [piece[:4] for piece in cut(*args, **options)]
-
-
-def test_pieces_have_the_index_of_their_message():
-  messages = [piece.message for piece in cut(QWEN2, UA, prompt=True)]
-  assert messages == [0, 0, 0, 1, 1, 1, -1]
-  skip = len(templates.Jinja(QWEN2, {}).text(UA[:1]))
-  messages = [piece.message for piece in cut(QWEN2, UA, start=1, skip=skip)]
-  assert messages == [1, 1, 1]
-
-
 def test_pieces_alternate_scaffold_and_content():
-  assert attributed(QWEN2, UA, prompt=True) == [
+  template = templates.Jinja(QWEN2, {})
+  whole = template.text(UA, True)
+  pieces = templates.pieces(template, UA, whole, prompt=True)
+  assert [piece.message for piece in pieces] == [0, 0, 0, 1, 1, 1, -1]
+  assert [piece[:4] for piece in pieces] == [
     (
       '<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n',
       'user',
@@ -88,46 +70,6 @@ def test_the_built_in_template_gives_the_ids_of_its_jinja(bos):
     )
     np.testing.assert_array_equal(whole.ids, other.ids)
     np.testing.assert_array_equal(whole.is_content, other.is_content)
-    assert whole.text == other.text
-
-
-def test_a_system_message_rendered_within_a_user_turn_is_attributed():
-  source = (
-    "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}"
-    '{% set rest = messages[1:] %}{% endif %}'
-    "{% if not rest %}{{ raise_exception('ask something') }}{% endif %}"
-    '[{{ s | trim }}|{{ rest[0].content }}]'
-  )
-  messages = ({'role': 'system', 'content': ' short '}, UA[0])
-  assert attributed(source, messages) == [
-    ('[', 'system', False, False),
-    ('short', 'system', True, False),
-    ('|', 'user', False, False),
-    ('user', 'user', True, False),
-    (']', 'user', False, False),
-  ]
-  with pytest.raises(ValueError, match='its error: ask something'):
-    cut(source, messages[:1])
-
-
-def test_a_transformed_content_is_located_by_its_surroundings():
-  source = '{% for m in messages %}<{{ m.content | tojson }}>{% endfor %}'
-  messages = ({'role': 'user', 'content': 'a"b'}, UA[1])
-  assert [piece.text for piece in cut(source, messages)] == [
-    '<"',
-    'a\\"b',
-    '">',
-    '<"',
-    'im_end',
-    '">',
-  ]
-
-
-def test_all_text_after_the_generation_prompt_is_imitated():
-  (sample,) = make(FORGETS).demonstrate(UA)
-  assert text(sample.ids[~sample.sampled]) == '<|user|>user<|end|><|assistant|>'
-  assert text(sample.ids[sample.sampled]) == '<think></think>im_end<|end|>'
-  assert text(sample.ids[sample.is_content]) == 'userim_end'
 
 
 def test_a_template_that_rewrites_history_gives_several_samples():
@@ -154,11 +96,9 @@ def test_a_template_that_rewrites_history_gives_several_samples():
   for i, part in enumerate(samples):
     answer = f'<think></think>{i}#a{i}<|end|>'
     assert text(part.ids[part.sampled]) == answer
-    assert text(part.ids[part.is_content]).count('user') == [1, 3, 4][i]
   # Given turns give no sample of their own.
   (last,) = make(FORGETS).demonstrate(messages, given=5)
   np.testing.assert_array_equal(last.ids, samples[2].ids)
-  assert last.sampled.sum() == samples[2].sampled.sum()
 
 
 TRIMS = FORGETS.replace("split('#')[-1]", "split('#')[-1].strip()")
@@ -168,12 +108,9 @@ TRIMS = FORGETS.replace("split('#')[-1]", "split('#')[-1].strip()")
   'source, completion, kept',
   [
     (FORGETS, 'yes', True),  # no thought to drop
-    (FORGETS, ' yes\n', True),
     (TRIMS, ' yes\n', True),
-    (TRIMS, '', True),
     (FORGETS, '0#a', False),
     (FORGETS, '<think></think>yes', True),
-    (TRIMS, '0# a', False),
   ],
 )
 def test_a_completion_must_be_rendered_as_it_was_sampled(
@@ -209,15 +146,9 @@ def test_a_turn_may_end_with_any_stop_token():
   [
     ('{% for', 'must be a Jinja template'),
     ('{{ raise_exception("no tools here") }}', 'no tools here'),
-    ('{{ messages.nope.nope }}', 'must be ones that config.tokenizer.ch'),
-    ('{{ strftime_now("%Y") }}', "'strftime_now' is undefined"),
     (
       '{% for m in messages %}{{ m.content | upper }}{% endfor %}',
       r'shows that of messages\[0\] \(user\) 0 times',
-    ),
-    (
-      '{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}',
-      'once',
     ),
     (
       '{% for m in messages | reverse %}{{ m.content }}{% endfor %}',

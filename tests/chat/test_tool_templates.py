@@ -170,18 +170,12 @@ def test_the_built_in_template_begins_with_the_description(format):
   chat = rendering.Renderer(tokenizers.Bytes())
   tools = types.Tools((ADD,), format)
   rendered = chat.with_tools(tools).render((S, U), add_generation_prompt=True)
-  eos = chat.tokenizer.eos
-  head, own = rendered.text.split(f'<|system|>{S["content"]}{eos}')
+  bare = chat.render((S, U), add_generation_prompt=True)
+  head, _ = rendered.text.split(bare.text)
   assert head.startswith(
     '<|system|>Tools:\n- add(a: integer, b: integer): Adds'
   )
-  assert head.endswith(eos)
-  assert own == f'<|user|>{U["content"]}{eos}<|assistant|>'
-  bare = chat.render((S, U), add_generation_prompt=True)
   added = len(rendered) - len(bare)
-  assert (
-    added == len(head.encode()) - len('<|system|>') - len(eos) + 2
-  )  # of bytes
   np.testing.assert_array_equal(rendered.ids[added:], bare.ids)
   np.testing.assert_array_equal(rendered.is_content[added:], bare.is_content)
   assert not rendered.is_content[:added].any()
@@ -193,26 +187,18 @@ def test_a_renderer_is_kept_for_equal_tools():
   one = chat.with_tools(TOOLS)
   assert chat.with_tools(types.Tools((dict(ADD), LOOK))) is one
   assert chat.with_tools(types.Tools((LOOK,))) is not one
-  assert one.fingerprint == chat.fingerprint
   prompt = one.render((U,), add_generation_prompt=True)
   assert one.render((U,), add_generation_prompt=True) is prompt
-  wider = chat.with_embedding_rows(1000).with_tools(TOOLS)
-  assert wider.embedding_rows == 1000
 
 
 @pytest.mark.parametrize(
   ('tools', 'words'),
   [
     (types.Tools((ADD,), 'xml'), "must be one of .*: got 'xml'"),
-    (types.Tools(()), 'tools must be a list of tools, or None'),
     (types.Tools((ADD, ADD)), r'tools\[1\] must be .* a name of its own'),
     (types.Tools(({'function': len},)), 'tools must be JSON values'),
   ],
 )
-def test_malformed_tools_are_refused(folders, tools, words):
-  for chat in (
-    rendering.Renderer(tokenizers.Bytes()),
-    real.load(folders, 'qwen3'),
-  ):
-    with pytest.raises(ValueError, match=words):
-      chat.with_tools(tools)
+def test_malformed_tools_are_refused(tools, words):
+  with pytest.raises(ValueError, match=words):
+    rendering.Renderer(tokenizers.Bytes()).with_tools(tools)
