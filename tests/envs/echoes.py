@@ -1,7 +1,5 @@
 """Environments for `test_custom`, as a user would write them."""
 
-import dataclasses
-
 from posttrain import types
 from posttrain.data import sources
 from posttrain.envs import base
@@ -46,16 +44,6 @@ class Plain:
     self.name, self._repeats = name, 1
 
 
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-  """Without inheritance, and without attributes that can be set."""
-
-  name: str
-  max_turns: int = 1
-
-  source, make = Echo.source, Echo.make
-
-
 class Sourceless(base.Env):
   """Lacks an abstract method."""
 
@@ -65,24 +53,11 @@ class Sourceless(base.Env):
     return base.OneTurn(task)
 
 
-class Nameless(Echo):
-  """Lacks an attribute."""
-
-  def __init__(self, name: str):
-    pass
-
-
 class Renamed(Echo):
   """Has another name."""
 
   def __init__(self, name: str):
     super().__init__(name * 2)
-
-
-class Turnless(Echo):
-  """Allows no turn."""
-
-  max_turns = 0
 
 
 class Raises(Echo):

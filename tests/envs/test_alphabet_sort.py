@@ -1,7 +1,5 @@
 """Sorting names over several turns: messages, grades, disjoint splits."""
 
-import math
-
 import pytest
 
 from posttrain import schema
@@ -105,15 +103,3 @@ def test_an_episode_is_graded_by_the_mean_of_its_turns(
     ('Yes' if texts[0] == 'Ada, Ane, Mio' else 'No')
     + ': Ada, Ane, Mio. Add: Gav, Dus'
   )
-
-
-def test_every_set_of_names_has_one_number():
-  """Sets of two and of all but one name, against their list."""
-  names = alphabet_sort.NAMES
-  pairs = {alphabet_sort._key(2, i) for i in range(math.comb(len(names), 2))}
-  assert pairs == {
-    f'{a},{b}' for i, a in enumerate(names) for b in names[i + 1 :]
-  }
-  n = len(names)
-  most = {alphabet_sort._key(n - 1, i) for i in range(n)}
-  assert most == {','.join(x for x in names if x != out) for out in names}

@@ -1,7 +1,5 @@
 """Arithmetic: the checker, the demonstrations, and disjoint splits."""
 
-import collections
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -88,30 +86,19 @@ keys = st.one_of(
 )
 
 
-@given(keys, st.integers(1, 99), st.sampled_from([-1, 1]))
+@given(keys, st.booleans(), st.sampled_from([0, 1, -1, 99]))
 @settings(max_examples=400, deadline=None)
-def test_a_mistake_changes_one_step_and_the_answer(key, mistake, sign):
+def test_every_step_but_a_mistake_is_correct(key, worked, mistake):
   a, op, b = key
-  text = arithmetic.demonstrate(a, op, b, worked=True, mistake=sign * mistake)
+  text = arithmetic.demonstrate(a, op, b, worked=worked, mistake=mistake)
   answer = {'+': a + b, '-': a - b, 'x': a * b}[op]
-  assert arithmetic.parse_answer(text) not in (None, answer)
-  assert [holds(step) for step in text.split(', ')].count(False) == 1
-  assert len(text) <= (38 if max(a, b) < 100 and op != 'x' else 92)
-
-
-@given(keys, st.booleans())
-@settings(max_examples=400, deadline=None)
-def test_every_step_of_a_demonstration_is_correct(key, worked):
-  a, op, b = key
-  text = arithmetic.demonstrate(a, op, b, worked=worked)
-  answer = {'+': a + b, '-': a - b, 'x': a * b}[op]
-  assert arithmetic.grade(text, answer).correct
-  assert arithmetic.parse_answer(text) == answer
+  assert arithmetic.parse_answer(text) is not None
+  assert arithmetic.grade(text, answer).correct == (not mistake)
   if worked:
     steps = text.split(', ')
-    assert all(holds(step) for step in steps)
+    assert [holds(step) for step in steps].count(False) == bool(mistake)
     assert all('boxed' not in step for step in steps[:-1])
-  assert len(text) <= (37 if max(a, b) < 100 and op != 'x' else 90)
+  assert len(text) <= (38 if max(a, b) < 100 and op != 'x' else 92)
 
 
 def test_the_fields_of_a_task():
@@ -122,34 +109,14 @@ def test_the_fields_of_a_task():
   assert short == ({'role': 'assistant', 'content': r'\boxed{-38}'},)
 
 
-@pytest.mark.parametrize('split', ['train', 'eval'])
-def test_operators_are_balanced_as_far_as_there_are_keys(split):
-  env = make(ops=('x', '-', '+'), train_tasks=3000, eval_tasks=90)
-  source = env.source(split, 0)
-  counts = collections.Counter(t.info['op'] for t in source.take(len(source)))
-  x = len(arithmetic._keys('x', 0, 9, split))
-  assert counts['x'] == min(x, len(source) // 3)
-  assert abs(counts['+'] - counts['-']) <= 1
-  assert counts.total() == len(source)
-
-
 def test_mistakes_is_the_share_of_wrong_demonstrations():
   """A fixed share of the demonstrations is wrong; grading is not."""
-  tasks = {
-    mistakes: {
-      t.id: (t.answer, t.demonstration)
-      for t in make(mistakes=mistakes).source('train', 0).take(8000)
-    }
-    for mistakes in (0.0, 0.3)
-  }
-  wrong = {
-    key
-    for key, (answer, (message,)) in tasks[0.3].items()
-    if not arithmetic.grade(message['content'], answer).correct
-  }
-  assert 0.28 < len(wrong) / 8000 < 0.32
-  for key, (answer, turns) in tasks[0.0].items():
-    assert (tasks[0.3][key] != (answer, turns)) == (key in wrong)
+  tasks = make(mistakes=0.3).source('train', 0).take(8000)
+  wrong = sum(
+    not arithmetic.grade(t.demonstration[0]['content'], t.answer).correct
+    for t in tasks
+  )
+  assert 0.28 < wrong / 8000 < 0.32
   # What a run was trained on is not for a library's next version to change.
   keys = ((77, '-', 74), (89, '-', 52), (28, '-', 21), (47, '+', 85))
   unsure = make(mistakes=0.3)

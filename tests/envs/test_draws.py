@@ -36,7 +36,7 @@ def test_splits_of_a_small_space_are_disjoint_and_complete():
   assert set(sides[0]) == set(small.walk('train', (2,)))
 
 
-@pytest.mark.parametrize('size', [draws.MAX_COUNTED + 1, 10**9, 26**64])
+@pytest.mark.parametrize('size', [draws.MAX_COUNTED + 1, 26**64])
 def test_capacity_of_a_large_space_is_half_of_the_expected_number(size):
   large = space(size)
   assert large.capacity('eval') == size // 10
@@ -50,12 +50,6 @@ def test_capacity_of_a_large_space_is_half_of_the_expected_number(size):
     # Uniform: the mean of 300 has a standard deviation of 0.017.
     assert 0.43 < sum(number / size for number in numbers) / 300 < 0.57
   assert not set(drawn['train']) & set(drawn['eval'])
-
-
-def test_a_large_space_can_be_drawn_up_to_its_capacity():
-  large = space(draws.MAX_COUNTED + 1)
-  count = large.capacity('eval')
-  assert len(set(draw([large], 'eval', count, 0))) == count == 409
 
 
 def test_spaces_take_turns_until_they_are_exhausted():

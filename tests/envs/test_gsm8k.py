@@ -7,7 +7,6 @@ import pytest
 
 from posttrain import schema
 from posttrain.envs import gsm8k, registry
-from posttrain.rewards import numeric
 
 DATA = os.environ.get('POSTTRAIN_DATA')
 needs_data = pytest.mark.skipif(
@@ -64,7 +63,6 @@ def test_tasks_of_rows(path):
     'Cold.\nThe answer is \\boxed{-1234.50}.'
   )
   assert (second.answer, second.info) == ('-1234.50', {'no': 3})
-  assert json.loads(json.dumps(second.answer)) == second.answer
 
 
 @pytest.mark.parametrize(
@@ -92,15 +90,9 @@ def test_grade(path, text, strict, lenient, formatted):
 
 
 def test_evaluation_rows(path, monkeypatch):
-  assert env_count(make(path), 'eval') == 0
-  folder, name = os.path.split(path)
-  monkeypatch.setenv('SOMEWHERE', folder)
-  env = make('${SOMEWHERE}/' + name, eval_path='$SOMEWHERE/' + name)
-  assert env_count(env, 'train') == env_count(env, 'eval') == 2
-
-
-def env_count(env, split):
-  return len(env.source(split, 0))
+  assert not len(make(path).source('eval', 0))
+  monkeypatch.setenv('SOMEWHERE', path)
+  assert len(make(path, eval_path='$SOMEWHERE').source('eval', 0)) == 2
 
 
 @pytest.mark.parametrize(
@@ -144,8 +136,6 @@ def test_every_row_of_the_real_files(file, count):
     assert '<<' not in said and '####' not in said and ',' not in task.answer
     solution, _, last = said.rpartition('\n')
     assert solution and last == f'The answer is \\boxed{{{task.answer}}}.'
-    off = str(numeric.parse(task.answer) + 1)
-    assert not gsm8k.grade(said, off, lenient=True).correct
 
 
 def write_solutions(path, **more):

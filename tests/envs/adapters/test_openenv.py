@@ -52,8 +52,6 @@ def test_an_episode_of_guesses(server):
     {'role': 'user', 'content': '{"hint": "higher", "tries": 1}'},
   )
   assert (out.reward, out.done) == (0.25, False)
-  out = episode.step(says(9), False)
-  assert (out.reward, out.done) == (0.0, False)
   assert episode.grade().correct is False
   out = episode.step(says(7), False)
   assert (out.reward, out.done) == (1.0, True)
@@ -96,10 +94,6 @@ def test_a_bad_action_is_an_observation(server, text, words):
   assert message['role'] == 'user' and message['content'].startswith(words)
   # Nobody gave a reward: that is not zero.
   assert episode.grade().reward is None
-  assert episode.grade().metrics == {'refused': 1, 'all_refused': 1}
-  assert episode.step(says(7), False).done
-  assert episode.grade().reward == 1.0
-  assert episode.grade().metrics == {'refused': 1, 'all_refused': 0}
   episode.close()
 
 

@@ -11,14 +11,6 @@ from posttrain.rollout import env_calls
 
 GAMES = 'tests.envs.adapters.games'
 PLAIN = tool_specs.Style('plain', 'tool')
-TOOLS = """\
-Tools:
-- guess(number: integer, mood?: "good" | "bad"): \
-Says whether the number is too small or too large.
-- undocumented(values: array of integer)
-- wait(): Waits.
-Call a tool by writing NAME({"ARGUMENT": VALUE, ...}), the arguments as one \
-JSON object."""
 ROWS = [
   {'prompt': 'A number. ', 'secret': 3, 'says': 'Go.', 'answer': '3'},
   {
@@ -64,21 +56,12 @@ def test_a_row_becomes_a_prompt(path):
   )
   episode = env.make(tasks[1])
   assert episode.reset() == tuple(ROWS[1]['prompt'])
-  assert episode._env.row == {'prompt': ROWS[1]['prompt']}
-  assert episode._env.secret == 5
   episode = env.make(tasks[2])
   (user,) = episode.reset()
   assert user['content'] == '' and episode._env.secret == 9
   assert tasks[0].id == f'{path}:1' and tasks[0].answer == '3'
-  assert tasks[0].info == ROWS[0] and len(tasks[0].prompt) == 1
   assert len(env.source('eval', 0)) == 0
   assert len(make(path=path, eval_path=path).source('eval', 0)) == 3
-
-
-def test_the_tools_are_described_by_names_and_types():
-  task = next(make(tool_format='plain').source('train', 0))
-  assert task.tools.format == 'plain'
-  assert tool_specs.describe(task.tools.schemas, 'plain') == TOOLS
 
 
 def test_an_episode_of_calls():
@@ -103,7 +86,7 @@ def test_an_episode_of_calls():
   [
     (
       'look({"at": 1})',
-      "the tool must be one of ['guess', 'undocumented', 'wait']: got 'look'",
+      "the tool must be one of ['guess', 'wait']: got 'look'",
     ),
     ('guess({})', "guess must have the argument 'number'"),
     ('guess(3)', 'a call must be one that can be read: write NAME'),

@@ -14,8 +14,8 @@ def make(**options):
   return registry.make('sql', schema.Sql(**{'data': DATA, **options}))
 
 
-def tasks(count, **options):
-  env = make(**options)
+def tasks(count, difficulties=ALL, **options):
+  env = make(difficulties=difficulties, **options)
   return env, env.source('eval', 0).take(count)
 
 
@@ -94,7 +94,7 @@ def test_an_episode_without_a_right_answer():
 
 
 def test_the_oracle_is_always_correct():
-  env, chosen = tasks(180, difficulties=ALL)
+  env, chosen = tasks(180)
   player = players.oracle(schema.SqlTeacher())
   for task in chosen:
     rollout = players.play(env, task, player)
@@ -108,10 +108,9 @@ def test_the_oracle_is_always_correct():
   'option, text', [('error', 'error: no such column'), ('detour', 'result: ')]
 )
 def test_a_teacher_with_detours_or_errors_is_correct(option, text):
-  plain, straight = tasks(60, difficulties=('medium',))
-  env, astray = tasks(
-    60, difficulties=('medium',), teacher=schema.SqlTeacher(**{option: 1.0})
-  )
+  teacher = schema.SqlTeacher(**{option: 1.0})
+  _, straight = tasks(60, ('medium',))
+  _, astray = tasks(60, ('medium',), teacher=teacher)
   longer = 0
   for short, long in zip(straight, astray, strict=True):
     assert long.demonstration[-1] == short.demonstration[-1]
@@ -121,23 +120,19 @@ def test_a_teacher_with_detours_or_errors_is_correct(option, text):
 
 
 def test_a_budget_too_small_for_the_teacher_gives_no_demonstration():
-  _, chosen = tasks(6, difficulties=ALL, budget=2)
+  _, chosen = tasks(6, budget=2)
   for task in chosen:
     assert (task.demonstration is None) == (task.info['difficulty'] != 'easy')
 
 
 def test_a_hasty_teacher_answers_from_a_sample():
   """Its answer is a value of a sample, which is rarely correct."""
-  _, chosen = tasks(
-    180, difficulties=('medium',), teacher=schema.SqlTeacher(haste=1.0)
-  )
+  _, chosen = tasks(180, ('medium',), teacher=schema.SqlTeacher(haste=1.0))
   right = 0
   for task in chosen:
     sample, shown, answer = (m['content'] for m in task.demonstration)
     assert sample == f'SAMPLE {task.info["tables"][0]}'
-    value = answer.removeprefix('ANSWER ')
-    assert value in shown
-    assert value.isdigit() == (task.info['answer_type'] == 'integer')
+    assert answer.removeprefix('ANSWER ') in shown
     right += answer == f'ANSWER {task.answer}'
   assert right < 0.2 * 180
 
@@ -155,7 +150,7 @@ def farmer(task, rng):
 
 def test_rewards_of_a_player_that_never_answers():
   """0.15 of progress, 0.01 a step, 0.03 where it is lost and regained."""
-  env, chosen = tasks(120, difficulties=ALL)
+  env, chosen = tasks(120)
   farmed = [players.play(env, t, farmer).score for t in chosen]
   assert not any(s.metrics['answered'] for s in farmed)
   assert max(s.reward for s in farmed) <= 0.32 + 1e-9

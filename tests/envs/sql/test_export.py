@@ -27,13 +27,3 @@ def test_files_hold_databases_and_questions(tmp_path, capsys):
     gold = [list(cells) for cells in connection.execute(row['gold_sql'])]
     connection.close()
     assert gold == row['gold_answer'] and row['n_rows'] == len(gold)
-
-
-def test_a_folder_with_files_is_refused(tmp_path, capsys):
-  (tmp_path / 'notes.txt').write_text('mine')
-  for taken in (tmp_path, tmp_path / 'notes.txt'):
-    assert command_line.main([str(taken), '--databases=1']) == 2
-    assert f'DIR must be a new or empty folder: got {str(taken)!r}' in (
-      capsys.readouterr().err
-    )
-  assert [path.name for path in tmp_path.iterdir()] == ['notes.txt']

@@ -48,8 +48,7 @@ def test_a_truncated_answer_does_not_count():
   (task,) = env.source('eval', 0).take(1)
   episode, said = env.make(task), []
   for text, truncated in (
-    ('ANSWER wrong', True),
-    ('ANSWER wrong', True),
+    *[('ANSWER wrong', True)] * 2,
     (f'ANSWER {task.answer}', False),
   ):
     out = episode.step(text, truncated)
@@ -77,9 +76,6 @@ def test_rewards_of_a_transcript_written_by_hand():
     'answer_type': ['integer'],
   }
   assert functions.reward_correctness(**columns) == [0.0]
-  empty = {**columns, 'completions': [[]]}  # not scorable
-  assert functions.reward_correctness(**empty) == [None]
-  assert functions.reward_operational(**empty) == [None]
   # card 1, J 0, N 0.59: 1.6 bins.
   assert functions.reward_progress(**columns) == [0.5]
   assert functions.reward_operational(**columns) == [pytest.approx(-0.01)]

@@ -1,6 +1,5 @@
 """Fuzzed episodes: every turn gets an observation and changes no database."""
 
-import hashlib
 import math
 import pathlib
 import random
@@ -12,6 +11,7 @@ import pytest
 from posttrain import schema
 from posttrain.envs import registry
 from posttrain.envs.sql import dialogue
+from tests.envs.sql import test_database
 
 SYNTH = schema.SqlSynth(train_databases=40, eval_databases=1)
 ALL = ('easy', 'medium', 'hard')
@@ -20,31 +20,18 @@ SAID = {  # style -> what an observation may look like
   'verbose': r'(?:(Result):\n.{1,2000}|Error: .{1,500})\nSteps left: (\d+)',
 }
 ATTACKS = (
+  *test_database.REFUSED,
+  *(f'SELECT {call} FROM {{t}}' for call in test_database.FUNCTIONS),
   "ATTACH 'loot.db' AS x",
-  'PRAGMA query_only = OFF',
-  'DROP TABLE {t}',
-  'INSERT INTO {t} SELECT * FROM {t}',
+  "PRAGMA temp_store_directory = '{cwd}'",
   'CREATE TABLE loot AS SELECT * FROM {t}',
-  'SELECT 1; DROP TABLE {t}',
-  'WITH x AS (SELECT 1) DELETE FROM {t} RETURNING *',
-  "SELECT load_extension('{cwd}/loot.so')",
+  'CREATE TRIGGER x AFTER INSERT ON {t} BEGIN DELETE FROM {t}; END',
   "SELECT writefile('loot.txt', 'x') FROM {t}",
   'SELECT zeroblob(1000000000)',
-  "SELECT date('now', '+999999999999 days', 'localtime') FROM {t}",
-  "SELECT group_concat(strftime('%J%f%s', t0.rowid)) FROM {t} t0, {t}, {t} a",
-  "SELECT date(load_extension('{cwd}/loot.so')), CURRENT_TIMESTAMP",
-  'SELECT * FROM sqlite_master',
-  'WITH RECURSIVE x(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM x) '
-  'SELECT count(*) FROM x',
+  f"SELECT strftime('{'%J' * 900}', rowid) FROM {{t}}, {{t}} u",
   'SELECT count(*) FROM ' + ', '.join(f'{{t}} t{i}' for i in range(9)),
-  'WITH a AS (SELECT 1 FROM {t}, {t} u), b AS (SELECT 1 FROM a, a u), '
-  'c AS (SELECT 1 FROM b, b u), d AS (SELECT 1 FROM c, c u) '
-  'SELECT count(*) FROM d, d u',
-  f"SELECT * FROM {{t}} WHERE rowid LIKE '{'%1' * 49}x'",
+  f"SELECT group_concat('{'a' * 1900}') FROM {{t}}",
   'SELECT ' + '(' * 900 + '1' + ')' * 900,
-  'SELECT ' + '- ' * 900 + '1',
-  '.shell touch loot',
-  '\0',
 )
 PIECES = (
   'SELECT~FROM~WHERE~JOIN~GROUP BY~LIMIT~UNION ALL~WITH~AS~IN~count(*)~max(~('
@@ -69,18 +56,6 @@ def _turn(rng: random.Random, task, cwd: pathlib.Path) -> str:
   fenced = f'query ```sql\n{sql}\n```'
   action = f'{kind} {argument}'
   return rng.choice((f'QUERY: {sql}', sql, fenced, action, noise))
-
-
-def _digest(db) -> str:
-  """Returns the hash of all rows."""
-  seen = hashlib.sha256()
-  for table in db.tables:
-    for start in range(0, db.count(table), 200):
-      page = f'SELECT * FROM "{table}" LIMIT 200 OFFSET {start}'
-      result = db.query(page, 200)
-      assert result.error is None, result.error
-      seen.update(repr(result.rows).encode())
-  return seen.hexdigest()
 
 
 def _check(out, cfg: schema.Sql, left: int) -> str:
@@ -113,7 +88,7 @@ def test_fuzzed_episodes_are_harmless(tmp_path, monkeypatch, style, role):
     episode = env.make(task)
     assert episode.reset() == task.prompt
     rewards = [episode.step('QUERY: SELECT 1', False).reward]
-    before = _digest(episode._database)
+    before = episode._database._connection.serialize()
     for left in reversed(range(cfg.budget - 1)):
       text, cut = _turn(rng, task, tmp_path), rng.random() < 0.02
       out = episode.step(text, cut)
@@ -122,9 +97,7 @@ def test_fuzzed_episodes_are_harmless(tmp_path, monkeypatch, style, role):
       rewards.append(out.reward)
       if out.done:
         break
-    assert _digest(episode._database) == before
-    error = episode._database.query('SELECT * FROM loot', 1).error
-    assert error == 'no such table: loot'  # which many attacks would make
+    assert episode._database._connection.serialize() == before
     assert episode.grade().reward == pytest.approx(sum(rewards))
     episode.close()
   # Or else nothing got through, or nothing was refused.

@@ -235,18 +235,11 @@ def test_matching_of_near_numbers_equals_trying_all_orders(width, count, data):
   assert verifier.correct(text, tuple(gold), answer_type) == expected
 
 
-@pytest.mark.parametrize('piece', ['"', '`', ' '])
+@pytest.mark.parametrize('piece', ['"', '`', 'a|'])
 def test_long_texts_are_rejected_quickly(piece):
   gold = tuple((f'name {i}', i / 7) for i in range(300))
-  said = piece * (50_000 // len(piece))
-  for answer_type, rows in [
-    ('table', gold),
-    ('list', tuple((a,) for a, _ in gold)),
-    ('string', (('a',),)),
-    ('float', ((1.0,),)),
-  ]:
-    assert not verifier.correct(said, rows, answer_type)
-  assert not verifier.correct(piece * 10**6, gold, 'table')
+  assert not verifier.correct(piece * 10**5, gold, 'table')
+  assert not verifier.correct(piece * 10**5, (('a',),), 'list')
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import functools
 import pathlib
 import re
-import sqlite3
 from collections import Counter
 
 import hypothesis
@@ -42,21 +41,6 @@ def test_no_word_has_two_roles():
 def test_words_are_single_and_ascii(role):
   form = '[A-Z][a-z]+' if 'names' in role else '[a-z]+'
   assert [w for w in ROLES[role] if not re.fullmatch(form, w)] == []
-
-
-def test_no_word_of_a_database_is_a_keyword():
-  """A keyword, such as order, would need quotes as a name."""
-  connection = sqlite3.connect(':memory:')
-  for word in (
-    *words.NOUNS + words.OOD_NOUNS + words.NAMES + words.OOD_NAMES,
-    *COLUMNS,
-    *words.CONCEPTS,
-  ):
-    for name in (word, words.plural(word)):
-      connection.execute(f'CREATE TABLE {name} (id INTEGER, {word} INTEGER)')
-      connection.execute(f'SELECT {word} FROM {name} ORDER BY {word}')
-      connection.execute(f'DROP TABLE {name}')
-  connection.close()
 
 
 @pytest.mark.parametrize('split', synth.SPLITS)
