@@ -121,14 +121,9 @@ def test_measurements_of_different_tasks_raise():
 def test_every_environment_has_its_own_difference():
   first, second = (
     comparison.Measurement(
-      {},
-      [
-        *(answer(i, a, env='a') for i in range(2)),
-        *(answer(i, b, env='b') for i in range(2)),
-      ],
-      [],
+      {}, [answer(i, x == env, env=env) for env in 'ab' for i in range(2)], []
     )
-    for a, b in ((True, False), (False, True))
+    for x in 'ab'
   )
   values = comparison.differences(first, second)
   assert values['difference/pass_rate/a'] == 1

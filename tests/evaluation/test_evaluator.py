@@ -115,11 +115,6 @@ def test_greedy_answers_are_one_argmax_after_another():
   for stop in {x.stop_reason for x in answers}:
     share = np.mean([x.stop_reason == stop for x in answers])
     assert values[f'eval/stop/{stop}/toy'] == share
-  assert {
-    f'eval/{name}/toy'
-    for name in 'reward pass_rate_low format_rate_high truncated errors'.split()
-  } <= values.keys()
-  assert {answer.sampled for answer in answers} == {()}
 
 
 # 18 bytes of 'yes, and more of it' and one, 3 of the template, the answer.
@@ -145,12 +140,10 @@ def test_max_length_is_that_of_the_longest_episode(
 
 def test_plays_have_the_budgets_of_an_evaluation():
   evaluator, driver = _evaluator(max_episode_tokens=5, keep_exchanges=2)
-  _, answers, *_ = evaluator.measure()
+  evaluator.measure()
   for spec in driver.specs:
     assert (spec.max_tokens, spec.max_episode_tokens) == (8, 5)
     assert spec.keep_exchanges == 2
-  assert {answer.stop_reason for answer in answers} <= {'eos', 'overflow'}
-  assert max(answer.tokens for answer in answers) == 5
 
 
 class Counting(toys.Letters):
@@ -352,8 +345,7 @@ def letters(completions, **columns):
   return [float(x) if x % 3 else None for x in counts]
 
 
-@pytest.mark.parametrize('best', [None, 'eval/sampled_reward/letters/toy'])
-def test_a_reward_function_grades_sampled_answers(best, tmp_path):
+def test_a_reward_function_grades_sampled_answers(tmp_path):
   """Each task's mean is kept with its answer, and their texts."""
   path = tmp_path / 'rows.jsonl'
   path.write_text(''.join(f'{{"prompt": "Say {i}."}}\n' for i in range(5)))
@@ -363,6 +355,7 @@ def test_a_reward_function_grades_sampled_answers(best, tmp_path):
     sampler=schema.Policy(),
     rewards={'letters': schema.RewardFn(fn=f'{__name__}:letters', weight=2.0)},
   )
+  best = 'eval/sampled_reward/letters/toy'
   tasks = _tasks(registry.make('toy', entry.env), best=best, prompts=3)
   engine = toys.engine()
   engine.set_params(toys.params(), 0)
@@ -373,8 +366,7 @@ def test_a_reward_function_grades_sampled_answers(best, tmp_path):
   values, answers, _, errors = evaluator.measure()
   assert not errors
   # The driver plays greedy answers first; answers of eval.best end each queue.
-  greedy = 3 if best is None else 3 + 2
-  sampled = driver.all_rollouts[greedy : greedy + 9]
+  sampled = driver.all_rollouts[3 + 2 : 3 + 2 + 9]
   texts = [x.completion_messages[-1]['content'] for x in sampled]
   rewards = letters(texts)
   known = [x for x in rewards if x is not None]
@@ -385,14 +377,12 @@ def test_a_reward_function_grades_sampled_answers(best, tmp_path):
   for index, answer in enumerate(answers):
     own = [x for x in rewards[3 * index : 3 * index + 3] if x is not None]
     assert answer.measures.get(key) == (np.mean(own) if own else None)
-    assert answer.sampled == (None,) * 3
   assert 'eval/sampled_pass_rate/toy' not in values
-  selecting = driver.all_rollouts[greedy + 9 :]
-  assert len(selecting) == (0 if best is None else 6)
-  if best is not None:
-    texts = [x.completion_messages[-1]['content'] for x in selecting]
-    known = [x for x in letters(texts) if x is not None]
-    assert values[f'select/{key}/toy'] == pytest.approx(np.mean(known))
+  selecting = driver.all_rollouts[3 + 2 + 9 :]
+  assert len(selecting) == 6
+  texts = [x.completion_messages[-1]['content'] for x in selecting]
+  known = [x for x in letters(texts) if x is not None]
+  assert values[f'select/{key}/toy'] == pytest.approx(np.mean(known))
 
 
 class Failing(toys.Letters):

@@ -37,11 +37,7 @@ def test_a_row_per_rollout():
   assert [row['reward'] for row in rows] == [0.0, 1.0]
   assert [row['advantage'] for row in rows] == [-1.0, 1.0]  # of the mask alone
   first = rows[0]
-  assert (first['env'], first['task'], first['group']) == (
-    'e',
-    two_turns.TASK.id,
-    0,
-  )
+  assert (first['env'], first['task']) == ('e', two_turns.TASK.id)
   assert first['prompt'] and first['completion']
   sample = played(0.0).samples[0]
   ids = sample.ids[: sample.mask.argmax()]
@@ -58,5 +54,4 @@ def test_failed_rollouts_and_many_groups():
   played = rollout_rows.Played(groups, [], [], TOKENIZER)
   rows = list(rollout_rows.rows({'e': played}))
   assert len(rows) == rollout_rows.MAX_GROUPS
-  assert rows[0]['error'] == 'broken' and rows[0]['version'] is None
-  assert rows[0]['tokens'] == 0 and rows[0]['reward'] is None
+  assert rows[0]['error'] == 'broken' and rows[0]['reward'] is None

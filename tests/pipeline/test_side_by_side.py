@@ -1,6 +1,5 @@
 """Models of several environments score and play at once, with equal results."""
 
-import concurrent.futures
 import dataclasses
 import functools
 import threading
@@ -14,7 +13,6 @@ from posttrain import main, schema, scoring
 from posttrain.config import checks
 from posttrain.metrics import writers
 from posttrain.rollout import driver as drivers
-from posttrain.rollout import side_by_side
 from posttrain.rollout.endpoint import client
 from posttrain.rollout.endpoint import engine as endpoint_engine
 from tests import fixtures, toys
@@ -142,39 +140,29 @@ def test_the_error_is_that_of_the_first_environment(connect):
   assert_no_threads()
 
 
-def play(servers_by_name, specs):
-  """Two servers and a local engine; returns rollouts and engines."""
+def play(servers_by_name):
+  """Returns drivers of two servers and a local engine, and their specs."""
   engines = [
-    endpoint_engine.Engine(
-      client.Endpoint(
-        endpoint(name),
-        f'environment {name}',
-        transport=servers.Transport(server),
-      )
-    )
-    for name, server in servers_by_name.items()
+    endpoint_engine.Engine(servers.connect(server, concurrency=2))
+    for server in servers_by_name.values()
   ]
   local = fakes.Engine({uid: ['red', 'red'] for uid in (7, 8)})
-  plays = [
-    (drivers.Driver(engine, fakes.RENDERER, 64), own)
-    for engine, own in zip([*engines, local], specs, strict=True)
+  return [
+    (drivers.Driver(engine, fakes.RENDERER, 64), list(map(fakes.spec, uids)))
+    for engine, uids in zip(
+      [*engines, local], ((1, 2), (3, 4), (7, 8)), strict=True
+    )
   ]
-  return plays, engines
-
-
-def specs():
-  return [[fakes.spec(uid) for uid in own] for own in ((1, 2), (3, 4), (7, 8))]
 
 
 REPLIES = {(): choice_of(RED)}
 
 
 def test_two_servers_play_at_once_with_the_same_rollouts():
-  plays, _ = play({k: Meeting(replies=REPLIES) for k in NAMES}, specs())
+  plays = play({k: Meeting(replies=REPLIES) for k in NAMES})
   serial = [driver.run(own) for driver, own in plays]
   both = meet(Meeting(replies=REPLIES), Meeting(replies=REPLIES))
-  plays, _ = play(both, specs())
-  together = drivers.run_all(plays)
+  together = drivers.run_all(play(both))
   for before, after in zip(serial, together, strict=True):
     assert len(before) == len(after) == 2
     for a, b in zip(before, after, strict=True):
@@ -192,9 +180,8 @@ def test_programs_in_flight_change_no_bit(ahead):
   temperatures = [np.ones(len(x), np.float32) for x in ids]
   expected = scorer(weights, ids, temperatures)
   scorer.ahead = ahead
-  first = scorer.start(weights, ids, temperatures)
-  second = scorer.start(weights, ids[::-1], temperatures[::-1])
-  for results in (first(), second()[::-1]):
+  first, second = (scorer.start(weights, ids, temperatures) for _ in range(2))
+  for results in (first(), second()):
     for a, b in zip(results, expected, strict=True):
       np.testing.assert_array_equal(a, b)
 
@@ -220,64 +207,3 @@ def test_scoring_is_timed_where_there_is_scoring(tmp_path, monkeypatch):
   assert timed == [('opd', 1), ('opd', 2)]
   for row in rows:
     assert 0 <= row.get('time/scoring', 0.0) <= row.get('time/rollout', 0.0)
-
-
-def graded_by(servers_by_name):
-  """A pipeline whose environments have a judge each, on the servers."""
-
-  def judge(reference):
-    server = servers_by_name[reference.base_url.split('/')[2]]
-    return lambda conversations, **options: server(conversations)
-
-  reward = {'fn': 'tests.rollout.judged:length', 'weight': 0.5}
-  envs = {
-    name: dataclasses.replace(
-      toys.entry(),
-      rewards={'judged': schema.RewardFn(**reward, judge=endpoint(name))},
-    )
-    for name in NAMES
-  }
-  source, _ = toys.pipeline_and_driver(
-    toys.stage(prompts=9, envs=envs), judge=judge
-  )
-  return source
-
-
-def judges(wait, fails=()):
-  """Replies of judges, each of which waits for a request to the other one."""
-  arrived = {name: threading.Event() for name in NAMES}
-
-  def make(name, other):
-    def reply(conversations):
-      arrived[name].set()
-      if wait:
-        assert arrived[other].wait(TIMEOUT), 'one after another'
-      if name in fails:
-        raise client.EndpointError(f'{name} is away')
-      return [str(len(x[-1]['content'])) for x in conversations]
-
-    return reply
-
-  return {a: make(a, b) for a, b in (NAMES, NAMES[::-1])}
-
-
-def at_once(fn, *args):
-  """Calls a function, in place of a thread that does."""
-  future = concurrent.futures.Future()
-  future.set_result(fn(*args))
-  return future
-
-
-def test_two_judges_grade_at_once_and_the_batch_is_the_same(monkeypatch):
-  toys.install(monkeypatch)
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(side_by_side, 'thread', at_once)
-    serial = next(graded_by(judges(wait=False)))
-  item = next(graded_by(judges(wait=True)))
-  _equal(serial.batch, item.batch)
-  names = [x for x in item.metrics if not x.startswith('rewards/judged/sec')]
-  assert any(x.startswith('rewards/judged/letters') for x in names)
-  assert {x: serial.metrics[x] for x in names} == {
-    x: item.metrics[x] for x in names
-  }
-  assert_no_threads()

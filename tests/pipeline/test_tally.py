@@ -1,7 +1,6 @@
 """Counts of a stage's rewards, over a resume, and what its end says."""
 
 import json
-import logging
 
 import pytest
 
@@ -33,22 +32,15 @@ def test_stage_whose_rewards_all_failed_is_refused_also_after_a_resume():
 
 
 @pytest.mark.parametrize(
-  'steps, hints',
+  'steps, hint',
   [
-    ([('a', 4, 0, 1), ('a', 4, 1, 0)], []),
-    ([('a', 4, 4, 0), ('b', 4, 0, 2)], ['environment b of stage s had no rew']),
-    (
-      [('a', 4, 0, 0)],
-      ['graded None, which is', 'no step of stage s had an advantage'],
-    ),
-    ([], []),
+    ([('a', 4, 0, 1), ('a', 4, 1, 0)], ''),
+    ([('a', 4, 4, 0), ('b', 4, 0, 2)], 'environment b of stage s had no rew'),
+    ([('a', 4, 0, 0)], 'no step of stage s had an advantage'),
   ],
 )
-def test_other_stages_end_well_with_hints(steps, hints, caplog):
+def test_other_stages_end_well_with_hints(steps, hint, caplog):
   total = counted(*steps)
   total.check('s')
-  with caplog.at_level(logging.WARNING):
-    total.warn('s')
-  messages = [record.getMessage() for record in caplog.records]
-  assert len(messages) == len(hints)
-  assert all(x in y for x, y in zip(hints, messages, strict=True))
+  total.warn('s')
+  assert hint in caplog.text and bool(hint) == bool(caplog.text)

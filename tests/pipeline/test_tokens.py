@@ -17,15 +17,15 @@ from posttrain.rollout import grading
 from tests import fixtures
 
 
-def _pipeline(seed=3, **options):
-  return _of(fixtures.stage(**options), fixtures.RENDERER, seed)
+def _pipeline(seed=3, workers=None, **options):
+  return _of(fixtures.stage(**options), fixtures.RENDERER, seed, workers)
 
 
-def _of(stage, renderer, seed=0):
+def _of(stage, renderer, seed=0, workers=None):
   data = token_pipeline.TokenData(
     stage, registry.make_all(stage.envs), renderer, seed
   )
-  return token_pipeline.TokenPipeline(data)
+  return token_pipeline.TokenPipeline(data, workers=workers)
 
 
 def _equal(a, b):
@@ -51,14 +51,7 @@ def test_a_batch_holds_every_completion_token_once():
 
 def test_lost_workers_are_counted_where_there_are_workers():
   assert 'rollout/worker_restarts' not in next(_pipeline()).metrics
-  data = token_pipeline.TokenData(
-    fixtures.stage(),
-    registry.make_all(fixtures.stage().envs),
-    fixtures.RENDERER,
-    0,
-  )
-  workers = types.SimpleNamespace(losses=3)
-  pipeline = token_pipeline.TokenPipeline(data, workers=workers)
+  pipeline = _pipeline(workers=types.SimpleNamespace(losses=3))
   assert next(pipeline).metrics['rollout/worker_restarts'] == 3
 
 
@@ -98,7 +91,6 @@ def test_exit_code_tells_whether_any_rollout_had_a_reward(
   with pytest.raises(grading.TooManyFaults, match='f must fail at') as stopped:
     next(pipeline)
   assert getattr(stopped.value, 'exit_code', None) == code
-  assert ('has had a reward' in str(stopped.value)) == (code == 3)
   assert stopped.value.errors == ('a fault',)
 
 

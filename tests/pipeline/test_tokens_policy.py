@@ -159,20 +159,17 @@ def test_batches_resume_from_a_json_state():
     assert (item.state, item.metrics) == (again.state, again.metrics)
 
 
-@pytest.mark.parametrize('reference', ['init', 'policy'])
-def test_ref_logprobs_are_those_of_the_named_reference(reference):
-  grpo = {'kl_beta': 0.25, 'reference': reference}
+def test_ref_logprobs_are_those_of_the_named_reference():
+  grpo = {'kl_beta': 0.25, 'reference': 'init'}
   cfg = toys.stage(envs={'toy': toys.entry(temperature=0.7, **grpo)})
-  weights, init = toys.params(), toys.params(seed=1)
-  source, driver = toys.pipeline_and_driver(cfg, weights, init)
+  init = toys.params(seed=1)
+  source, driver = toys.pipeline_and_driver(cfg, init=init)
   found = _by_rollout(next(source).batch)
   assert len(found) == 16  # the pruned ones too
   samples = [r.samples[0] for r in driver.rollouts]
   scorer = scoring.Scorer(fixtures.MODEL, 2, 64)
   scored = scorer(
-    {'init': init, 'policy': weights}[reference],
-    [s.ids for s in samples],
-    [s.temperatures for s in samples],
+    init, [s.ids for s in samples], [s.temperatures for s in samples]
   )
   for sample, logprobs in zip(samples, scored, strict=True):
     got, mask = found[sample.ids.tobytes()], sample.mask
@@ -180,8 +177,6 @@ def test_ref_logprobs_are_those_of_the_named_reference(reference):
     np.testing.assert_allclose(
       got['ref_logprobs'][mask], logprobs[mask], atol=1e-5
     )
-    apart = np.abs(got['ref_logprobs'] - got['sampler_logprobs'])[mask]
-    assert (apart.max() < 1e-5) == (reference == 'policy')
 
 
 def test_check_refuses_a_prompt_that_is_too_long(monkeypatch):
@@ -205,8 +200,7 @@ def test_groups_are_formed_by_id(monkeypatch):
   straight = next(toys.pipeline_and_driver(toys.stage())[0]).batch
   monkeypatch.setattr(toys, 'Driver', Backwards)
   turned = next(toys.pipeline_and_driver(toys.stage())[0]).batch
-  for field, value in vars(straight).items():
-    np.testing.assert_array_equal(getattr(turned, field), value)
+  _equal(straight, turned)
 
 
 def _frozen(entry, **options):

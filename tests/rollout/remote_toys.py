@@ -1,6 +1,5 @@
 """A blocking environment with faults, and workers without processes."""
 
-import collections
 import concurrent.futures
 import itertools
 import os
@@ -129,13 +128,8 @@ class Cluster:
   def loses(self, args):
     with self._lock:
       self.calls.append(args)
-      steps = collections.Counter(
-        args[2] for args in self.calls if len(args) == 4 and args[1].id == 't1'
-      )
-      exits = self._exits and len(args) == 4 and args[1].id == 't1'
-      return len(self.calls) - 1 in self._lost or (
-        exits and args[2] == 'step' and steps['step'] >= 2
-      )
+      exits = self._exits and args[2:] == ('step', ('1b', False, None))
+      return exits or len(self.calls) - 1 in self._lost
 
 
 def play(cluster=None, count=4, timeout=30.0, num_workers=2, **kwargs):

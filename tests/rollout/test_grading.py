@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from posttrain import schema, types
-from posttrain.envs import registry
-from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import grading
 from posttrain.rollout.endpoint import client
 from tests import fixtures, toys
@@ -305,10 +303,6 @@ def test_environment_grades_with_its_judge(monkeypatch):
   judge = grading.LocalJudge(engine, fixtures.RENDERER)
   stage = toys.stage(prompts=2, envs={'toy': entry})
   source, driver = toys.pipeline_and_driver(stage, judge=lambda name: judge)
-  data = token_pipeline.TokenData(
-    stage, registry.make_all(stage.envs), fixtures.RENDERER, 3, index=1
-  )
-  assert data.references == {'stage:sft': 'envs.toy.judge'}
   metrics = next(source).metrics
   lengths = [
     len(judge([[r.messages[-1] | {'role': 'user'}]], max_tokens=3)[0])

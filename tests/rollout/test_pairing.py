@@ -101,7 +101,8 @@ def make(
 
 
 def test_correct_answers_are_chosen_and_incorrect_ones_rejected():
-  pairs, count, driver = make([RIGHT, WRONG, 'max_tokens', 'ungraded', 'yes 2'])
+  script = [RIGHT, WRONG, 'max_tokens', 'ungraded', 'yes 2']
+  pairs, count, driver = make(script)
   assert len(pairs) == 6
   for pair in pairs:
     assert pair.chosen[0]['content'].startswith(RIGHT)
@@ -112,7 +113,7 @@ def test_correct_answers_are_chosen_and_incorrect_ones_rejected():
   assert len({spec.uid for spec in driver.specs}) == 30
   # The choice among two correct answers is seeded and varies.
   assert len({pair.chosen[0]['content'] for pair in pairs}) == 2
-  assert pairs == make([RIGHT, WRONG, 'max_tokens', 'ungraded', 'yes 2'])[0]
+  assert pairs == make(script)[0]
 
 
 def test_equal_tasks_and_equal_answers_count_once():

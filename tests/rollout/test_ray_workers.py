@@ -8,8 +8,7 @@ import time
 import pytest
 
 from posttrain import schema
-from posttrain.rollout import grading, ray_workers, remote
-from tests.algorithms import two_turns
+from posttrain.rollout import ray_workers, remote
 from tests.rollout import fakes
 from tests.rollout import remote_toys as toys
 
@@ -80,17 +79,6 @@ def test_a_worker_that_hangs_is_killed_and_one_that_exits_is_replaced(
     for i in (0, 2, 3):
       assert rollouts[i].messages == truth[i].messages
       assert rollouts[i].score == truth[i].score
-
-
-def test_a_function_that_exits_is_tried_twice_and_is_a_fault(connected):
-  cfg = {'x': schema.RewardFn(fn='tests.rollout.hostile:leaves')}
-  stage = remote.Remote(schema.Rollout(), {}, ray_workers.start)
-  scored, _, (error,) = grading.Rewards('e', cfg, workers=stage)(
-    two_turns.group(1.0, 0.0)
-  )
-  assert [r.score.reward for r in scored] == [None, None]
-  assert '2 workers were lost, the last: ActorDiedError' in error
-  assert stage.losses == 2
 
 
 def test_a_host_that_cannot_start_is_lost(connected):

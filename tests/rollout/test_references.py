@@ -15,7 +15,7 @@ from posttrain.stage import loading
 from tests import fixtures
 
 ROWS, T = 2, 32
-LENGTHS = (20, 12, 25)  # the rows are 25 and 20 + 12
+LENGTHS = (20, 12, 25)
 
 
 @jax.jit
@@ -69,20 +69,11 @@ def test_policy_logprobs_are_bitwise_at_the_samples_temperatures():
   batch = samples()
   refs = make(refuse)
   refs.set_policy({'policy': params(0)})
-  scored = refs('policy', batch)
-  ids, positions, segments = np.zeros((3, ROWS, T), np.int32)
-  temperatures = np.ones((ROWS, T), np.float32)
-  places = {2: (0, 0), 0: (1, 0), 1: (1, 20)}
-  for segment, (index, (row, start)) in enumerate(places.items(), 1):
-    place = row, slice(start, start + LENGTHS[index])
-    ids[place], segments[place] = batch[index].ids, segment
-    positions[place] = np.arange(LENGTHS[index])
-    temperatures[place] = batch[index].temperatures
-  expected = score(params(0), ids, positions, segments, temperatures)
-  for index, (row, start) in places.items():
-    np.testing.assert_array_equal(
-      scored[index], expected[row, start : start + LENGTHS[index]]
-    )
+  expected = scoring.Scorer(fixtures.MODEL, ROWS, T)(
+    params(0), [s.ids for s in batch], [s.temperatures for s in batch]
+  )
+  for a, b in zip(refs('policy', batch), expected, strict=True):
+    np.testing.assert_array_equal(a, b)
 
 
 def test_each_name_is_loaded_once_with_its_own_parameters():
@@ -229,13 +220,13 @@ def test_a_hint_is_in_the_prompt_of_the_sample(role):
   prompt = ({'role': 'user', 'content': '1?'},)
   own = render(prompt, add_generation_prompt=True).ids
   (sample, *_) = samples(0.7)
-  task = types.Task(id='r', env='e', prompt=prompt)
   completion = sample.ids
+  ids = np.concatenate([own, completion])
   sample = dataclasses.replace(
     sample,
-    ids=np.concatenate([own, completion]),
-    temperatures=np.full(len(own) + len(completion), 0.7, np.float32),
-    task=task,
+    ids=ids,
+    temperatures=np.full(len(ids), 0.7, np.float32),
+    task=types.Task(id='r', env='e', prompt=prompt),
   )
   hint = ({'role': role, 'content': 'It is 1.'},)
   refs = make(refuse)

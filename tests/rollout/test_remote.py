@@ -191,13 +191,3 @@ def test_a_call_is_made_once_more_and_no_further(cluster):
   assert len(cluster.calls) == 2 and workers.losses == 2
   values, _, errors = score(rewards)
   assert None not in values and errors == ()
-
-
-def test_an_exception_is_a_fault_as_in_a_thread_and_not_retried(cluster):
-  cluster = cluster()
-  rewards, _ = total('raises')
-  others, workers = total('raises', cluster)
-  truth = score(rewards)
-  assert truth[0] == [None, None] and 'raised' in truth[2][0]
-  assert score(others) == truth
-  assert len(cluster.calls) == 1 and workers.losses == 0

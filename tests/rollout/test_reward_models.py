@@ -95,10 +95,9 @@ def test_non_finite_value_is_a_fault_without_reward(params, scorer):
     {'env': schema.RewardFn(), 'learned': schema.RewardFn(model='stage:rm')},
     reward_model=lambda name: reward_models.RewardModel(name, broken, scorer),
   )
-  scored, metrics, errors = total(_rollouts())
+  scored, metrics, _ = total(_rollouts())
   assert [rollout.score.reward for rollout in scored] == [None, None]
   assert metrics['rewards/learned/faults'] == 1
-  assert 'reward model stage:rm must return finite rewards' in errors[0]
 
 
 def test_a_huggingface_directory_is_no_reward_model(tmp_path):

@@ -126,15 +126,11 @@ def test_each_token_is_trained_once_and_each_message_observed_once(
     == texts(whole)
     == {2 * i: f'{i}?' for i in range(1, len(script))}
   )
-  # A sample has at most `keep` exchanges, each message with its own text.
+  # A sample has at most `keep` exchanges.
   for sample in rollout.samples:
     end = np.flatnonzero(sample.mask)[-1]
-    visible = sorted(set(sample.message_ids[:end].tolist()) - {-1, 0})
-    assert sum(i % 2 == 0 for i in visible) <= max(keep, 1)
-    for index in (0, *(i for i in visible if i % 2 == 0)):
-      here = (sample.message_ids == index) & sample.is_content
-      text = bytes(sample.ids[here].tolist()).decode()
-      assert text == rollout.messages[index]['content']
+    visible = set(sample.message_ids[:end].tolist()) - {-1, 0}
+    assert sum(i % 2 == 0 for i in visible) <= keep
 
 
 def test_repeated_history_does_not_count_towards_the_budget():

