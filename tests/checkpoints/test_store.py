@@ -107,12 +107,6 @@ def test_restores_every_bit_into_the_shardings_of_like(folder):
   assert host == make_host(10)
 
 
-def test_an_empty_folder_restores_none(tmp_path):
-  saver = open_at(tmp_path / 'new')
-  assert saver.latest() is None
-  assert saver.restore(make_state(0)) is None
-
-
 def test_a_saved_state_may_be_donated_at_once(tmp_path):
   update = jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)
   state = update({f'a{i}': jnp.full((256, 1024), float(i)) for i in range(4)})
@@ -165,25 +159,18 @@ def rewrite_host(step, change):
 
 DAMAGE = {
   'data truncated': lambda step: os.truncate(largest(step), 100),
-  'data deleted': lambda step: largest(step).unlink(),
   'data zeroed': lambda step: largest(step).write_bytes(
     bytes(largest(step).stat().st_size)
   ),
-  'bit flipped early': lambda step: flip(largest(step), 0.3),
-  'bit flipped late': lambda step: flip(largest(step), 0.7),
+  'bit flipped': lambda step: flip(largest(step), 0.7),
   'state deleted': lambda step: shutil.rmtree(step / 'state'),
   'tree metadata cut': lambda step: os.truncate(
     step / 'state' / '_METADATA', 50
   ),
-  'tree metadata deleted': lambda step: (step / 'state' / '_METADATA').unlink(),
-  'manifest zeroed': lambda step: (
-    step / 'state' / 'manifest.ocdbt'
-  ).write_bytes(bytes(64)),
   'host cut': lambda step: os.truncate(step / 'host' / 'metadata', 20),
-  'host deleted': lambda step: (step / 'host' / 'metadata').unlink(),
-  'host without a checksum': lambda step: (
-    step / 'host' / 'metadata'
-  ).write_text('3'),
+  'host of another form': lambda step: (step / 'host' / 'metadata').write_text(
+    '[3]'
+  ),
   'host digit changed': lambda step: rewrite_host(
     step, lambda record: record['host'].update(metrics_position=8)
   ),
@@ -195,7 +182,10 @@ DAMAGE = {
 
 @pytest.mark.parametrize('kind', DAMAGE)
 def test_a_damaged_step_falls_back_and_can_be_saved_again(folder, kind):
+  assert reading.is_sound(str(folder / '20'))
   DAMAGE[kind](folder / '20')
+  assert not reading.is_sound(str(folder / '20'))
+  assert reading.newest_host(str(folder))['step'] in (10, 20)
   saver = open_at(folder)
   assert saver.latest() == 20
   with pytest.warns(UserWarning, match=f'{folder / "20"} is damaged'):
@@ -212,13 +202,10 @@ def test_a_damaged_step_falls_back_and_can_be_saved_again(folder, kind):
 
 
 def test_a_step_damaged_again_replaces_the_renamed_one(folder):
-  (folder / '20.damaged').mkdir()
-  (folder / '20.damaged' / 'old').touch()
+  (folder / '20.damaged' / 'old').mkdir(parents=True)
   DAMAGE['host cut'](folder / '20')
-  saver = open_at(folder)
   with pytest.warns(UserWarning, match='is damaged'):
-    assert saver.restore(make_state(0))[1]['step'] == 10
-  assert sorted(os.listdir(folder)) == ['10', '20.damaged']
+    assert open_at(folder).restore(make_state(0))[1]['step'] == 10
   assert not (folder / '20.damaged' / 'old').exists()
   assert (folder / '20.damaged' / 'host').exists()
 
@@ -227,10 +214,9 @@ def test_without_a_sound_step_restore_fails_and_keeps_all(folder):
   for step in (10, 20):
     DAMAGE['data zeroed'](folder / str(step))
   message = rf'{folder} must hold a sound.*got steps \[20, 10\].*delete'
-  for _ in range(2):
-    with pytest.warns(UserWarning, match='is damaged'):
-      with pytest.raises(ValueError, match=message):
-        open_at(folder).restore(make_state(0))
+  with pytest.warns(UserWarning, match='is damaged'):
+    with pytest.raises(ValueError, match=message):
+      open_at(folder).restore(make_state(0))
   assert sorted(os.listdir(folder)) == ['10', '20']
 
 
@@ -256,12 +242,8 @@ def test_a_step_restored_by_number_must_exist_and_be_sound(folder):
   'change, message',
   [
     (
-      lambda p: p | {'embed': jnp.zeros((65, 16), jnp.bfloat16)},
-      r"bfloat16\[64, 16\] at 'params/embed', expected bfloat16\[65, 16\]",
-    ),
-    (
-      lambda p: p | {'embed': jnp.zeros((64, 16))},
-      r"'params/embed', expected float32\[64, 16\]",
+      lambda p: p | {'embed': jnp.zeros((65, 16))},
+      r"bfloat16\[64, 16\] at 'params/embed', expected float32\[65, 16\]",
     ),
     (
       lambda p: p | {'more': jnp.zeros(2)},
@@ -272,7 +254,7 @@ def test_a_step_restored_by_number_must_exist_and_be_sound(folder):
       r"bfloat16\[64, 16\] at 'params/embed', expected nothing",
     ),
   ],
-  ids=['shape', 'dtype', 'missing', 'extra'],
+  ids=['shape', 'missing', 'extra'],
 )
 def test_arrays_of_another_model_are_an_error_that_deletes_nothing(
   folder, change, message
@@ -293,11 +275,8 @@ def test_arrays_of_another_model_are_an_error_that_deletes_nothing(
   [
     RuntimeError('RESOURCE_EXHAUSTED: out of memory'),
     ValueError('UNAVAILABLE: Error reading "state/d/0"'),
-    TimeoutError('timed out'),
     OSError(24, 'Too many open files'),
-    MemoryError(),
   ],
-  ids=lambda error: type(error).__name__,
 )
 def test_storage_and_memory_errors_are_not_damage(folder, monkeypatch, error):
   def fail(*args, **kwargs):
@@ -340,26 +319,11 @@ def test_restore_params_restores_the_average_instead(tmp_path):
     reading.restore_params(str(tmp_path), like, average=True)
 
 
-def test_restoring_a_missing_average_is_an_error(folder):
-  like = make_state(0).params
-  with pytest.raises(ValueError, match="got nothing at 'average/"):
-    reading.restore_params(str(folder), like, average=True)
-
-
-@pytest.mark.parametrize(
-  'read',
-  [lambda path: reading.restore_params(path, {}), reading.read_host],
-  ids=['params', 'host'],
-)
-def test_a_path_without_a_checkpoint_is_an_error(tmp_path, read):
+def test_a_path_without_a_checkpoint_is_an_error(tmp_path):
+  assert open_at(tmp_path).restore(make_state(0)) is None
   for path in (tmp_path, tmp_path / 'absent'):
     with pytest.raises(ValueError, match='which has no saved step'):
-      read(str(path))
-
-
-def test_a_host_that_is_not_json_is_an_error(tmp_path):
-  with pytest.raises(TypeError, match='not JSON serializable'):
-    open_at(tmp_path).save(1, {'x': jnp.zeros(1)}, {'x': np.zeros(1)})
+      reading.read_host(str(path))
 
 
 KILLED = """
@@ -407,38 +371,6 @@ saver.close()
 
 def test_restores_into_another_sharding(tmp_path):
   fixtures.run_on_devices(4, '-c', RESHARDED, str(tmp_path))
-
-
-def test_an_unreadable_step_falls_back(folder, monkeypatch):
-  """Of any owner: root may read all files, so the error is injected."""
-  read = store.ocp.JsonCheckpointHandler.restore
-
-  def refuse(self, path, *args, **kwargs):
-    if path.parent.name == '20' and path.name == 'host':
-      raise PermissionError(13, 'Permission denied', str(path))
-    return read(self, path, *args, **kwargs)
-
-  monkeypatch.setattr(reading.ocp.JsonCheckpointHandler, 'restore', refuse)
-  with pytest.warns(UserWarning, match='20 is damaged.*Permission denied'):
-    assert open_at(folder).restore(make_state(0))[1]['step'] == 10
-  assert sorted(os.listdir(folder)) == ['10', '20.damaged']
-
-
-@pytest.mark.parametrize('record', [3, [], {}])
-def test_a_host_item_of_another_form_is_damage(folder, record):
-  (folder / '20' / 'host' / 'metadata').write_text(json.dumps(record))
-  assert reading.newest_host(str(folder))['step'] == 10
-  with pytest.raises(ValueError, match='must be sound'):
-    reading.read_host(str(folder))
-  with pytest.warns(UserWarning, match='is damaged'):
-    assert open_at(folder).restore(make_state(0))[1]['step'] == 10
-
-
-@pytest.mark.parametrize('kind', ['bit flipped late', 'host cut'])
-def test_soundness_of_a_step_includes_its_arrays(folder, kind):
-  assert reading.is_sound(str(folder / '20'))
-  DAMAGE[kind](folder / '20')
-  assert not reading.is_sound(str(folder / '20'))
 
 
 def save_best(saver, *steps):

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import pathlib
 import re
 import shutil
 
@@ -18,7 +17,7 @@ from posttrain import evaluate, export, generate, main, schema, tree
 from posttrain.chat import pretrained, rendering
 from posttrain.checkpoints import reading, weight_folders, weights
 from posttrain.metrics import estimates, writers
-from posttrain.models import hf, hf_config, hf_files, lora, peft, transformer
+from posttrain.models import hf, hf_config, lora, peft, transformer
 from posttrain.rewards import texts
 from posttrain.stage import build, job, preflight
 from posttrain.util import preemption
@@ -157,36 +156,26 @@ def test_lora_logprobs_agree_and_kl_starts_at_zero(workdir):
 
 def test_the_init_reference_shares_the_base_weights(folder, tmp_path):
   cfg = options(folder)
-  cfg = dataclasses.replace(
-    cfg,
-    stages={'grpo': dataclasses.replace(cfg.stages['grpo'], init=str(folder))},
-  )
+  grpo = dataclasses.replace(cfg.stages['grpo'], init=str(folder))
   (tmp_path / 'rollouts').mkdir()
-  stage = preflight.make(cfg, 'grpo')
+  stage = preflight.make(dataclasses.replace(cfg, stages={'a': grpo}), 'a')
   made = build.make(stage, str(tmp_path), 0, preemption.Signal())
-  held = made.sampling.references.model('init').params
   base = made.learner.base.params
-  for a, b in zip(jax.tree.leaves(held), jax.tree.leaves(base), strict=True):
-    assert a is b
-  whole = made.learner.policy(made.learner.state.params)
-  assert whole['embed']['table'] is base['embed']['table']
+  for other in (
+    made.sampling.references.model('init').params,
+    made.learner.policy(made.learner.state.params),
+  ):
+    assert other['embed']['table'] is base['embed']['table']
   made.close()
 
 
 def test_every_evaluation_writes_the_suite_answers(workdir):
-  for stage in ('sft', 'grpo'):
-    for step in (0, 3):
-      answers = writers.read(
-        str(workdir / f'rollouts/{stage}_suite_{step:06d}.jsonl')
-      )
-      assert [x.pop('prompt') for x in answers] == list(SUITE)
-      keys = {'text', 'stop_reason', 'tokens', 'grades'}
-      assert all(x.keys() == keys for x in answers)
-      assert all(x['grades'] == texts.grade(x['text']) for x in answers)
-      assert {x['stop_reason'] for x in answers} <= {'eos', 'max_tokens'}
-      assert all(1 <= x['tokens'] <= 12 for x in answers)
-  report = (workdir / 'report.html').read_text()
-  assert '<th>start</th><th>after sft</th><th>after grpo</th>' in report
+  for name in ('sft_suite_000000', 'grpo_suite_000003'):
+    answers = writers.read(str(workdir / f'rollouts/{name}.jsonl'))
+    assert [x['prompt'] for x in answers] == list(SUITE)
+    assert all(x['grades'] == texts.grade(x['text']) for x in answers)
+    assert {x['stop_reason'] for x in answers} <= {'eos', 'max_tokens'}
+    assert all(1 <= x['tokens'] <= 12 for x in answers)
 
 
 def evaluated(capsys, *argv):
@@ -199,64 +188,38 @@ def evaluated(capsys, *argv):
 def test_evaluate_repeats_the_last_evaluation_of_the_run(
   workdir, tmp_path, capsys
 ):
-  last = rows(workdir)[-1]
+  answers = tmp_path / 'answers.jsonl'
   lines, values = evaluated(
-    capsys, f'--checkpoint={workdir}', f'--answers={tmp_path / "answers.jsonl"}'
+    capsys, f'--checkpoint={workdir}', f'--answers={answers}'
   )
-  suite = values.pop('suite')
+  suite, last = values.pop('suite'), rows(workdir)[-1]
   assert values == {k: v for k, v in last.items() if k.startswith('eval/')}
-  place = next(i for i, x in enumerate(lines) if x.startswith('held-out tasks'))
-  table = lines[place + 1 :]  # after the answers to the suite
-  assert len(table) == 1 + len(
-    [key for key in values if not estimates.is_bound(key, values)]
-  )
-  assert any(line.startswith('pass_rate ') and ']' in line for line in table)
-  answers = (workdir / 'rollouts/grpo_eval_000003.jsonl').read_text()
-  assert (tmp_path / 'answers.jsonl').read_text() == answers
+  assert any(line.startswith('pass_rate ') and ']' in line for line in lines)
+  written = (workdir / 'rollouts/grpo_eval_000003.jsonl').read_text()
+  assert answers.read_text() == written
   saved = str(workdir / 'rollouts/grpo_suite_000003.jsonl')
   assert suite == writers.read(saved)
-  assert [f'> {prompt}' for prompt in SUITE] == [
-    line for line in lines if line[:2] == '> '
-  ]
+  assert [f'> {x}' for x in SUITE] == [x for x in lines if x[:2] == '> ']
 
 
 def test_two_policies_are_evaluated_on_the_same_tasks(folder, workdir, capsys):
   """The base scores as the run did before its first step."""
-  lines, values = evaluated(
+  _, values = evaluated(
     capsys, f'--checkpoint={workdir}', f'--against={folder}'
   )
   first = next(row for row in rows(workdir) if row['stage'] == 'sft')
   last = rows(workdir)[-1]
-  for prefix, row in (('eval', last), ('against', first)):
-    assert values[f'{prefix}/length/sums'] == pytest.approx(
-      row['eval/length/sums']
-    )
-    assert values[f'{prefix}/pass_rate/sums'] == row['eval/pass_rate/sums']
-  for name in ('pass_rate', 'sampled_pass_rate'):
-    more = values[f'eval/{name}/sums'] - values[f'against/{name}/sums']
-    assert values[f'difference/{name}/sums'] == pytest.approx(more)
-    low, high = (
-      values[f'difference/{name}{side}/sums'] for side in estimates.BOUNDS
-    )
-    assert low <= more <= high
+  for name in ('pass_rate/sums', 'suite/repetition', 'suite/length'):
+    after, before = (x[f'eval/{name}'] for x in (last, first))
+    assert values[f'eval/{name}'] == pytest.approx(after)
+    assert values[f'against/{name}'] == pytest.approx(before)
+    change = values[f'difference/{name}']
+    assert change == pytest.approx(after - before)
+  name = 'difference/{}/sums'.format
+  low, high = (values[name(f'pass_rate{x}')] for x in estimates.BOUNDS)
+  assert low <= values[name('pass_rate')] <= high
   saved = str(workdir / 'rollouts/sft_suite_000000.jsonl')
   assert values['against/suite'] == writers.read(saved)
-  for name in ('repetition', 'broken_characters', 'refusal', 'length'):
-    after, before = (x[f'eval/suite/{name}'] for x in (last, first))
-    change = values[f'difference/suite/{name}']
-    assert change == pytest.approx(after - before)
-  heads = next(line for line in lines if line.startswith('metric '))
-  assert heads.split()[-8:] == [
-    'against',
-    '95',
-    '%',
-    'interval',
-    'difference',
-    '95',
-    '%',
-    'interval',
-  ]
-  assert sum('checkpoint (' in x and '| against (' in x for x in lines) == 2
 
 
 def test_against_must_name_the_same_model(workdir, tmp_path, capsys):
@@ -265,14 +228,12 @@ def test_against_must_name_the_same_model(workdir, tmp_path, capsys):
   pretrained.write(fixtures.RENDERER, tmp_path / 'hf')
   for path, message in (
     (tmp_path / 'hf', 'its layers is 1'),
-    (tmp_path / 'hf', 'measured by itself, as --checkpoint'),
-    ('/nowhere', 'there is no /nowhere; it names a'),
+    ('/nowhere', 'there is no /nowhere'),
   ):
     argv = [f'--checkpoint={workdir}', f'--against={path}']
     assert evaluate.main(argv) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
-    assert line.startswith('error: --against must name a policy')
+    assert line.startswith('error: --against must') and message in line
 
 
 @pytest.mark.slow
@@ -381,33 +342,24 @@ def test_exporting_an_adapter_of_a_later_stage_needs_like(
 
 
 def test_an_adapter_is_refused_if_its_base_weights_changed(
-  folder, workdir, tmp_path, capsys
+  folder, workdir, tmp_path, monkeypatch
 ):
   """A LoRA step whose base directory is overwritten, then deleted."""
-  base, run = tmp_path / 'base', tmp_path / 'run'
-  step = run / 'checkpoints/sft/3'
-  shutil.copytree(folder, base)
-  shutil.copytree(workdir / 'checkpoints/sft/3', step)
-  host = reading.read_host(str(step))
+  base, step = tmp_path / 'base', str(workdir / 'checkpoints/sft/3')
+  params = hf.load(folder, MODEL)
+  params['layers']['mlp']['up']['kernel'] *= 1.01
+  hf.save(params, MODEL, base, dtype='float32')
   read = reading.read_host
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(
-      reading, 'read_host', lambda path: {**read(path), 'start': str(base)}
-    )
-    close(weights_at(step), weights_at(workdir / 'checkpoints/sft'))
-    shutil.rmtree(base)
-    theirs = weight_folders.read(str(step)).renderer()
-    params = hf.load(folder, MODEL)
-    params['layers']['mlp']['up']['kernel'] *= 1.01
-    hf.save(params, MODEL, base, dtype='float32')
-    with pytest.raises(ValueError, match='mlp/up/kernel has changed since'):
-      weights_at(step)
-    shutil.rmtree(base)
-    with pytest.raises(
-      ValueError, match='base must hold the weights that .*3 st'
-    ):
-      weights.check(str(step), MODEL, theirs)
-  assert host['base']['sums'].keys() == tree.flat(params).keys()
+  theirs = weight_folders.read(step).renderer()
+  assert read(step)['base']['sums'].keys() == tree.flat(params).keys()
+  monkeypatch.setattr(
+    reading, 'read_host', lambda path: {**read(path), 'start': str(base)}
+  )
+  with pytest.raises(ValueError, match='mlp/up/kernel has changed since'):
+    weights_at(step)
+  shutil.rmtree(base)
+  with pytest.raises(ValueError, match='base must hold the weights that'):
+    weights.check(step, MODEL, theirs)
 
 
 def test_an_adapter_is_not_exported_for_another_base(
@@ -421,40 +373,10 @@ def test_an_adapter_is_not_exported_for_another_base(
     '--format=peft',
     f'--folder={tmp_path / "out"}',
   ]
-  for like, message in (
-    (other, 'differs by'),
-    ('Qwen/Qwen3', 'must name a Hug'),
-  ):
-    assert export.main([*argv, f'--like={like}']) == 2
-    assert message in capsys.readouterr().err
+  assert export.main([*argv, f'--like={other}']) == 2
+  assert 'differs by' in capsys.readouterr().err
   assert not (tmp_path / 'out').exists()
   assert export.main([*argv, f'--like={folder}']) == 0
-
-
-@pytest.mark.parametrize(
-  ('name', 'content', 'message'),
-  [
-    ('model.safetensors', 'version https://git-lfs', 'must be a whole safeten'),
-    ('model.safetensors.index.json', '{}', "must have a 'weight_map'"),
-    (
-      'config.json',
-      '{"model_type": "qwen3", "num_hidden_layers": "2"}',
-      r'config.json',
-    ),
-    ('tokenizer_config.json', '{"eos_token": 3}', 'eos_token must be a text'),
-    ('generation_config.json', '{"eos_token_id": -1}', 'eos_token_id must'),
-  ],
-)
-def test_a_broken_file_is_an_error_of_one_line(
-  folder, tmp_path, capsys, name, content, message
-):
-  path = shutil.copytree(folder, tmp_path / 'copy')
-  (path / name).write_text(content)
-  if name == hf_files.INDEX:  # one file precedes it
-    (path / hf_files.SINGLE).unlink()
-  assert generate.main([f'--checkpoint={path}', '--prompt=x']) == 2
-  (line,) = capsys.readouterr().err.splitlines()
-  assert name in line and message in line
 
 
 def test_a_directory_without_a_tokenizer_takes_prompt_ids(
@@ -468,53 +390,25 @@ def test_a_directory_without_a_tokenizer_takes_prompt_ids(
   assert answer['ids'] == expected['ids']
   assert answer['text'] == ','.join(map(str, answer['ids']))
   assert generate.main([f'--checkpoint={bare}', '--prompt=hi']) == 2
-  error = capsys.readouterr().err
-  assert f'a tokenizer.json to read and write text: got {str(bare)!r}' in error
-  assert '; AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)' in error
-  assert error.rstrip().endswith('--prompt_ids of generate needs none')
+  assert f'text: got {str(bare)!r}' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-  ('change', 'message'),
-  [
-    (
-      {'model': dataclasses.replace(MODEL, rope_theta=5e5)},
-      'config.sft.init must name weights of this model: .* its rope_theta is '
-      r'10000.0, and config.model.rope_theta is 500000.0; --config.model=',
-    ),
-    ({'tokenizer': schema.Tokenizer()}, None),
-    ({'tokenizer': 'other'}, 'config.tokenizer.path must name the tokenizer o'),
-  ],
-)
-def test_preflight_refuses_another_model_or_tokenizer(
-  folder, tmp_path, change, message
-):
-  if change.get('tokenizer') == 'other':
-    other = tmp_path / 'other'
-    other.mkdir()
-    content = json.loads((folder / 'tokenizer.json').read_text())
-    content['added_tokens'][0]['content'] = '<|padding|>'
-    (other / 'tokenizer.json').write_text(json.dumps(content))
-    change = {
-      'tokenizer': schema.Tokenizer(
-        path=str(other / 'tokenizer.json'), eos='<|end|>'
-      )
-    }
-  cfg = dataclasses.replace(options(folder), **change)
-  if message is None:  # the same tokens under another name
-    preflight.check(cfg)
-    return
-  with pytest.raises(ValueError, match=message):
-    preflight.check(cfg)
-
-
-def test_lora_needs_weights_to_start_from(folder):
-  from posttrain.config import checks
-
+def test_preflight_refuses_another_model_or_tokenizer(folder, tmp_path):
+  content = json.loads((folder / 'tokenizer.json').read_text())
+  content['added_tokens'][0]['content'] = '<|padding|>'
+  other = tmp_path / 'tokenizer.json'
+  other.write_text(json.dumps(content))
   cfg = options(folder)
-  bad = dataclasses.replace(cfg.stages['sft'], init='random')
-  with pytest.raises(ValueError, match=r'sft.lora.rank must be 0 where init'):
-    checks.check(dataclasses.replace(cfg, stages={'sft': bad}))
+  # The same tokens under another name.
+  preflight.check(dataclasses.replace(cfg, tokenizer=schema.Tokenizer()))
+  tokenizer = schema.Tokenizer(path=str(other), eos='<|end|>')
+  model = dataclasses.replace(MODEL, rope_theta=5e5)
+  for change, message in (
+    ({'model': model}, 'its rope_theta is 10000.0'),
+    ({'tokenizer': tokenizer}, 'config.tokenizer.path must'),
+  ):
+    with pytest.raises(ValueError, match=f'^config.sft.init must .*{message}'):
+      preflight.check(dataclasses.replace(cfg, **change))
 
 
 def test_transformers_renders_the_byte_tokenizer_and_template_alike(folder):
@@ -533,9 +427,6 @@ def test_transformers_renders_the_byte_tokenizer_and_template_alike(folder):
       messages, return_dict=False, **options
     )
   assert theirs.eos_token_id == fixtures.RENDERER.tokenizer.eos_id
-
-
-# --- against the PEFT library -------------------------------------------------
 
 
 def tensors(path):
@@ -558,6 +449,14 @@ def published(folder, workdir, tmp_path_factory):
   return path
 
 
+def configured(published, tmp_path, **change):
+  """Returns a copy of an adapter with another config."""
+  path = shutil.copytree(published, tmp_path / 'ours')
+  config = json.loads((path / peft.CONFIG).read_text())
+  (path / peft.CONFIG).write_text(json.dumps(config | change))
+  return path
+
+
 @pytest.mark.filterwarnings('ignore::FutureWarning')  # of both libraries
 @pytest.mark.parametrize('rslora', [False, True])
 def test_peft_loads_ours_and_we_load_theirs(
@@ -566,9 +465,7 @@ def test_peft_loads_ours_and_we_load_theirs(
   torch = pytest.importorskip('torch')
   transformers = pytest.importorskip('transformers')
   theirs = pytest.importorskip('peft')
-  ours = shutil.copytree(published, tmp_path / 'ours')
-  config = json.loads((ours / peft.CONFIG).read_text())
-  (ours / peft.CONFIG).write_text(json.dumps({**config, 'use_rslora': rslora}))
+  ours = configured(published, tmp_path, use_rslora=rslora)
 
   def fresh():
     return transformers.AutoModelForCausalLM.from_pretrained(
@@ -615,11 +512,8 @@ def test_peft_loads_ours_and_we_load_theirs(
   ('change', 'message'),
   [
     ({'use_dora': True}, 'use_dora must not be True'),
-    ({'init_lora_weights': 'pissa'}, "init_lora_weights must not be 'pissa'"),
     ({'of_the_future': 3}, 'of_the_future must not be 3'),
     ({'peft_type': 'IA3'}, "peft_type must be 'LORA': got 'IA3'"),
-    ({'r': 0}, 'r must be a number > 0: got 0'),
-    ({'r': 10**12}, r'rank must be in \[0, 65,536\]: got 1000000000000'),
     ({'lora_alpha': float('nan')}, 'alpha must be > 0: got nan'),
     ({'r': 4}, r'must have shape \(4, 32\), by config.json: got \(3, 32\)'),
     ({'base_model_name_or_path': 'Qwen/Qwen3'}, 'must be a local HuggingFace'),
@@ -628,21 +522,11 @@ def test_peft_loads_ours_and_we_load_theirs(
 def test_adapters_that_are_not_plain_lora_are_refused(
   published, tmp_path, change, message
 ):
-  path = shutil.copytree(published, tmp_path / 'copy')
-  config = json.loads((path / peft.CONFIG).read_text())
-  (path / peft.CONFIG).write_text(json.dumps(config | change))
+  path = configured(published, tmp_path, **change)
   with pytest.raises(ValueError, match=message):
     weights_at(path)
   with pytest.raises(ValueError, match=message):  # before anything is read
     weights.check(weight_folders.find(str(path)), MODEL, fixtures.RENDERER)
-
-
-@pytest.mark.parametrize('text', ['{', '[1]', '{"r": ' * 5000 + '}' * 5000])
-def test_a_broken_adapter_config_is_named(tmp_path, text):
-  (tmp_path / peft.CONFIG).write_text(text)
-  with pytest.raises(ValueError, match=f'{peft.CONFIG} must ') as error:
-    weight_folders.read(weight_folders.find(str(tmp_path)))
-  assert len(str(error.value)) < 600
 
 
 def edited(path, file, change):
@@ -652,19 +536,18 @@ def edited(path, file, change):
   safetensors.numpy.save_file(tensors, path / file)
 
 
-@pytest.mark.parametrize('bad', [np.nan, np.inf])
 def test_weights_that_are_not_finite_are_named(
-  folder, published, workdir, tmp_path, monkeypatch, bad
+  folder, published, workdir, tmp_path, monkeypatch
 ):
   """Of a HuggingFace and a PEFT directory, and of a run's adapter."""
   base = shutil.copytree(folder, tmp_path / 'base')
   name = 'model.layers.1.mlp.down_proj.weight'
-  edited(base, 'model.safetensors', lambda t: t[name].fill(bad))
+  edited(base, 'model.safetensors', lambda t: t[name].fill(np.nan))
   with pytest.raises(ValueError, match=f'tensor {name} must be finite'):
     weights_at(base)
   adapter = shutil.copytree(published, tmp_path / 'adapter')
   name = next(iter(tensors(adapter)))
-  edited(adapter, peft.WEIGHTS, lambda t: t[name].fill(bad))
+  edited(adapter, peft.WEIGHTS, lambda t: t[name].fill(np.inf))
   with pytest.raises(ValueError, match=f'tensor {re.escape(name)} must be fin'):
     weights_at(adapter)
   restore = reading.restore_params
@@ -672,7 +555,7 @@ def test_weights_that_are_not_finite_are_named(
   def damaged(*args, **kwargs):
     params = restore(*args, **kwargs)
     kernel = params['layers']['mlp']['up']['kernel']
-    kernel['b'] = kernel['b'].at[-1, -1, -1].set(bad)
+    kernel['b'] = kernel['b'].at[-1, -1, -1].set(np.nan)
     return params
 
   monkeypatch.setattr(reading, 'restore_params', damaged)
@@ -680,47 +563,25 @@ def test_weights_that_are_not_finite_are_named(
     weights_at(workdir / 'checkpoints/sft')
 
 
-@pytest.mark.parametrize(
-  'change, message',
-  [
-    (lambda t: t.popitem(), 'must hold tensor'),
-    (lambda t: t.update(extra=np.zeros(2)), "tensor 'extra' must belong"),
-    (
-      lambda t: t.update({'model.norm.weight': np.zeros(7, np.float32)}),
-      'model.norm.weight must have shape',
-    ),
-    (
-      lambda t: t.update(
-        {'model.norm.weight': t['model.norm.weight'].view('i4')}
-      ),
-      'model.norm.weight must be of dtype',
-    ),
-  ],
-)
-def test_a_dry_run_looks_at_the_headers_of_weights(
-  folder, tmp_path, change, message
-):
+def test_a_dry_run_looks_at_the_headers_of_weights(folder, tmp_path):
   base = shutil.copytree(folder, tmp_path / 'base')
-  edited(base, 'model.safetensors', change)
-  cfg = options(base)
-  with pytest.raises(ValueError, match=message) as error:
-    main.launch(cfg, str(tmp_path / 'run'), dry_run=True)
-  assert str(error.value).startswith('config.sft.init must name weights')
+  edited(base, 'model.safetensors', lambda tensors: tensors.popitem())
+  message = '^config.sft.init must name weights.*must hold tensor'
+  with pytest.raises(ValueError, match=message):
+    main.launch(options(base), str(tmp_path / 'run'), dry_run=True)
   assert not (tmp_path / 'run').exists()
 
 
-def test_a_dry_run_looks_at_the_arrays_of_a_run(workdir, tmp_path):
+def test_a_dry_run_looks_at_the_arrays_of_a_run(workdir, monkeypatch):
   """The shapes of an adapter, and of the base that it was trained on."""
   step = str(workdir / 'checkpoints/sft/3')
   checkpoint = weight_folders.read(step)
-  renderer = checkpoint.renderer()
-  weights.check(step, MODEL, renderer)
-  lora_options = dataclasses.replace(LORA, rank=4)
-  other = dataclasses.replace(checkpoint, adapter=lora_options)
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(weight_folders, 'read', lambda folder: other)
-    with pytest.raises(ValueError, match=r'got float32\[2, 32, 3\] at'):
-      weights.check(step, MODEL, renderer)
+  weights.check(step, MODEL, checkpoint.renderer())
+  other = dataclasses.replace(LORA, rank=4)
+  other = dataclasses.replace(checkpoint, adapter=other)
+  monkeypatch.setattr(weight_folders, 'read', lambda folder: other)
+  with pytest.raises(ValueError, match=r'got float32\[2, 32, 3\] at'):
+    weights.check(step, MODEL, checkpoint.renderer())
 
 
 def test_an_exported_directory_renders_as_the_run(folder, workdir, tmp_path):
@@ -728,12 +589,10 @@ def test_an_exported_directory_renders_as_the_run(folder, workdir, tmp_path):
   assert export.main([f'--checkpoint={workdir}', f'--folder={out}']) == 0
   renderer = rendering.load(schema.Tokenizer(path=str(out)))
   messages = [{'role': 'user', 'content': 'What is <|end|> 1?'}]
-  np.testing.assert_array_equal(
-    renderer.render(messages, add_generation_prompt=True).ids,
-    fixtures.RENDERER.render(messages, add_generation_prompt=True).ids,
+  ids, expected = (
+    x.render(messages, add_generation_prompt=True).ids.tolist()
+    for x in (renderer, fixtures.RENDERER)
   )
-  assert renderer.stop_ids == fixtures.RENDERER.stop_ids
-  assert {p.name for p in pathlib.Path(out).iterdir()} == {
-    'README.md',
-    *(p.name for p in pathlib.Path(folder).iterdir()),
-  }
+  assert ids == expected and renderer.stop_ids == fixtures.RENDERER.stop_ids
+  names = {path.name for path in folder.iterdir()}
+  assert {path.name for path in out.iterdir()} == names | {'README.md'}

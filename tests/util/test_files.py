@@ -27,15 +27,3 @@ def test_a_block_that_raises_changes_nothing(tmp_path):
       raise ZeroDivisionError
   assert path.read_text() == 'old'
   assert [x.name for x in tmp_path.iterdir()] == ['x']
-
-
-@pytest.mark.parametrize('name', ['x', 'x.tmp'])
-def test_links_are_not_followed(tmp_path, name):
-  victim = tmp_path / 'victim'
-  victim.write_text('precious')
-  (tmp_path / name).symlink_to(victim)
-  with files.replacing(tmp_path / 'x') as file:
-    file.write('new')
-  assert victim.read_text() == 'precious'
-  assert (tmp_path / 'x').read_text() == 'new'
-  assert not (tmp_path / 'x').is_symlink()

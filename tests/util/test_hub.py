@@ -12,21 +12,7 @@ from posttrain import api, config, main
 from posttrain.checkpoints import weight_folders
 from posttrain.models import hf
 from posttrain.util import hub
-
-LLAMA = {
-  'model_type': 'llama',
-  'architectures': ['LlamaForCausalLM'],
-  'vocab_size': 512,
-  'hidden_act': 'silu',
-  'hidden_size': 16,
-  'intermediate_size': 32,
-  'num_hidden_layers': 1,
-  'num_attention_heads': 2,
-  'num_key_value_heads': 2,
-  'max_position_embeddings': 64,
-  'rms_norm_eps': 1e-5,
-  'tie_word_embeddings': True,
-}
+from tests import qwen3
 
 
 @pytest.fixture
@@ -39,7 +25,7 @@ def snapshot(tmp_path, monkeypatch):
   (model / 'refs').mkdir()
   (model / 'refs' / 'main').write_text('abc123')
   (model / 'blobs').mkdir()
-  (model / 'blobs' / 'f00').write_text(json.dumps(LLAMA))
+  (model / 'blobs' / 'f00').write_text(json.dumps(qwen3.CONFIG))
   os.symlink(model / 'blobs' / 'f00', folder / 'config.json')
   return str(folder)
 
@@ -53,7 +39,7 @@ def test_an_id_is_the_folder_of_its_commit(snapshot):
     config.override(node, key, 'mine/model')
   run = config.build(node)
   assert run.stages['sft'].init == run.tokenizer.path == snapshot
-  assert run.model.embed_dim == 16
+  assert run.model.embed_dim == 64
 
 
 @pytest.fixture
@@ -70,7 +56,7 @@ def begun(snapshot, tmp_path, monkeypatch):
   (workdir / 'config.json').write_text(json.dumps(stored))
   newer = pathlib.Path(snapshot).with_name('def456')
   newer.mkdir()
-  changed = {**LLAMA, 'hidden_size': 32}
+  changed = {**qwen3.CONFIG, 'hidden_size': 32}
   (newer / 'config.json').write_text(json.dumps(changed))
   (newer.parents[1] / 'refs' / 'main').write_text('def456')
   return [f'--config={spec}', f'--workdir={workdir}']
@@ -85,7 +71,7 @@ def test_a_run_continues_with_the_commit_that_it_began_with(
   assert main.main([begun[0], f'{begun[1]}_new']) == 0
   old, new = runs
   assert old.stages['sft'].init == old.tokenizer.path == snapshot
-  assert old.model.embed_dim == 16 and new.model.embed_dim == 32
+  assert old.model.embed_dim == 64 and new.model.embed_dim == 32
   assert new.stages['sft'].init.endswith('def456')
   config.check_resume(config.to_dict(old), config.to_dict(old))
   with pytest.raises(ValueError, match='config.sft.init .*abc123.*def456'):
@@ -102,11 +88,7 @@ def test_a_run_in_python_continues_with_its_commit(
   assert new.stages['sft'].init.endswith('def456')
   assert api.train(old, workdir) == {'init': old}
   assert api.train(new, f'{workdir}_new') == {'init': new}
-  message = (
-    'mine/model must be at the commit .* got def456, expected abc123; load the '
-    f"recipe with workdir='{workdir}'"
-  )
-  with pytest.raises(ValueError, match=message):
+  with pytest.raises(ValueError, match='mine/model must be at .* got def456'):
     api.train(new, workdir)
 
 
@@ -116,11 +98,7 @@ def test_a_commit_that_is_not_there_any_more_is_named(
   shutil.rmtree(snapshot)
   assert main.main(begun) == 2
   message = capsys.readouterr().err
-  assert f"as it was when the run began: got no folder '{snapshot}'" in message
-  assert '`hf download mine/model --revision abc123`' in message
-  stored = f'--config={tmp_path}/run/config.json'
-  assert main.main([stored, '--dry_run']) == 2
-  assert snapshot in capsys.readouterr().err.splitlines()[-1]
+  assert snapshot in message and '--revision abc123' in message
 
 
 def test_pickles_are_not_read_and_code_is_not_run(snapshot):
@@ -131,36 +109,20 @@ def test_pickles_are_not_read_and_code_is_not_run(snapshot):
   auto_map = {'AutoModelForCausalLM': 'modeling.Llama'}
   (folder / 'config.json').unlink()
   (folder / 'config.json').write_text(
-    json.dumps({**LLAMA, 'auto_map': auto_map})
+    json.dumps({**qwen3.CONFIG, 'auto_map': auto_map})
   )
   with pytest.raises(ValueError, match='must hold model.safetensors: got none'):
     hf.load(snapshot, weight_folders.read(snapshot).model)
 
 
-def test_a_path_that_exists_is_no_id(snapshot, tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  (tmp_path / 'mine' / 'model').mkdir(parents=True)
-  assert hub.folder('mine/model') is None and hub.hint('mine/model') == ''
-
-
 def test_a_missing_model_names_the_cache(snapshot, tmp_path):
-  message = f'cache {tmp_path}/hub holds no model .* `hf download mine/a` gets'
-  with pytest.raises(ValueError, match=message):
+  with pytest.raises(ValueError, match=f'{tmp_path}/hub .*download mine/a'):
     weight_folders.find('mine/a')
-  node = config.load('configs/gsm8k_sft.py:tiny')
-  with pytest.raises(ValueError, match=f'config.model must be.*{message}'):
-    config.override(node, 'model', 'mine/a')
 
 
 @pytest.mark.parametrize(
-  'name',
-  ['random', '/a/b', 'a/b/c', '../b', 'a', '', 'runs/my--model', 'a/b.git']
-  + ['a/b-', 'a./b', 'a..b/c', f'a/{97 * "x"}', 'runs/x.'],
+  'name', ['random', '/a/b', 'a/b/c', '../b', '', 'runs/my--model', 'runs/x.']
 )
 def test_what_is_no_id(name):
+  assert hub.is_id('Qwen/Qwen3-0.6B')
   assert not hub.is_id(name) and hub.folder(name) is None
-
-
-@pytest.mark.parametrize('name', ['Qwen/Qwen3-0.6B', f'a/{96 * "x"}', 'A_/b_1'])
-def test_what_is_an_id(name):
-  assert hub.is_id(name) and hub.folder(name) is None

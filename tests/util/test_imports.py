@@ -17,9 +17,8 @@ def test_a_path_may_be_dotted():
 @pytest.mark.parametrize(
   'path',
   [
-    *('', 'json.loads', 'rewards.py', './rewards.py', 'a/rewards.py:short'),
-    *('rewards:', ':short', 'no_such_module_here:f', 'json.no_such:f'),
-    *('json:nothing', 'json:JSONDecoder.decoed'),
+    *('json.loads', './rewards.py', 'rewards:', 'no_such_module_here:f'),
+    *('json.no_such:f', 'json:nothing', 'json:JSONDecoder.decoed'),
   ],
 )
 def test_a_path_without_an_object_is_an_error_with_the_key(path):
@@ -34,8 +33,7 @@ def test_an_object_that_cannot_be_called():
 
 
 @pytest.mark.parametrize(
-  'text',
-  ['1 / 0', 'x x', 'raise SystemExit(5)', 'raise ValueError("a\\nb" * 900)'],
+  'text', ['x x', 'raise SystemExit(5)', 'raise ValueError("a\\nb" * 900)']
 )
 def test_a_module_that_fails_is_one_line(text, tmp_path, monkeypatch):
   name = f'fails_{abs(hash(text))}'

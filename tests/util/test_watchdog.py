@@ -38,7 +38,6 @@ with watchdog.watch(0.3, first, None if kind == 'report' else 0.6, code=4):
     ('hang', exits.STALLED, True),
     ('lock', -signal.SIGKILL, True),
     ('report', 0, False),
-    ('work', 0, False),
     ('first', 0, False),
     ('killed', -signal.SIGKILL, False),
   ],
