@@ -14,17 +14,14 @@ from posttrain.config import conversion
   [
     (None, int | None, None),
     (3, float, 3.0),
-    ([1, 2], tuple[int, ...], (1, 2)),
     ({'a': 1}, dict[str, float], {'a': 1.0}),
     (config_dict.ConfigDict({'a': {'b': [1]}}), Any, {'a': {'b': [1]}}),
-    ({}, schema.Optim, schema.Optim()),
     ('gspo', schema.Clip | schema.Gspo, schema.Gspo()),
     (
       {'type': 'clip', 'low': 0.1},
       schema.Clip | schema.Gspo,
       schema.Clip(low=0.1),
     ),
-    ('init', str | schema.Endpoint, 'init'),
   ],
 )
 def test_a_value_becomes_what_its_annotation_declares(value, kind, expected):
@@ -36,12 +33,9 @@ def test_a_value_becomes_what_its_annotation_declares(value, kind, expected):
   ('value', 'kind', 'message'),
   [
     (True, int, 'config.x must be of type int: got True'),
-    (1.5, int, 'a whole number, as in 100'),
     (2**1024, float, 'config.x must be of type float'),
-    ('a', tuple[str, ...], 'config.x must be a tuple: got'),
     ((1, 'b'), tuple[int, ...], r'config.x\[1\] must be of type int'),
     ({'a': 'b'}, dict[str, int], 'config.x.a must be of type int'),
-    (1, schema.Optim, 'config.x must be a node: got 1'),
     ({'lr': -1.0}, schema.Optim, 'config.x.lr must be > 0'),
     ('clipp', schema.Clip | schema.Gspo, 'config.x.type .* did you mean clip?'),
   ],

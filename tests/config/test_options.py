@@ -29,7 +29,9 @@ def _resolve(*overrides, node=None):
   return run
 
 
-def test_build_inverts_get_config():
+def test_build_inverts_get_config(tmp_path):
+  """And a workdir's config.json is a recipe."""
+  path = tmp_path / 'config.json'
   run = schema.Run(
     seed=3,
     model=schema.PRESETS['qwen3_0p6b'],
@@ -42,8 +44,10 @@ def test_build_inverts_get_config():
       ),
     },
   )
-  assert config.build(machinery.config_dict(run)) == run
-  assert list(config.build(machinery.config_dict(run)).stages) == ['a', 'b']
+  path.write_text(json.dumps(config.to_dict(run)))
+  for node in (machinery.config_dict(run), config.load(str(path))):
+    assert config.build(node) == run
+    assert list(config.build(node).stages) == ['a', 'b']
 
 
 def test_kwargs_of_a_custom_loss_may_be_any_json():
@@ -52,84 +56,51 @@ def test_kwargs_of_a_custom_loss_may_be_any_json():
   node = _node(loss=schema.Loss(rl=rl))
   run = config.build(node)
   assert run.stages['sft'].loss.rl == rl
-  again = config.build(config.from_dict(config.to_dict(run)))
-  assert again.stages['sft'].loss.rl == rl
-  config.override(node, 'sft.loss.rl.kwargs.low', '0.2')
+  assert config.build(config.from_dict(config.to_dict(run))) == run
   config.override(node, 'sft.loss.rl.kwargs.deep', '{"n": [1]}')
   changed = config.build(node).stages['sft'].loss.rl.kwargs
-  assert changed == {**kwargs, 'low': 0.2, 'deep': {'n': [1]}}
-  config.override(node, 'sft.loss.rl', '{"type": "clip", "delta": 4.0}')
-  assert config.build(node).stages['sft'].loss.rl == schema.Clip(delta=4.0)
+  assert changed == {**kwargs, 'deep': {'n': [1]}}
 
 
 @pytest.mark.parametrize(
-  ('key', 'text', 'read'),
+  ('key', 'text', 'value'),
   [
-    ('sft.optim.lr', '1e-4', lambda r: r.stages['sft'].optim.lr == 1e-4),
-    ('sft.optim.lr', '1', lambda r: r.stages['sft'].optim.lr == 1.0),
-    ('sft.init', '123', lambda r: r.stages['sft'].init == '123'),
-    (
-      'sft.optim.average',
-      '0.9',
-      lambda r: r.stages['sft'].optim.average == 0.9,
-    ),
-    ('compilation_cache', 'None', lambda r: r.compilation_cache is None),
-    (
-      'sft.envs.a.env.ops',
-      '("+", "x")',
-      lambda r: r.stages['sft'].envs['a'].env.ops == ('+', 'x'),
-    ),
-    (
-      'sft.envs.a.env.ops',
-      '["-"]',
-      lambda r: r.stages['sft'].envs['a'].env.ops == ('-',),
-    ),
-    ('metrics.progress', 'false', lambda r: not r.metrics.progress),
-    ('metrics.progress', 'False', lambda r: not r.metrics.progress),
-    ('model', 'qwen3_1p7b', lambda r: r.model == schema.PRESETS['qwen3_1p7b']),
-    (
-      'sft.model',
-      'tiny',
-      lambda r: r.stages['sft'].model == schema.PRESETS['tiny'],
-    ),
-    ('model', '{"layers": 2}', lambda r: r.model == schema.Model(layers=2)),
-    (
-      'sft.envs.a.env',
-      '{"type": "rows", "path": "f"}',
-      lambda r: r.stages['sft'].envs['a'].env == schema.Rows(path='f'),
-    ),
-    (
-      'sft.envs.a.algorithm',
-      'sft',
-      lambda r: r.stages['sft'].envs['a'].algorithm == schema.Sft(),
-    ),
+    ('sft.optim.lr', '1', 1.0),
+    ('sft.init', '123', '123'),
+    ('sft.optim.average', '0.9', 0.9),
+    ('compilation_cache', 'None', None),
+    ('sft.envs.a.env.ops', '("+", "x")', ('+', 'x')),
+    ('sft.envs.a.env.ops', '["-"]', ('-',)),
+    ('metrics.progress', 'false', False),
+    ('sft.model', 'tiny', schema.PRESETS['tiny']),
+    ('model', '{"layers": 2}', schema.Model(layers=2)),
+    ('sft.envs.a.env', '{"type": "rows", "path": "f"}', schema.Rows(path='f')),
+    ('sft.envs.a.algorithm', 'sft', schema.Sft()),
   ],
 )
-def test_override_sets_the_parsed_value(key, text, read):
-  assert read(_resolve((key, text)))
+def test_override_sets_the_parsed_value(key, text, value):
+  found = _resolve((key, text))
+  for part in key.replace('sft.', 'stages.sft.', 1).split('.'):
+    found = found[part] if isinstance(found, dict) else getattr(found, part)
+  assert found == value and type(found) is type(value)
 
 
 @pytest.mark.parametrize(
   ('key', 'text', 'named'),
   [
     ('seed.x', '1', 'config.seed'),
-    *(('sft.optim.lr', x, '') for x in ('fast', '-1.0', '1e999')),
-    ('sft.optim.weight_decay', '1e999', ''),
+    *(('sft.optim.lr', x, '') for x in ('fast', '1e999')),
     ('sft.optim.beta1', '1.0', ''),
     ('sft.optim.no_decay', '(scale', ''),
-    ('sft.envs.a.ratio', '1e999', ''),
     ('model.rope_theta', '1e999', ''),
     *(('seed', x, '') for x in ('1.5', 'true', 'None', '-1')),
     ('metrics.progress', '1', ''),
     ('model', 'qwen', ''),
     ('model', '{"layer": 1}', 'config.model.layers'),
     ('sft.envs.a.algorithm', 'ppo', 'algorithm.type'),
-    ('sft.envs.a.env', '{"typ": "rows"}', 'env.type'),
-    ('sft.envs.a.env.ops', '3', ''),
     ('sft.envs.a.env.ops', '("/",)', ''),
     ('sft.envs.a.env.ops', '(1,)', 'ops[0]'),
     ('sft.envs.a.env.max_operand', '1000', ''),
-    ('sft.envs.a.env.mistakes', '1.5', ''),
     ('sft.envs', '{}', ''),
     ('sft.batch.micro_batch_tokens', '100', 'row_tokens=256'),
     ('sft.kind', 'tokenz', ''),
@@ -137,14 +108,8 @@ def test_override_sets_the_parsed_value(key, text, read):
     ('mesh.fsdp', '0', ''),
     ('model.kv_heads', '3', 'heads=4'),
     ('model.local_layers', '(3,)', ''),
-    ('model.local_layers', '(0,)', 'window'),
-    ('model.logit_softcap', '0.0', ''),
-    ('model.activation', 'relu', ''),
-    ('model.rope_scaling.kind', 'yarn', ''),
-    ('model', '{"a": 1', ''),
     ('model', '[' * 100_000, ''),
     ('model', '{"a": 1, "a": 2}', "'a'"),
-    ('sft.loss.rl', '{"a.b": 1}', ''),
   ],
 )
 def test_mistakes_are_one_line_with_the_key(key, text, named):
@@ -156,21 +121,14 @@ def test_mistakes_are_one_line_with_the_key(key, text, named):
 
 
 FILES = {
-  'syntax': ('x.py', b'def get_config(:\n', 'SyntaxError'),
   'raises': ('x.py', b'\n1 / 0\n', 'x.py:2'),
-  'import': ('x.py', b'import no_such_thing', 'ModuleNotFoundError'),
-  'exit': ('x.py', b'raise SystemExit(3)', 'SystemExit: 3'),
   'binary': ('x.py', b'\x00\x01\xff\xfe' * 50, ''),
   'no get_config': ('x.py', b'x = 1', 'get_config'),
   'argument': ('x.py:big', b'def get_config(): return 1', 'TypeError'),
-  'no config': ('x.py', b'def get_config(): return 7', '7'),
   'yaml': ('x.yaml', b'model: tiny\n', ''),
-  'empty': ('x.json', b'', ''),
   'list': ('x.json', b'[1]', '[1]'),
   'deep': ('x.json', b'[' * 100_000, ''),
   'no stages': ('x.json', b'{"seed": 1}', 'stages'),
-  'stages': ('x.json', b'{"stages": 3}', ''),
-  'dotted': ('x.json', b'{"stages": ["a"], "a.b": 1}', ''),
 }
 
 
@@ -185,17 +143,12 @@ def test_any_file_is_one_line(name, tmp_path):
   assert words in line and '\n' not in line and len(line) < 1000
 
 
-def test_a_recipe_is_found_by_name_and_a_near_one_is_named(tmp_path):
+def test_a_recipe_is_found_by_name_and_a_near_one_is_named():
   assert config.build(config.load('arithmetic')) == config.build(
     config.load('configs/arithmetic.py')
   )
   with pytest.raises(ValueError, match='did you mean arithmetic'):
     config.load('arithmetc')
-  folder = tmp_path / 'a:b'  # a path may have colons
-  folder.mkdir()
-  (folder / 'x.py').write_text('def get_config(): return 1')
-  with pytest.raises(ValueError, match=r'x\.py: get_config must return'):
-    config.load(str(folder / 'x.py'))
 
 
 def test_resume_allows_only_declared_keys():
@@ -212,18 +165,11 @@ def test_resume_allows_only_declared_keys():
     )
   )
   config.check_resume(old, allowed)
-  for key, text in (
-    ('sft.optim.lr', '1.0'),
-    ('sft.optim.moments_dtype', 'bfloat16'),
-    ('seed', '1'),
-  ):
+  # Newer options take their defaults.
+  config.check_resume({k: v for k, v in old.items() if k != 'seed'}, old)
+  for key, text in (('sft.optim.moments_dtype', 'bfloat16'), ('seed', '1')):
     with pytest.raises(ValueError, match=rf'config\.{key} \(.* -> .*{text}'):
       config.check_resume(old, config.to_dict(_resolve((key, text))))
-
-
-def test_newer_options_take_their_defaults_on_resume():
-  values = config.to_dict(_resolve())
-  config.check_resume({k: v for k, v in values.items() if k != 'seed'}, values)
 
 
 def test_stages_may_be_added_at_the_end():
@@ -254,27 +200,6 @@ def test_how_reward_functions_may_fail_may_change():
     config.check_resume(resolved(), resolved(weight=2.0))
 
 
-def test_every_field_of_the_schema_has_a_comment():
-  # Each names the field above it in the same breath.
-  shared = {'Arithmetic.max_factor', 'Arithmetic.eval_tasks'}
-  fields = 0
-  for path in pathlib.Path('posttrain/schema').glob('*.py'):
-    text = path.read_text()
-    lines = text.splitlines()
-    for owner in ast.walk(ast.parse(text)):
-      if not isinstance(owner, ast.ClassDef):
-        continue
-      for node in owner.body:
-        if isinstance(node, ast.AnnAssign) and node.target.id != 'type':
-          fields += 1
-          name = f'{owner.name}.{node.target.id}'
-          above = lines[node.lineno - 2].strip()
-          assert above.startswith('# ') or name in shared, (
-            f'{path}:{node.lineno}: {name} needs a comment above it'
-          )
-  assert fields > 50
-
-
 def test_a_model_comes_back_from_json():
   model = schema.Model(
     local_layers=(0, 2),
@@ -295,13 +220,6 @@ def test_another_type_is_another_node():
   node = _node()
   config.override(node, 'sft.loss.rl', 'clip')
   assert config.build(node).stages['sft'].loss.rl == schema.Clip()
-
-
-def test_a_workdirs_config_is_a_recipe(tmp_path):
-  run = _resolve(('sft.optim.average', '0.9'))
-  path = tmp_path / 'config.json'
-  path.write_text(json.dumps(config.to_dict(run)))
-  assert config.build(config.load(str(path))) == run
 
 
 def test_a_server_may_move_and_not_change():
@@ -326,10 +244,6 @@ def test_a_server_may_move_and_not_change():
   ('overrides', 'expected'),
   [
     ((('loss.rl', 'clip'), ('loss.rl.high', '0.3')), schema.Clip(high=0.3)),
-    (
-      (('loss.rl', '{"type": "clip", "low": 0.1}'), ('loss.rl.high', '0.3')),
-      schema.Clip(low=0.1, high=0.3),
-    ),
     ((('loss.rl.high', '0.3'), ('loss.rl', 'gspo')), schema.Gspo()),
   ],
 )
@@ -353,17 +267,7 @@ def test_nodes_in_dicts_have_all_options_of_their_type_too():
   )
 
 
-@pytest.mark.parametrize(
-  ('key', 'value'), [('optim.lr', '0.5'), ('steps', '7'), ('eval.every', '3')]
-)
-def test_the_name_of_the_only_stage_may_be_left_out(key, value):
-  short, long = (config.load('configs/sft.py:tiny') for _ in range(2))
-  config.override(short, key, value)
-  config.override(long, f'sft.{key}', value)
-  assert config.build(short) == config.build(long)
-
-
-def test_the_name_may_be_left_out_where_one_stage_is_left():
+def test_the_name_of_the_only_stage_may_be_left_out():
   node = config.load('configs/arithmetic.py')
   config.override(node, 'stages', '("grpo",)')
   config.override(node, 'optim.lr', '0.25')
@@ -377,24 +281,19 @@ def test_the_name_may_be_left_out_where_one_stage_is_left():
   ('key', 'path', 'stored'),
   [
     ('sft.init', 'here', '{folder}/here'),
-    ('tokenizer.path', 'here', '{folder}/here'),
     ('compilation_cache', 'new', '{folder}/new'),
     ('sft.envs.a.env', 'here', '{folder}/here'),
     ('sft.envs.a.env', '$HERE/here', '{folder}/here'),
-    ('sft.envs.a.env', '$SOMEWHERE/here', '$SOMEWHERE/here'),
     ('sft.envs.a.env', 'missing', 'missing'),
     ('sft.init', 'gs://a/b', 'gs://a/b'),
-    ('sft.init', 'random', 'random'),
     ('sft.init', 'stage:sft', 'stage:sft'),
-    ('compilation_cache', '~/x', '~/x'),
   ],
 )
 def test_paths_are_absolute(key, path, stored, tmp_path, monkeypatch):
   """config.json means the same files from any folder."""
   monkeypatch.chdir(tmp_path)
-  monkeypatch.setenv('SOMEWHERE', str(tmp_path))
   monkeypatch.setenv('HERE', '.')
-  for name in ('here', 'random', 'stage:sft'):
+  for name in ('here', 'stage:sft'):
     (tmp_path / name).mkdir()
   rows = json.dumps({'type': 'rows', 'path': path})
   node = _node()

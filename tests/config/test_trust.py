@@ -8,7 +8,6 @@ import pytest
 from configs import machinery
 from posttrain import config, main, schema
 from posttrain.config import trust
-from posttrain.util import imports
 
 FOREIGN = 'subprocess:getoutput'
 ADDRESS = 'gs://evil/x'
@@ -36,13 +35,8 @@ def run_of(**reward):
     FOREIGN,
     'posttrain.util.imports:importlib.import_module',
     'posttrain.rewards.texts:np.save',
-    'posttrain.main:main',
-    'posttrain.rewards...os:system',
-    'posttrain.rewards.../../x:f',
-    'posttrain.rewards:numeric.parse',
     'posttrainx.rewards.numeric:parse',
     'posttrain.rewards.numeric:_finite',
-    'configs.machinery:os.system',
     'experiments.trials:main',
   ],
 )
@@ -62,15 +56,6 @@ def test_functions_from_elsewhere_need_trust(path):
 )
 def test_functions_made_for_configs_need_none(path):
   assert trust.named(run_of(fn=path)) == {}
-
-
-def test_functions_that_this_process_handed_over_need_none():
-  def short(completions):
-    return [0.0 for _ in completions]
-
-  for function in (short, json.loads):
-    assert trust.named(run_of(fn=imports.path(function))) == {}
-  imports.HANDED_OVER.discard('json:loads')
 
 
 def test_nothing_is_imported_before_the_refusal(tmp_path, monkeypatch):
@@ -140,9 +125,6 @@ def test_addresses_in_place_of_paths_need_trust(capsys):
     trust.check(run, 'config.json')
   trust.check(run, 'config.json', trust=True)
   assert ADDRESS in capsys.readouterr().err
-  assert not trust.named(run_of(fn='posttrain.rewards.texts:ratio'))
-  text = {'hint': 'see http://h.example/ for more', 'note': 'a://'}
-  assert list(trust._walk(text, 'x')) == [('x.note', 'a://')]
 
 
 def test_a_recipe_may_name_anything(tmp_path):

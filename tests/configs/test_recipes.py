@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from configs import arguments, machinery
+from configs import arguments
 from posttrain import config, main, schema
 from posttrain.config import checks
 from posttrain.data import preferences
@@ -107,7 +107,7 @@ def test_lora_changes_rank_and_learning_rate_alone(path, folder):
 
 
 @pytest.mark.parametrize('path', (*PRETRAINED, *OWN))
-@pytest.mark.parametrize('argument', ['', ':lora', ':/no/such', ':tiny,lora'])
+@pytest.mark.parametrize('argument', ['', ':/no/such', ':tiny,lora'])
 def test_a_pretrained_recipe_needs_a_directory(path, argument):
   with pytest.raises(
     ValueError,
@@ -259,21 +259,14 @@ def test_held_out_rows_are_others(folder, monkeypatch):
   [
     ('dpo', '{folder}', 'data'),
     ('dpo', '{file}', 'a model'),
-    ('dpo', '{file},lora', 'lora'),
     ('dpo', '{file},tiny,lora', 'lora'),
     ('dpo', '{folder},{file},smal', "'smal'; did you mean small?"),
-    ('dpo', '{folder}:{file}', '{folder}:{file}'),
     ('dpo', '{folder},,{file}', 'empty part'),
-    ('dpo', '{folder},{file},a:b', "'a:b'"),
     ('dpo', '{folder},small,{file}', 'one model'),
-    ('grpo', '{file},small,os.sep', "'os.sep'"),
     ('grpo', '{file},small,a:', "'a:'"),
-    ('grpo', '{file},small,./os.py', "'./os.py'"),
     ('sft', '{file},small,reward=a', "'reward=a'"),
     ('sft', '{file},{file},{file},tiny', 'two data sets'),
     ('sft', '{folder},/no/such.jsonl', "'/no/such.jsonl'"),
-    ('sft', '{folder},rows.json', "'rows.json'"),
-    ('sft', '{folder}/more/bass,{file}', 'did you mean base?'),
     ('sft', '{folder}/dat.jsonl', 'did you mean data.jsonl?'),
     ('sft', 'mine/rows,small', 'hf download mine/rows'),
     ('reward_model', '{folder},{file},lora', 'lora'),
@@ -283,26 +276,16 @@ def test_what_is_missing_in_an_argument_is_named(
   recipe, argument, named, folder
 ):
   _argument('configs/sft.py', folder)
-  (folder / 'more' / 'base').mkdir(parents=True)
   names = {'folder': folder, 'file': folder / 'data.jsonl'}
   with pytest.raises(ValueError, match=arguments.NAME) as error:
     config.load(f'{recipe}:{argument.format(**names)}')
   assert named.format(**names) in str(error.value)
 
 
-def test_spaces_around_the_parts_of_an_argument_are_left_out(folder):
-  argument = _argument('configs/sft.py', folder)
-  spaced = config.load(f'sft: {argument.replace(",", " , ")} , lora')
-  assert spaced.to_dict() == config.load(f'sft:{argument},lora').to_dict()
-
-
 def test_an_environment_takes_the_place_of_grpos_data(folder):
   _argument('configs/sft.py', folder)
-  with pytest.raises(ValueError) as error:
+  with pytest.raises(ValueError, match='config.grpo.envs.data.env.path must'):
     main.load(f'grpo:{folder}')
-  assert str(error.value).startswith(
-    "config.grpo.envs.data.env.path must name a file or folder: got ''"
-  )
   env = (
     '{"own": {"env": {"type": "reverse_text"}, "algorithm": {"type": "grpo"}, '
     '"sampler": {"type": "policy"}, "group_size": 2}}'
@@ -322,29 +305,18 @@ def test_recipes_are_found_from_any_folder(name, tmp_path, monkeypatch):
       config.load(wrong)
 
 
-def test_a_stage_can_be_left_out():
-  node = config.load('configs/arithmetic.py:tiny')
-  config.override(node, 'stages', '("grpo",)')
-  config.override(node, 'grpo.init', 'random')
-  assert list(config.build(node).stages) == ['grpo']
-  with pytest.raises(ValueError, match="no option 'sft'"):
-    config.override(node, 'sft.steps', '3')
-
-
 def test_the_example_of_pairs_has_some_to_train_on_and_to_hold_out():
+  """What the suite measures is in the rejected answers alone."""
   (stage,) = _build('configs/dpo.py:tiny').stages.values()
   pairs = preferences.read(stage.pairs.path)
   _, held_out = preferences.split(pairs, stage.pairs.eval_fraction)
   assert 0 < len(held_out) < len(pairs) // 2
-  # What the suite measures is in the rejected answers alone.
-  for pair in pairs:
-    grades = texts.grade(pair.chosen[0]['content'])
-    assert not (grades['repetition'] or grades['refusal'])
-    assert grades.get('code_syntax', 1) == 1
-  rejected = [texts.grade(pair.rejected[0]['content']) for pair in pairs]
   for name in ('repetition', 'refusal'):
-    assert sum(x[name] > 0 for x in rejected) > 5
-  assert [x['code_syntax'] for x in rejected if 'code_syntax' in x] == [0] * 3
+    chosen, rejected = (
+      sum(texts.grade(side[0]['content'])[name] > 0 for side in sides)
+      for sides in zip(*((x.chosen, x.rejected) for x in pairs), strict=True)
+    )
+    assert chosen == 0 and rejected > 5
 
 
 @pytest.mark.parametrize('path', RECIPES)
@@ -375,21 +347,3 @@ def test_the_suite_needs_no_larger_slots(path):
 def test_an_unknown_argument_is_refused(path):
   with pytest.raises(ValueError, match="ARGUMENT must be ''.*: got 'small'"):
     config.load(f'{path}:small')
-
-
-def test_arguments_are_read_as_words():
-  arguments.check_word('', 'tiny')
-  arguments.check_word('tiny', 'sums', 'tiny')
-  with pytest.raises(ValueError, match="be '', 'sums' or 'tiny': got 'x'"):
-    arguments.check_word('x', 'sums', 'tiny')
-  assert arguments.parse_folder('tiny', ('tiny', 'lora')) == (None, {'tiny'})
-  assert arguments.parse_folder('/,lora', ('tiny', 'lora')) == ('/', {'lora'})
-
-
-def test_unset_keeps_the_type_of_a_key():
-  node = machinery.node(schema.Eval(every=5))
-  machinery.unset(node, 'every')
-  assert node.every is None
-  with pytest.raises(TypeError):
-    node.every = 'often'
-  node.every = 7
