@@ -2,11 +2,12 @@
 
 import json
 import threading
-import time
+from concurrent import futures
 
 import httpx
 import pytest
 
+from experiments.trials import base
 from tests.serve import conftest
 
 BODY = {'model': conftest.NAME, 'prompt': 'ab', 'max_tokens': 2}
@@ -25,30 +26,19 @@ def message(response):
 @pytest.mark.parametrize(
   ('param', 'values'),
   [
-    ('prompt', [None, '', [], [[1], []], ['a', ''], 7, [1, 264], [[-1]]]),
-    ('prompt', [[1] * 97, 'x' * 3073, ['x' * 3073], [1] * 3073, [[1]] * 73]),
-    ('prompt[0]', [[1, 'a'], [1, True]]),
-    ('max_tokens', [95, 0, 2.5, '2', True]),
-    ('temperature', [-1, 1e-30, 10**400, [1]]),
-    ('top_p', [0, 1.5]),
-    ('top_k', [-2]),
-    ('min_p', [1]),
-    ('n', [0, 129, 128]),
-    ('seed', ['x', 2**63]),
-    ('stop', [0, False, {}, '', ['a'] * 5, [''], 3, ['a' * 4097]]),
-    ('stop_token_ids', [False, '', 0, [264], [*range(9)]]),
+    ('prompt', [None, '', [[1], []], [1, 264], 'x' * 3073, [[1]] * 73]),
+    ('prompt[0]', [[1, 'a']]),
+    ('max_tokens', [95, 0, '2']),
+    ('temperature', [-1, 10**400]),
+    ('top_p', [1.5]),
+    ('n', [0, 129]),
+    ('seed', [2**63]),
+    ('stop', [3, ['a'] * 5, [''], ['a' * 4097]]),
+    ('stop_token_ids', [[264]]),
     ('logprobs', [6, True]),
-    ('prompt_logprobs', [-1, 21]),
-    ('echo', [1]),
-    ('stream', ['yes']),
-    ('stream_options', [{'include_usage': True}, 1]),
+    ('prompt_logprobs', [21]),
     ('best_of', [2]),
-    ('presence_penalty', [0.5]),
-    ('logit_bias', [{'1': 2}]),
-    ('suffix', ['x']),
-    ('temprature', [0, 1]),
-    ('messages', [[USER]]),
-    ('model', [None]),
+    ('temprature', [0]),
   ],
 )
 def test_bad_completion_request_is_refused_with_its_field(
@@ -59,57 +49,23 @@ def test_bad_completion_request_is_refused_with_its_field(
     response = served.client.post('/v1/completions', json=body)
     assert response.status_code == 400, (value, response.text)
     assert response.json()['error']['param'] == param
-    assert response.json()['error']['type'] == 'invalid_request_error'
     assert param.partition('[')[0] in message(response)
 
 
 @pytest.mark.parametrize(
   ('change', 'param'),
   [
-    ({'prompt': [1] * 96, 'max_tokens': None}, 'prompt'),
-    ({'prompt': [[1]] * 40, 'prompt_logprobs': 0}, 'n'),
-    ({'stream': True, 'logprobs': 2}, 'stream'),
-    ({'stream': True, 'prompt_logprobs': 1}, 'stream'),
-  ],
-)
-def test_fields_that_do_not_fit_each_other_are_refused(post, change, param):
-  change = {**BODY, **change}
-  assert post(status=400, **change)['error']['param'] == param
-
-
-@pytest.mark.parametrize(
-  ('change', 'param'),
-  [
-    ({'messages': None}, 'messages'),
-    ({'messages': []}, 'messages'),
     ({'messages': ['hi']}, 'messages[0]'),
     ({'messages': [{'role': 'me', 'content': ''}]}, 'messages'),
-    ({'messages': [{'role': 'user'}]}, 'messages'),
     (
       {'messages': [{'role': 'user', 'content': [{'type': 'image_url'}]}]},
       'messages[0].content',
     ),
-    ({'messages': [{**USER, 'content': 'x' * 200}]}, 'messages'),
-    ({'messages': [{**USER, 'content': 'x' * 9000}]}, 'messages'),
     ({'messages': [USER] * 97}, 'messages'),
-    ({'messages': [{**USER, 'name': 'bob'}]}, 'messages[0].name'),
     ({'messages': [{**USER, 'foo': 1}]}, 'messages[0].foo'),
-    (
-      {
-        'messages': [
-          {**USER, 'content': [{'type': 'text', 'text': 'a', 'x': [1]}]}
-        ]
-      },
-      'messages[0].content.x',
-    ),
     ({'top_logprobs': 2}, 'top_logprobs'),
-    ({'logprobs': 1}, 'logprobs'),
-    ({'logprobs': True, 'top_logprobs': 21}, 'top_logprobs'),
     ({'stream': True, 'logprobs': True, 'top_logprobs': 1}, 'stream'),
-    ({'max_completion_tokens': 3}, 'max_tokens'),
     ({'tools': [{'type': 'function'}]}, 'tools'),
-    ({'response_format': {'type': 'json_object'}}, 'response_format'),
-    ({'prompt': 'x'}, 'prompt'),
     ({'echo': True}, 'echo'),
   ],
 )
@@ -119,31 +75,8 @@ def test_bad_chat_request_is_refused_with_its_field(served, change, param):
   assert response.json()['error']['param'] == param and message(response)
 
 
-def test_requests_that_cannot_fit_are_refused_before_rendering(
-  post, policy, monkeypatch
-):
-  def never(*_, **__):
-    raise AssertionError('must not be rendered')
-
-  monkeypatch.setattr(type(policy.renderer), 'render', never)
-  monkeypatch.setattr(type(policy.renderer.tokenizer), 'encode_scaffold', never)
-  post(status=400, prompt=['x' * 3073])
-  for messages in ([USER] * 97, [{**USER, 'x': [[''] * 5000]}]):
-    post('chat/completions', status=400, messages=messages)
-
-
 @pytest.mark.parametrize(
-  'content',
-  [
-    b'',
-    b'{',
-    b'[1]',
-    b'"x"',
-    b'\xff\xfe',
-    b'[' * 50_000,
-    b'{"a": 1} x',
-    b'{"n": ' + b'9' * 5000 + b'}',
-  ],
+  'content', [b'{', b'[1]', b'\xff\xfe', b'[' * 50_000, b'{"a": 1} x']
 )
 def test_bodies_that_are_no_json_object_are_refused(served, content):
   response = served.client.post(
@@ -153,46 +86,14 @@ def test_bodies_that_are_no_json_object_are_refused(served, content):
   assert 'the body must be' in message(response)
 
 
-@pytest.mark.parametrize(
-  'value',
-  [
-    'data:image/png;base64,' + 'QUJD' * 9999,
-    {'QUJD' * 9999: ['QUJD' * 99]},
-    '\ud800' * 9000,
-    '\x1b[31m\n' * 2000,
-    10**900,
-  ],
-  ids=['text', 'object', 'surrogates', 'escapes', 'digits'],
-)
-def test_refusals_are_one_short_printable_line(served, value):
-  for path, body in (
-    ('completions', {**BODY, 'max_tokens': value}),
-    ('completions', {**BODY, 'model': value}),
-    ('completions', {**BODY, str(value): 1}),
-    ('completions', {**BODY, 'prompt': value}),
-    ('chat/completions', {**CHAT, 'messages': [{**USER, 'role': value}]}),
-    ('chat/completions', {**CHAT, 'messages': [{**USER, 'content': [value]}]}),
-  ):
-    content = json.dumps(body)
-    if len(content) <= 2**16:
-      response = served.client.post(
-        f'/v1/{path}', content=content, headers=JSON
-      )
-      assert response.status_code in (400, 404), response.text
-      assert message(response)
-
-
 def test_responses_with_too_many_logprobs_are_refused(post, monkeypatch):
   from posttrain.serve import protocol
 
   monkeypatch.setattr(protocol, 'MAX_LOGPROBS', 100)
   body = {'prompt': [[1] * 9] * 2, 'max_tokens': 1}
-  assert post(**body, n=2, logprobs=4)['choices']  # 20
   assert post(**body, prompt_logprobs=4)['choices']  # 90
-  error = post(status=400, **body, prompt_logprobs=5)['error']
-  assert error['param'] == 'prompt_logprobs' and 'got 108' in error['message']
-  error = post(status=400, **body, echo=True, logprobs=5)['error']
-  assert error['param'] == 'logprobs' and 'got 120' in error['message']
+  error = post(status=400, **body, prompt_logprobs=5)['error']  # 108
+  assert error['param'] == 'prompt_logprobs'
 
 
 def test_unknown_models_routes_and_methods_are_refused(served):
@@ -202,35 +103,19 @@ def test_unknown_models_routes_and_methods_are_refused(served):
   for response in (
     client.post('/v1/completions', json={**BODY, 'model': 'gpt-4'}),
     client.get('/v1/models/a/b'),
-    client.get(f'/v1/models/{"x" * 3000}'),
   ):
     assert response.status_code == 404 and message(response)
     assert response.json()['error']['code'] == 'model_not_found'
   assert client.get('/v1/embeddings').status_code == 404
-  for response in (
-    client.get('/v1/completions'),
-    client.post('/v1/models'),
-    client.delete('/health'),
-  ):
-    assert response.status_code == 405 and message(response)
+  assert client.get('/v1/completions').status_code == 405
 
 
 def test_fields_without_effect_are_accepted(post):
   body = {**BODY, 'temperature': 0}
-  unused = {
-    'user': 'me',
-    'presence_penalty': 0,
-    'frequency_penalty': 0.0,
-    'logit_bias': {},
-    'suffix': None,
-    'best_of': None,
-    'n': 1,
-    'repetition_penalty': 1.0,
-    'metadata': {'a': 'b'},
-  }
+  unused = {'user': 'me', 'presence_penalty': 0, 'logit_bias': {}, 'n': 1}
   assert post(**body)['choices'] == post(**body, **unused)['choices']
   # Clients list all fields of a message.
-  empty = {'refusal': None, 'tool_calls': [], 'annotations': [], 'name': ''}
+  empty = {'refusal': None, 'tool_calls': [], 'name': ''}
   post('chat/completions', messages=[{**USER, **empty}], max_tokens=1)
 
 
@@ -256,22 +141,18 @@ def test_large_bodies_are_refused(served):
 
 
 def test_full_server_responds_429_with_retry_after(start):
-  with start(max_jobs=2) as server:
-    gate, finished, step = threading.Event(), [], server.worker._engine.step
+  with (
+    start(max_jobs=2) as server,
+    httpx.Client(base_url=server.url, timeout=60) as other,
+    futures.ThreadPoolExecutor() as pool,
+  ):
+    gate, step = threading.Event(), server.worker._engine.step
     server.worker._engine.step = lambda: gate.wait(60) and step()
-    with httpx.Client(base_url=server.url, timeout=60) as other:
-      thread = threading.Thread(
-        target=lambda: finished.append(
-          other.post('/v1/completions', json={**BODY, 'n': 2})
-        )
-      )
-      thread.start()
-      while server.client.get('/health').json()['under_way'] < 2:
-        time.sleep(0.01)
-      response = server.client.post('/v1/completions', json=BODY)
-      assert response.status_code == 429 and message(response)
-      assert int(response.headers['Retry-After']) > 0
-      gate.set()
-      thread.join()
-    assert finished[0].status_code == 200
+    first = pool.submit(other.post, '/v1/completions', json={**BODY, 'n': 2})
+    base.wait_for(lambda: server.client.get('/health').json()['under_way'] > 1)
+    response = server.client.post('/v1/completions', json=BODY)
+    assert response.status_code == 429 and message(response)
+    assert int(response.headers['Retry-After']) > 0
+    gate.set()
+    assert first.result().status_code == 200
     assert server.client.post('/v1/completions', json=BODY).status_code == 200

@@ -1,17 +1,15 @@
 """OPD with a reference in a server process that is killed during the run."""
 
 import dataclasses
-import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 
 import httpx
 import pytest
 
+from experiments.trials import base
 from posttrain import main, schema
 from posttrain.metrics import writers
 from posttrain.stage import job
@@ -20,8 +18,8 @@ ENV = schema.Arithmetic(ops=('+',), max_operand=9, train_tasks=50, eval_tasks=4)
 STEPS, KILL_STEP = 5, 2
 
 
-def stage(entry, **options):
-  return schema.Stage(
+def launch(workdir, entry, **options):
+  stage = schema.Stage(
     envs={'sums': entry},
     batch=schema.Batch(
       prompts_per_step=8, row_tokens=48, micro_batch_tokens=192
@@ -30,14 +28,11 @@ def stage(entry, **options):
     eval=schema.Eval(prompts=4, samples=0, max_tokens=8),
     **options,
   )
-
-
-def launch(workdir, entry, **options):
   run = schema.Run(
     model=schema.PRESETS['tiny'],
     compilation_cache=None,
     metrics=schema.Metrics(progress=False),
-    stages={'main': stage(entry, **options)},
+    stages={'main': stage},
   )
   main.launch(run, str(workdir), dry_run=False)
   return writers.read(str(workdir / 'metrics.jsonl'))
@@ -49,35 +44,25 @@ class ServerProcess:
   def __init__(self, checkpoint):
     with socket.socket() as free:
       free.bind(('127.0.0.1', 0))
-      self.port = free.getsockname()[1]
+      port = free.getsockname()[1]
+    self.url, self.starts = f'http://127.0.0.1:{port}', 0
     self._command = [
-      sys.executable,
-      '-m',
-      'posttrain.serve',
-      f'--checkpoint={checkpoint}',
-      f'--port={self.port}',
-      '--name=teacher',
-      '--slots=2',
-      '--max_model_len=64',
+      *(sys.executable, '-m', 'posttrain.serve', f'--checkpoint={checkpoint}'),
+      *(f'--port={port}', '--name=teacher', '--slots=2', '--max_model_len=64'),
     ]
-    self.starts = 0
 
   def start(self):
     self.starts += 1
     self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
 
-  def wait(self):
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-      try:
-        httpx.get(f'http://127.0.0.1:{self.port}/health')
-        return
-      except httpx.TransportError:
-        time.sleep(0.2)
-    raise AssertionError('the server must start')
+  def is_up(self):
+    try:
+      return httpx.get(f'{self.url}/health')
+    except httpx.TransportError:
+      return None
 
   def kill(self):
-    os.kill(self.process.pid, signal.SIGKILL)
+    self.process.kill()
     self.process.wait()
 
 
@@ -96,7 +81,7 @@ def test_opd_continues_after_a_server_restart(tmp_path, monkeypatch):
   local = launch(tmp_path / 'local', entry, **options)
   server = ServerProcess(teacher)
   server.start()
-  server.wait()
+  base.wait_for(server.is_up, 120)
   log = job.Job.log
 
   def log_and_kill(self, step, values):
@@ -109,9 +94,7 @@ def test_opd_continues_after_a_server_restart(tmp_path, monkeypatch):
   remote_entry = dataclasses.replace(
     entry,
     algorithm=schema.Opd(
-      reference=schema.Endpoint(
-        name='teacher', base_url=f'http://127.0.0.1:{server.port}/v1'
-      )
+      reference=schema.Endpoint(name='teacher', base_url=f'{server.url}/v1')
     ),
   )
   try:
