@@ -1,7 +1,6 @@
 """Statistics of rollouts, against literal numbers."""
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -72,29 +71,17 @@ def test_means_leave_out_unknown_values_and_failed_rollouts():
 
 
 def test_metrics_without_a_known_value_are_absent():
-  assert rollout_metrics.summarize([_rollout()]) == {
-    'length': 2.0,
-    'truncated': 0.0,
-  }
+  summary = {'length': 2.0, 'truncated': 0.0}
+  assert rollout_metrics.summarize([_rollout()]) == summary
   failed = [_rollout(stop_reason='error')]
-  assert (
-    rollout_metrics.summarize(failed) == {} == rollout_metrics.summarize([])
-  )
-  assert (
-    rollout_metrics.entropy(failed)
-    == {}
-    == rollout_metrics.mixed_groups([[], []])
-  )
-  assert (
-    rollout_metrics.best_of([], [2])
-    == {}
-    == rollout_metrics.best_of([failed * 2], [2])
-  )
-  assert (
-    rollout_metrics.bounds('x', [])
-    == {}
-    == rollout_metrics.bounds('x', [[], [None]])
-  )
+  for found in (
+    rollout_metrics.summarize(failed),
+    rollout_metrics.entropy(failed),
+    rollout_metrics.mixed_groups([[], []]),
+    rollout_metrics.best_of([failed * 2], [2]),
+    rollout_metrics.bounds('x', [[], [None]]),
+  ):
+    assert found == {}
 
 
 def test_score_metrics_are_means_over_the_scores_that_have_them():
@@ -131,15 +118,6 @@ def test_entropy_is_a_mean_over_tokens_not_over_rollouts():
   assert rollout_metrics.entropy(rollouts) == {'entropy': 4.0}
 
 
-def test_the_mean_of_entropy_estimates_is_the_entropy():
-  p = np.array([0.5, 0.25, 0.25])
-  tokens = np.repeat(np.arange(3), (50, 25, 25))  # with frequencies p
-  rollout = _rollout(logprobs=np.log(p)[tokens])
-  assert rollout_metrics.entropy([rollout])['entropy'] == pytest.approx(
-    1.5 * math.log(2)
-  )
-
-
 def test_mixed_groups_is_the_share_of_groups_with_different_rewards():
   groups = [
     [_rollout(1.0), _rollout(0.0)],
@@ -171,19 +149,13 @@ def test_maj_at_k_is_absent_without_answers_and_0_with_votes():
   )
   groups = [[a, a, b], [b, a, none], [none, none, none]]
   values = rollout_metrics.best_of(groups, [3, 1, 3])
-  assert [key for key in values if '_' not in key] == [
-    'pass@1',
-    'maj@1',
-    'pass@3',
-    'maj@3',
-  ]
-  assert values['maj@3'] == pytest.approx((1 + 1 / 2) / 3)  # b and a are tied
-  assert values['maj@1'] == pytest.approx((2 / 3 + 1 / 3) / 3)
-  assert values['pass@3'] == pytest.approx(2 / 3)
+  rates = {key: value for key, value in values.items() if '_' not in key}
+  assert rates == pytest.approx(
+    {'pass@1': 1 / 3, 'maj@1': 1 / 3, 'pass@3': 2 / 3, 'maj@3': 1.5 / 3}
+  )  # b and a are tied
   # No score has an answer.
   assert 'maj@3' not in rollout_metrics.best_of(groups[2:], [3])
   assert rollout_metrics.best_of(groups[2:], [3], votes=True)['maj@3'] == 0
-  assert rollout_metrics.best_of([], [3], votes=True) == {}
 
 
 def test_bounds_are_over_tasks_with_a_known_value():
@@ -194,5 +166,3 @@ def test_bounds_are_over_tasks_with_a_known_value():
   # Several answers to a task count like their mean.
   several = rollout_metrics.bounds('x', [[1] * 8, [0] * 8, [1] * 8])
   assert several == pytest.approx(rollout_metrics.bounds('x', [[1], [0], [1]]))
-  uneven = rollout_metrics.bounds('x', [[1] * 8, [0, None], [1] * 8])
-  assert uneven['x_low'] > several['x_low']

@@ -1,8 +1,6 @@
 """Metrics are strict JSON; a resumed file equals an uninterrupted one."""
 
-import contextlib
 import json
-import math
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,20 +29,10 @@ def write(path, position, steps, stage='sft'):
 def test_a_line_is_flat_plain_and_strict_json(tmp_path):
   path = tmp_path / 'new' / 'metrics.jsonl'
   writer = writers.Writer(str(path), 0)
-  writer.write(
-    'sft',
-    3,
-    {
-      'loss': {'total': jnp.float32(0.5), 'ce': jnp.bfloat16(2.0)},
-      'count': np.int64(7),
-      'ok': np.bool_(True),
-      'note': 'a',
-      'none': None,
-      'bad': float('nan'),
-      'worse': jnp.inf,
-      'py': 3,
-    },
-  )
+  values = {'total': jnp.float32(0.5), 'ce': jnp.bfloat16(2.0)}
+  plain = {'note': 'a', 'none': None, 'py': 3}
+  given = {'loss': values, 'count': np.int64(7), 'ok': np.bool_(True), **plain}
+  writer.write('sft', 3, {**given, 'bad': float('nan'), 'worse': jnp.inf})
   writer.close()
   assert strict(path.read_text()) == {
     'stage': 'sft',
@@ -53,21 +41,11 @@ def test_a_line_is_flat_plain_and_strict_json(tmp_path):
     'loss/ce': 2.0,
     'count': 7,
     'ok': True,
-    'note': 'a',
-    'none': None,
+    **plain,
     'bad': None,
     'worse': None,
-    'py': 3,
     'nonfinite': ['bad', 'worse'],
   }
-
-
-@pytest.mark.parametrize(
-  'values', [{'x': np.zeros(2)}, {'step': 1}, {'a': {'b': 1}, 'a/b': 2}]
-)
-def test_vectors_and_repeated_names_raise(values):
-  with pytest.raises(AssertionError):
-    writers.to_row('sft', 1, values)
 
 
 def test_resuming_gives_the_bytes_of_an_uninterrupted_run(tmp_path):
@@ -78,18 +56,6 @@ def test_resuming_gives_the_bytes_of_an_uninterrupted_run(tmp_path):
     f.write('{"stage": "sft", "st')  # killed while writing
   write(broken, positions[2], range(3, 6))
   assert broken.read_bytes() == whole.read_bytes()
-
-
-def test_a_writer_that_writes_nothing_changes_no_file(tmp_path):
-  path = tmp_path / 'metrics.jsonl'
-  positions = write(path, 0, range(4))
-  before = path.read_bytes()
-  writer = writers.Writer(str(path), positions[1])
-  assert writer.position() == positions[1]
-  writer.close()
-  writer.close()
-  assert writer.position() == positions[1]
-  assert path.read_bytes() == before
 
 
 def test_a_repeated_step_raises_after_a_resume_too(tmp_path):
@@ -114,35 +80,16 @@ def test_a_file_shorter_than_the_position_warns_and_is_continued(
   assert steps == ([0, 7] if left else [7])
 
 
-@pytest.mark.parametrize('offset', [-1, -5])
-def test_a_position_inside_a_line_raises_and_keeps_the_file(tmp_path, offset):
+def test_a_position_inside_a_line_raises_and_keeps_the_file(tmp_path):
   path = tmp_path / 'metrics.jsonl'
   (*_, end) = write(path, 0, range(3))
   before = path.read_bytes()
-  with pytest.raises(
-    ValueError, match=f'got byte {end + offset}, inside a line'
-  ):
-    write(path, end + offset, [3])
+  with pytest.raises(ValueError, match=f'got byte {end - 5}, inside a line'):
+    write(path, end - 5, [3])
   assert path.read_bytes() == before
 
 
-def test_dumps_writes_null_for_numbers_that_are_not_finite():
-  text = writers.dumps({'a': math.nan, 'b': (math.inf, 1.5), 'c': {'d': 'x'}})
-  assert strict(text) == {'a': None, 'b': [None, 1.5], 'c': {'d': 'x'}}
-
-
-def test_a_file_that_is_removed_meanwhile_is_an_error(tmp_path):
-  path = tmp_path / 'run' / 'metrics.jsonl'
-  with contextlib.closing(writers.Writer(str(path), 0)) as writer:
-    writer.write('sft', 1, {})
-    path.unlink()
-    with pytest.raises(FileNotFoundError, match='the file is gone'):
-      writer.write('sft', 2, {})
-
-
-@pytest.mark.parametrize(
-  'line', [b'garbage', b'\x00' * 40, b'3', b'[]', b'{}', b'{"stage": 1}', b'{']
-)
+@pytest.mark.parametrize('line', [b'garbage', b'\x00' * 40, b'3', b'{}', b'{'])
 def test_garbage_within_the_file_names_the_line_and_loses_nothing(
   tmp_path, line
 ):
@@ -153,10 +100,6 @@ def test_garbage_within_the_file_names_the_line_and_loses_nothing(
     lambda: writers.read_metrics(str(path)),
     lambda: writers.Writer(str(path), len(before)),
   ):
-    with pytest.raises(ValueError, match=r'metrics\.jsonl:2 must') as error:
+    with pytest.raises(ValueError, match=r'metrics\.jsonl:2 must'):
       call()
-    assert '\n' not in str(error.value)
   assert path.read_bytes() == before
-  # What lies after the position is cut off by the first write anyway.
-  writer = writers.Writer(str(path), before.index(b'\n') + 1)
-  writer.close()

@@ -1,7 +1,6 @@
-"""The 260k-parameter stories model: its two files, and a forward in numpy.
+"""The 260k-parameter stories model: its file, and a forward in numpy.
 
     stories260K.bin   i32[7] sizes, then f32: the arrays of `read`, in order
-    tok512.bin        i32 longest piece, then per id f32 score, i32 n, n bytes
 
 An oracle independent of posttrain: RoPE rotates neighbors (2i, 2i + 1), as the
 file's weights expect. Only `convert` follows posttrain's tree.
@@ -10,7 +9,6 @@ Axes: T tokens, L layers, N query heads, K kv heads, H head dim, D model, F mlp,
 V vocab. Matrices are [L, out, in].
 """
 
-import dataclasses
 import math
 import pathlib
 import struct
@@ -20,7 +18,6 @@ import numpy as np
 LAYERS, HEADS, KV_HEADS, HEAD_DIM = 5, 8, 4, 8
 EPS, THETA = 1e-5, 10_000.0
 BOS = 1
-_BYTES = 3  # the id of byte 0
 
 
 def read(path: pathlib.Path) -> dict[str, np.ndarray]:
@@ -134,54 +131,3 @@ def convert(w: dict[str, np.ndarray]) -> dict:
     },
     'final_norm': {'scale': w['final_norm']},
   }
-
-
-@dataclasses.dataclass(frozen=True)
-class Tokenizer:
-  """Pieces by id, and the score of merging two others into each."""
-
-  pieces: list[bytes]
-  scores: list[float]
-
-  def encode(self, text: str) -> list[int]:
-    """Returns the ids of a text, with a space in front.
-
-    Starts from characters (bytes for unknown ones) and merges neighbors, the
-    highest score first, the leftmost of equals.
-    """
-    known = {piece: i for i, piece in enumerate(self.pieces)}
-    ids = []
-    for char in ' ' + text:
-      raw = char.encode()
-      ids += [known[raw]] if raw in known else [_BYTES + x for x in raw]
-    while True:
-      merges = [
-        (-self.scores[new], i, new)
-        for i, (a, b) in enumerate(zip(ids, ids[1:], strict=False))
-        if (new := known.get(self.pieces[a] + self.pieces[b])) is not None
-      ]
-      if not merges:
-        return ids
-      _, i, new = min(merges)
-      ids[i : i + 2] = [new]
-
-  def decode(self, ids: list[int]) -> str:
-    """Returns the text, without the space in front."""
-    raw = b''.join(
-      bytes([i - _BYTES]) if _BYTES <= i < _BYTES + 256 else self.pieces[i]
-      for i in ids
-      if i >= _BYTES
-    )
-    return raw.decode().removeprefix(' ')
-
-
-def tokenizer(path: pathlib.Path) -> Tokenizer:
-  """Reads a tokenizer."""
-  raw, offset, pieces, scores = path.read_bytes(), 4, [], []
-  while offset < len(raw):
-    score, count = struct.unpack_from('<fi', raw, offset)
-    pieces.append(raw[offset + 8 : offset + 8 + count])
-    scores.append(score)
-    offset += 8 + count
-  assert len(pieces) == 512, len(pieces)
-  return Tokenizer(pieces, scores)

@@ -321,9 +321,7 @@ def test_greedy_answers_equal_those_of_transformers(case, folder):
         id=i,
         ids=np.array(prompt, np.int32),
         max_tokens=new,
-        stop_ids=(),
         sampling=requests.Sampling(temperature=0.0),
-        hold=False,
       )
       for i, prompt in enumerate(prompts)
     ]

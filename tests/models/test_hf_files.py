@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 import shutil
 import weakref
 
@@ -13,7 +12,7 @@ import pytest
 from safetensors import numpy as safetensors
 from safetensors import safe_open
 
-from posttrain import schema, tree
+from posttrain import schema, sharding, tree
 from posttrain.models import hf, hf_config, hf_files, transformer
 from tests.models.test_hf import tensors_of
 
@@ -36,6 +35,8 @@ GEMMA = dataclasses.replace(
   window=4,
   query_scale=8.0,
 )
+GEMMA3 = dataclasses.replace(GEMMA, qk_norm=True, local_rope_theta=1e4)
+QWEN = dataclasses.replace(SMALL, qk_norm=True)
 
 
 @pytest.fixture(scope='module')
@@ -65,25 +66,11 @@ def test_saving_as_bfloat16_rounds_once(written):
 
 
 def test_loaded_leaves_have_the_shardings_of_like(written):
-  path, _ = written
-  mesh = jax.make_mesh(
-    (1, 1), ('fsdp', 'tensor'), axis_types=(jax.sharding.AxisType.Auto,) * 2
-  )
-  rules = transformer.SHARDING_RULES
-  like = tree.map_with_path(
-    lambda name, x: jax.ShapeDtypeStruct(
-      x.shape,
-      x.dtype,
-      sharding=jax.sharding.NamedSharding(
-        mesh, jax.sharding.PartitionSpec(*tree.match(rules, name))
-      ),
-    ),
-    written[1],
-  )
+  path, params = written
+  mesh = sharding.make_mesh(schema.Mesh(), jax.devices()[:1])
+  like = sharding.placed(params, transformer.SHARDING_RULES, mesh)
   loaded = hf.load(path, GEMMA, like)
-  for x, wanted in zip(
-    jax.tree.leaves(loaded), jax.tree.leaves(like), strict=True
-  ):
+  for x, wanted in zip(*map(jax.tree.leaves, (loaded, like)), strict=True):
     assert x.sharding.is_equivalent_to(wanted.sharding, x.ndim)
   jax.tree.map(np.testing.assert_array_equal, loaded, hf.load(path, GEMMA))
 
@@ -120,12 +107,10 @@ def test_safetensors_reads_written_files(tmp_path, shard_bytes, files):
       assert file.metadata() == {'format': 'pt'}
     raw = path.read_bytes()
     size = int.from_bytes(raw[:8], 'little')
-    assert size % 8 == 0
     header = json.loads(raw[8 : 8 + size])
     for name in header.keys() & MIXED.keys():
-      start, end = header[name]['data_offsets']
-      assert start % MIXED[name].dtype.itemsize == 0
-      assert raw[8 + size :][start:end] == MIXED[name].tobytes()
+      start, _ = header[name]['data_offsets']
+      assert start % MIXED[name].dtype.itemsize == size % 8 == 0
 
 
 def test_a_tensor_is_freed_before_the_next_is_written(tmp_path):
@@ -141,34 +126,8 @@ def test_a_tensor_is_freed_before_the_next_is_written(tmp_path):
   assert len(arrays) == len(MIXED)
 
 
-@pytest.mark.parametrize('shape', [(4, 6), (3, 4, 6)])
-@pytest.mark.parametrize('transposed', [False, True])
-def test_a_leaf_is_filled_in_place(shape, transposed):
-  leaf = jnp.zeros(shape)
-  address, layer = leaf.unsafe_buffer_pointer(), 1 if len(shape) == 3 else None
-  array = np.arange(24, dtype=jnp.bfloat16).reshape(4, 6)
-  filled = hf._put(leaf, array.T if transposed else array, layer, transposed)
-  assert filled.unsafe_buffer_pointer() == address and leaf.is_deleted()
-  expected = np.zeros(shape, np.float32)
-  expected[layer if layer is not None else ...] = array
-  np.testing.assert_array_equal(filled, expected)
-
-
-def test_no_file_is_mapped_while_tensors_are_placed(written, monkeypatch):
-  maps, fill = pathlib.Path('/proc/self/maps'), hf._fill
-  if not maps.exists():
-    pytest.skip('needs /proc')
-
-  def watched(*args):
-    assert str(written[0]) not in maps.read_text()
-    return fill(*args)
-
-  monkeypatch.setattr(hf, '_fill', watched)
-  hf.load(written[0], GEMMA)
-
-
 @pytest.mark.parametrize('shard_bytes', [2000, 2**30])
-@pytest.mark.parametrize('whole', [0, 1, 12, -1])
+@pytest.mark.parametrize('whole', [0, 12, -1])
 def test_a_directory_of_a_crashed_save_cannot_be_loaded(
   tmp_path, monkeypatch, whole, shard_bytes
 ):
@@ -185,12 +144,10 @@ def test_a_directory_of_a_crashed_save_cannot_be_loaded(
   with pytest.raises(KeyboardInterrupt):
     hf.save(params, SMALL, tmp_path, shard_bytes=shard_bytes)
   assert not any(tmp_path.glob('*.tmp'))
-  for path in tmp_path.glob('*.safetensors'):  # the completed files
-    safetensors.load_file(path)
-  with pytest.raises(ValueError, match=r'must hold model\.safetensors: got no'):
-    hf.load(tmp_path, SMALL)
-  with pytest.raises(ValueError, match=r'must hold a config\.json: got none'):
-    hf_config.read(tmp_path)
+  tensors_of(tmp_path)  # of the completed files
+  for read in (lambda x: hf.load(x, SMALL), hf_config.read):
+    with pytest.raises(ValueError, match='must hold .*: got no'):
+      read(tmp_path)
 
 
 def edit(path, change):
@@ -203,21 +160,15 @@ def edit(path, change):
 @pytest.mark.parametrize(
   'change, message',
   [
-    (
-      lambda t: t.pop('model.norm.weight'),
-      r'must hold tensor model\.norm\.weight: got none',
-    ),
-    (
-      lambda t: t.update(extra=np.zeros(3)),
-      "tensor 'extra' must belong to the model",
-    ),
+    (lambda t: t.pop('model.norm.weight'), 'model.norm.weight: got none'),
+    (lambda t: t.update(extra=np.zeros(3)), 'extra'),
     (
       lambda t: t.update({'model.norm.weight': np.zeros(17, np.float32)}),
       r'model\.norm\.weight must have shape \(16,\), .*got \(17,\)',
     ),
     (
       lambda t: t.update({'model.norm.weight': np.zeros(16, np.int8)}),
-      r'model\.norm\.weight must be of dtype F32, F16, BF16: got I8',
+      'model.norm.weight must be of dtype F32, F16, BF16: got I8',
     ),
   ],
 )
@@ -228,12 +179,14 @@ def test_an_unexpected_tensor_is_refused_by_name(copy, change, message):
   assert str(copy) in str(error.value)
 
 
-@pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize(
-  'name', ['model.layers.1.mlp.up_proj.weight', 'model.norm.weight']
-)
-def test_a_tensor_that_is_not_finite_is_named(copy, name, bad):
+@pytest.mark.parametrize('bad', [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize('dtype', ['float32', 'float16', 'bfloat16'])
+def test_a_tensor_that_is_not_finite_is_named(copy, dtype, bad):
+  name = 'model.layers.1.mlp.up_proj.weight'
+
   def change(tensors):
+    tensors[name] = tensors[name].astype(jnp.dtype(dtype))
+    tensors[name][0, 0] = jnp.finfo(dtype).max
     tensors[name].reshape(-1)[-1] = bad
 
   edit(copy, change)
@@ -242,26 +195,7 @@ def test_a_tensor_that_is_not_finite_is_named(copy, name, bad):
     hf.load(copy, GEMMA)
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'float16', 'bfloat16'])
-@pytest.mark.parametrize('place', [0, 3_000, -1])
-def test_the_largest_bits_tell_whether_all_are_finite(
-  dtype, place, monkeypatch
-):
-  monkeypatch.setattr(hf_files, '_CACHED', 1000)
-  array = np.full(5_000, -1.5).astype(jnp.dtype(dtype))
-  assert hf_files.is_finite(array, dtype)
-  array[place] = jnp.finfo(dtype).max
-  assert hf_files.is_finite(array, dtype)
-  assert hf_files.is_finite(array, 'float16') == (dtype == 'float16')
-  for bad in (np.nan, -np.nan, np.inf, -np.inf):
-    array[place] = bad
-    assert not hf_files.is_finite(array, 'float32')
-  assert hf_files.is_finite(np.zeros((), dtype), dtype)
-
-
-@pytest.mark.parametrize(
-  'text', ['{', '[]', '{}', '{"weight_map": [1]}', '{"weight_map": {}}']
-)
+@pytest.mark.parametrize('text', ['{', '{}', '{"weight_map": {}}'])
 def test_a_broken_index_is_named(copy, text):
   (copy / 'model.safetensors').unlink()
   index = copy / hf_files.INDEX
@@ -295,14 +229,10 @@ def entry(start, end, shape=(1,), dtype='F32'):
 @pytest.mark.parametrize(
   'content',
   [
-    b'',
     b'abc',
     b'\xff' * 100,
-    (2**63).to_bytes(8, 'little') + b'{}',
     header(b'hello'),
-    header({'a': entry(0, 4), 'b': entry(2, 6)}),  # overlapping
-    header({'a': entry(0, 4)}),  # more data than tensors
-    header({'a': entry(0, 64)}),  # less
+    header({'a': entry(0, 64)}),  # less data than tensors
     header({'a': entry(0, 8, (8,), 'Q3')}),
   ],
 )
@@ -311,8 +241,7 @@ def test_a_damaged_header_is_one_line(copy, content):
   file.write_bytes(content)
   with pytest.raises(ValueError, match='must ') as error:
     hf.check(copy, GEMMA)
-  message = str(error.value)
-  assert message.startswith(str(file))
+  assert str(error.value).startswith(str(file))
 
 
 def test_a_tied_head_and_rope_tables_are_ignored(copy):
@@ -342,48 +271,19 @@ def test_pickles_are_not_read(copy):
     ('quantization_config', {'bits': 4}, 'quantization_config must be None'),
     ('rope_scaling', {'rope_type': 'yarn'}, "rope_type must be .*got 'yarn'"),
     ('rope_scaling', {'rope_type': 'linear'}, 'factor must be given: got n'),
-    (
-      'hidden_activation',
-      'relu',
-      "activation of a gemma2 must be 'gelu': got 'relu'",
-    ),
-    ('layer_types', ['full_attention'], 'layer_types must name'),
+    ('hidden_activation', 'relu', "gemma2 must be 'gelu': got 'relu'"),
     ('layer_types', ['full_attention', 'chunked'], 'layer_types must name'),
     ('num_key_value_heads', 3, 'kv_heads must divide heads=2: got 3'),
-    ('num_key_value_heads', 0, 'num_key_value_heads: kv_heads must be > 0'),
-    ('num_hidden_layers', 10**9, r'layers must be in \[1, 10,000\]'),
-    ('num_hidden_layers', 10**400, 'num_hidden_layers: layers must be'),
     ('num_hidden_layers', '2', "layers must be of type int: got '2'"),
-    ('num_attention_heads', 0, 'num_attention_heads: heads must be > 0'),
-    ('num_attention_heads', [1], 'heads must be of type int'),
     ('vocab_size', 10**12, 'vocab_size must be None or in'),
-    ('head_dim', 0, 'head_dim must be > 0: got 0'),
-    ('intermediate_size', -5, 'intermediate_size: mlp_dim must be > 0'),
     ('rms_norm_eps', float('nan'), 'rms_norm_eps: norm_eps must be in'),
-    ('rope_theta', float('inf'), 'rope_theta must be in'),
     ('rope_theta', None, 'rope_theta must be of type float: got None'),
-    (
-      'rope_scaling',
-      {'rope_type': 'linear', 'factor': 1e300},
-      r'factor must be in \[0\.001, 1e\+06\]: got 1e\+300',
-    ),
-    (
-      'rope_scaling',
-      {'type': 'linear', 'factor': 2.0, 'partial_rotary_factor': 0.5},
-      'partial_rotary_factor must be 1.0: got 0.5',
-    ),
     (
       'rope_parameters',
       {'full_attention': {'rope_theta': 5.0}},
       'rope_parameters must be the same for all layers',
     ),
-    ('attn_logit_softcapping', 0, 'attention_softcap must be None or in'),
-    ('tie_word_embeddings', 'false', "tied_head must be of type bool: got 'f"),
-    ('layer_types', 'full', "layer_types must name .*got 'full'"),
-    ('sliding_window', 10**12, 'window must be None or in'),
     ('is_causal', False, 'is_causal must be True: got False'),
-    ('per_layer_config', {'0': {}}, 'per_layer_config must be None'),
-    ('transformers_weights', 'x.safetensors', 'transformers_weights must be'),
   ],
 )
 def test_an_unsupported_config_is_refused_by_key(copy, key, value, message):
@@ -394,75 +294,52 @@ def test_an_unsupported_config_is_refused_by_key(copy, key, value, message):
   assert str(path) in str(error.value)
 
 
-def test_keys_of_patterns_are_checked(written, tmp_path):
+@pytest.mark.parametrize(
+  'cfg, key, value',
+  [
+    (GEMMA3, 'sliding_window_pattern', 0),
+    (GEMMA3, 'rope_parameters', {'chunked_attention': {}}),
+    (QWEN, 'layer_types', ['sliding'] * 2),
+    (QWEN, 'layer_types', ['sliding_attention'] * 2),  # without a window
+  ],
+)
+def test_keys_of_patterns_are_checked(cfg, key, value, tmp_path):
   """Those of the families that read them: Gemma 3 and Qwen."""
-  gemma3 = dataclasses.replace(GEMMA, qk_norm=True, local_rope_theta=1e4)
-  for cfg, key, value in (
-    (gemma3, 'sliding_window_pattern', 0),
-    (gemma3, 'rope_parameters', {'chunked_attention': {}}),
-    (dataclasses.replace(SMALL, qk_norm=True), 'layer_types', ['sliding'] * 2),
-  ):
-    text = hf_config.write(cfg) | {'layer_types': None, key: value}
-    (tmp_path / 'config.json').write_text(json.dumps(text))
-    with pytest.raises(ValueError, match=f'config.json: {key} must '):
-      hf_config.read(tmp_path)
-  # No window, but layers that have one.
-  text = hf_config.write(dataclasses.replace(SMALL, qk_norm=True))
-  text |= {'layer_types': ['sliding_attention'] * 2}
+  text = hf_config.write(cfg) | {'layer_types': None, key: value}
   (tmp_path / 'config.json').write_text(json.dumps(text))
-  with pytest.raises(ValueError, match='use_sliding_window and sliding_windo'):
+  with pytest.raises(ValueError, match=f'config.json: .*{key}'):
     hf_config.read(tmp_path)
 
 
-@pytest.mark.parametrize('text', ['{', '', '[1]'])
+@pytest.mark.parametrize('text', [None, '{', '[1]'])
 def test_a_missing_or_broken_config_is_refused(tmp_path, text):
-  with pytest.raises(ValueError, match=r'must hold a config\.json: got none'):
-    hf_config.read(tmp_path)
-  (tmp_path / 'config.json').write_text(text)
-  with pytest.raises(ValueError, match=r'config\.json must (be|hold a) JSON'):
+  if text:
+    (tmp_path / 'config.json').write_text(text)
+  with pytest.raises(ValueError, match=r'config\.json'):
     hf_config.read(tmp_path)
 
 
-def test_models_that_transformers_would_refuse_or_change_are_not_written():
-  for cfg, message in (
-    (
-      dataclasses.replace(SMALL, local_layers=(0,), window=4),
-      r'local_layers must be \(\) to be written as a Llama',
-    ),
-    (
-      dataclasses.replace(SMALL, embed_dim=15),
-      r'heads must divide embed_dim=15 to be written as a Llama',
-    ),
-    (
-      dataclasses.replace(
-        GEMMA, qk_norm=True, local_rope_theta=1e4, attention_softcap=5.0
-      ),
-      r'attention_softcap must be None to be written as a Gemma3',
-    ),
-  ):
-    with pytest.raises(ValueError, match=message):
-      hf_config.write(cfg)
-  # Without local layers, nothing reads their base.
-  full = dataclasses.replace(GEMMA, qk_norm=True, local_layers=(), window=None)
-  text = hf_config.write(full)
-  assert text['sliding_window'] == 4096
-  assert set(text['layer_types']) == {'full_attention'}
+@pytest.mark.parametrize(
+  'cfg, key',
+  [
+    (dataclasses.replace(SMALL, local_layers=(0,), window=4), 'local_layers'),
+    (dataclasses.replace(SMALL, embed_dim=15), 'heads'),
+    (dataclasses.replace(GEMMA3, attention_softcap=5.0), 'attention_softcap'),
+    (dataclasses.replace(GEMMA, query_scale=None), 'query_scale'),
+    (dataclasses.replace(GEMMA, post_norms=False), 'model'),
+  ],
+)
+def test_models_of_no_architecture_are_not_written(cfg, key):
+  with pytest.raises(ValueError, match=rf'{key} must '):
+    hf_config.write(cfg)
 
 
 def test_save_refuses_models_without_an_architecture_and_used_folders(
   written, tmp_path
 ):
-  params = written[1]
-  for change, message in (
-    ({'post_norms': False}, 'model must be of one architecture'),
-    ({'query_scale': None}, r'model\.query_scale must be 8\.0 to be written'),
-  ):
-    cfg = dataclasses.replace(GEMMA, **change)
-    with pytest.raises(ValueError, match=message):
-      hf.save(params, cfg, tmp_path / 'out')
-  assert not (tmp_path / 'out').exists()
+  path, params = written
   with pytest.raises(ValueError, match='must be empty: got files'):
-    hf.save(params, GEMMA, written[0])
+    hf.save(params, GEMMA, path)
   other = dataclasses.replace(GEMMA, window=5)
   with pytest.raises(ValueError, match='must describe the model to be saved'):
-    hf.save(params, other, tmp_path / 'out', like=written[0])
+    hf.save(params, other, tmp_path / 'out', like=path)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from posttrain import schema, scoring, sharding, tree
-from posttrain.decode import engine, requests
 from posttrain.models import lora, transformer
 from posttrain.training import objectives, optim
 from posttrain.training import state as train_state
@@ -47,21 +46,14 @@ def logprobs(params):
 
 
 def test_a_fresh_adapter_changes_nothing():
-  adapter = lora.init(jax.random.key(1), CFG, PARAMS)
-  np.testing.assert_array_equal(
-    logprobs(BASE.attach(adapter)), logprobs(PARAMS)
-  )
-  jax.tree.map(
-    np.testing.assert_array_equal, lora.merge(BASE.attach(adapter)), PARAMS
-  )
+  fresh = BASE.attach(lora.init(jax.random.key(1), CFG, PARAMS))
+  np.testing.assert_array_equal(logprobs(fresh), logprobs(PARAMS))
 
 
 def test_an_adapter_has_the_shapes_of_its_targets():
-  cfg = dataclasses.replace(CFG, targets='attention/[qv]/kernel|mlp/down')
+  cfg = dataclasses.replace(CFG, targets='attention/v/kernel|mlp/down')
   adapter = lora.init(jax.random.key(1), cfg, PARAMS)
   assert {path: x.shape for path, x in tree.flat(adapter).items()} == {
-    'layers/attention/q/kernel/a': (2, 32, 4),
-    'layers/attention/q/kernel/b': (2, 4, 32),
     'layers/attention/v/kernel/a': (2, 32, 4),
     'layers/attention/v/kernel/b': (2, 4, 16),
     'layers/mlp/down/kernel/a': (2, 64, 4),
@@ -69,10 +61,8 @@ def test_an_adapter_has_the_shapes_of_its_targets():
   }
   a = adapter['layers']['mlp']['down']['kernel']['a']
   assert 0.9 / 8 < np.abs(a).max() <= 1 / 8  # uniform within 1 / sqrt(64)
-  assert jax.tree.structure(adapter) == jax.tree.structure(
-    lora.shapes(cfg, transformer.shapes(MODEL))
-  )
-  assert len(jax.tree.leaves(lora.init(jax.random.key(0), CFG, PARAMS))) == 14
+  shapes = lora.shapes(cfg, transformer.shapes(MODEL))
+  assert jax.tree.structure(adapter) == jax.tree.structure(shapes)
 
 
 @pytest.mark.parametrize('targets', ['embed', 'nothing', 'q/', ''])
@@ -110,23 +100,6 @@ def test_merged_logprobs_equal_unmerged_ones():
     transformer.decode_view(params, MODEL),
     transformer.decode_view(merged, MODEL),
   )
-
-
-def test_the_engine_decodes_and_scores_the_merged_view():
-  request = requests.Request(0, np.arange(5, dtype=np.int32), 20)
-  answers = {}
-  for name, params in (
-    ('adapted', BASE.attach(trained())),
-    ('merged', lora.merge(BASE.attach(trained()))),
-  ):
-    slot_engine = engine.Engine(MODEL, slots=2)
-    slot_engine.set_params(params, 0)
-    answers[name] = slot_engine.generate([request])[0]
-    ids = np.concatenate([request.ids, answers[name].ids])
-    np.testing.assert_allclose(
-      slot_engine.score([ids])[0][5:], answers[name].logprobs, atol=1e-5
-    )
-  np.testing.assert_array_equal(answers['adapted'].ids, answers['merged'].ids)
 
 
 def test_adapter_gradients_are_those_of_the_low_rank_product():

@@ -14,7 +14,7 @@ import pytest
 
 from posttrain import schema
 from posttrain.decode import engine, requests
-from posttrain.models import hf, hf_config, transformer
+from posttrain.models import hf, hf_config
 from tests.models import stories
 
 DATA = os.environ.get('POSTTRAIN_DATA')
@@ -36,21 +36,10 @@ MODEL = schema.Model(
   norm_eps=1e-5,
 )
 NEW = 200
-BEGINNING = (
-  'Once upon a time, there was a little girl named Lily. She loved to play '
-  'outside in the park. One day, she saw a big, red ball. She wanted to play '
-  "with it, but it was too high.\nLily's mom said, "
-  '"Lily, let\'s go to the park."'
-)
 
 
 def path(name):
   return pathlib.Path(DATA) / 'stories260K' / name
-
-
-@functools.cache
-def tokenizer():
-  return stories.tokenizer(path('tok512.bin'))
 
 
 @functools.cache
@@ -66,7 +55,7 @@ def params():
 @functools.cache
 def story():
   """Returns (prompt, greedy continuation, its logits), by numpy."""
-  prompt = [stories.BOS, *tokenizer().encode('Once upon a time')]
+  prompt = [stories.BOS, 403, 407, 261, 378]  # Once upon a time
   return prompt, *stories.greedy(weights(), prompt, NEW)
 
 
@@ -96,36 +85,10 @@ def greedy_logprobs():
   return stories.log_softmax(logits)[np.arange(NEW), ids]
 
 
-def test_converted_weights_have_the_shapes_of_the_model():
-  ours = jax.tree.map(lambda x: (x.shape, x.dtype), params())
-  expected = transformer.shapes(MODEL)
-  assert ours == jax.tree.map(lambda x: (x.shape, x.dtype), expected)
-  assert transformer.num_params(MODEL) == 260_032
-
-
-def test_the_tokenizer_merges_and_falls_back_to_bytes():
-  pieces = tokenizer().pieces
-  assert tokenizer().encode('Once upon a time') == [403, 407, 261, 378]
-  assert [pieces[i] for i in (403, 407, 261, 378)] == [
-    b' Once',
-    b' upon',
-    b' a',
-    b' time',
-  ]
-  text = 'Zoë saw <s> and 日.\n'
-  ids = tokenizer().encode(text)
-  assert [i - 3 for i in ids if 3 <= i < 259] == list('ë日\n'.encode())
-  assert stories.BOS not in ids
-  assert tokenizer().decode(ids) == text
-
-
 def test_greedy_decoding_equals_numpy_token_for_token():
-  prompt, ids, _ = story()
   _, answer = generated()
-  assert answer.ids.tolist() == ids
+  assert answer.ids.tolist() == story()[1]
   assert answer.stop_reason == 'max_tokens'
-  text = tokenizer().decode([*prompt, *answer.ids.tolist()])
-  assert text.startswith(BEGINNING)
 
 
 def test_sampled_and_scored_logprobs_equal_those_of_numpy():

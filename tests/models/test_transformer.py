@@ -148,17 +148,6 @@ def test_sharding_rules_match_and_divide(dims):
 
 
 @kinds
-def test_a_changed_token_leaves_earlier_logits_unchanged(cfg):
-  params = make_params(cfg)
-  tokens, *rest = make_tokens()
-  changed = tokens.copy()
-  changed[:, 7:] = (changed[:, 7:] + 1) % 48
-  a, b = (logits(params, cfg, x, *rest) for x in (tokens, changed))
-  np.testing.assert_array_equal(a[:, :7], b[:, :7])
-  assert (a[:, 7:] != b[:, 7:]).any(-1).all()
-
-
-@kinds
 def test_packed_segments_equal_separate_rows(cfg):
   # Row 0 packs segments of 5 and 8 tokens; rows 1 and 2 hold one of them.
   tokens, positions, segments = make_tokens(rows=3, length=16)
@@ -194,16 +183,6 @@ def test_decoding_in_chunks_equals_the_full_forward(cfg):
   np.testing.assert_allclose(
     np.concatenate(chunks, axis=1), expected, atol=2e-5 * np.abs(expected).max()
   )
-
-
-def test_a_local_layer_attends_within_its_window():
-  cfg = dataclasses.replace(GEMMA, layers=1, local_layers=(0,))
-  params, (tokens, *rest) = make_params(cfg), make_tokens()
-  changed = tokens.copy()
-  changed[:, 2] = (changed[:, 2] + 1) % 48
-  a, b = (logits(params, cfg, x, *rest) for x in (tokens, changed))
-  differs = (a != b).any((0, 2)).tolist()
-  assert differs == [False] * 2 + [True] * 3 + [False] * 7
 
 
 @pytest.mark.parametrize(
@@ -248,13 +227,3 @@ def test_remat_leaves_loss_and_gradients_unchanged(cfg):
       run(remat),
       expected,
     )
-
-
-def test_bfloat16_hidden_states_give_close_float32_logits():
-  cfg = dataclasses.replace(FULL, dtype='bfloat16')
-  params, inputs = make_params(FULL), make_tokens()
-  hidden, _ = jax.eval_shape(lambda: transformer.trunk(params, cfg, *inputs))
-  assert hidden.dtype == jnp.bfloat16
-  ours, exact = (logits(params, c, *inputs) for c in (cfg, FULL))
-  assert ours.dtype == jnp.float32
-  assert float(jnp.abs(ours - exact).max()) < 0.05 * float(jnp.abs(exact).max())
