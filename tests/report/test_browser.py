@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 def make_run(folder, seed, stages=('sft', 'grpo')):
-  """A run with gaps, intervals, hostile names, stories and rollouts."""
+  """A run with gaps, intervals and hostile names."""
   rng, rows, elapsed = np.random.default_rng(seed), [], 0.0
   for stage in stages:
     for step in range(31):
@@ -34,24 +34,18 @@ def make_run(folder, seed, stages=('sft', 'grpo')):
       if step % 10 == 0:
         rate = step / 40 + seed / 10
         row |= {'eval/pass_rate/sums': rate, 'eval/pass_rate/<b>x': rate / 2}
-        row |= {'eval/pass_rate_low/sums': rate - 0.1}
-        row |= {'eval/pass_rate_high/sums': rate + 0.1}
+        row['eval/pass_rate_low/sums'] = rate - 0.1
+        row['eval/pass_rate_high/sums'] = rate + 0.1
       rows.append(row)
-  folder.mkdir()
+  (folder / 'rollouts').mkdir(parents=True)
   text = ''.join(json.dumps(row) + '\n' for row in rows)
   (folder / 'metrics.jsonl').write_text(text)
-  (folder / 'rollouts').mkdir()
-  rollouts = [
-    {
-      'env': 'sums',
-      'group': i // 4,
-      'task': 't',
-      'reward': float(i % 4 > i // 8),
-    }
-    | {'completion': [{'role': 'assistant', 'content': '</script><b>hi'}]}
+  message = {'role': 'assistant', 'content': '</script><b>hi'}
+  row = {'env': 'sums', 'task': 't', 'completion': [message]}
+  text = ''.join(
+    json.dumps(row | {'group': i // 4, 'reward': float(i % 4 > i // 8)}) + '\n'
     for i in range(16)
-  ]
-  text = ''.join(json.dumps(row) + '\n' for row in rollouts)
+  )
   (folder / 'rollouts' / 'grpo_train_000001.jsonl').write_text(text)
   return folder
 
@@ -131,59 +125,27 @@ def test_the_page_is_whole_at_both_widths_in_light_and_dark(
     assert (color == 'rgb(255, 255, 255)') == (scheme == 'light')
 
 
-def test_values_that_were_not_measured_are_gaps_and_stages_are_apart(
-  open_page, paths
-):
-  tab = open_page(paths[0])
-  traces = plot(
-    tab, 'Training loss', 'plot.data.map(x => [x.connectgaps, x.y])'
-  )
-  assert len(traces) == 4  # measured and smoothed, of two stages
-  for connects, y in traces:
-    assert connects is False and y[10:19] == [None] * 9
-  shapes = plot(tab, 'Training loss', 'plot.layout.shapes.map(x => x.x0)')
-  assert shapes == [30]
-  # A gap is drawn as two lines.
-  lines = figure(tab, 'Training loss').locator('.trace').last
-  assert lines.locator('.lines path').count() == 2
-
-
 def test_axes_smoothing_logarithm_and_stages_are_chosen_by_clicks(
   open_page, paths
 ):
   tab = open_page(paths[0])
   figure(tab, 'Training loss')
-  last = 'plot.data.at(-1).x.at(-1)'
-  assert plot(tab, 'Training loss', last) == 60
-  tab.click('#axis [data-value=token]')
-  assert plot(tab, 'Training loss', last) == 6000
-  tab.click('#axis [data-value=time]')
-  assert plot(tab, 'Training loss', last) == pytest.approx(93 / 60)
-  tab.click('#axis [data-value=step]')
+  last, kind = 'plot.data.at(-1).x.at(-1)', 'plot.layout.yaxis.type'
+  for axis, value in (('token', 6000), ('time', 93 / 60), ('step', 60)):
+    tab.click(f'#axis [data-value={axis}]')
+    assert plot(tab, 'Training loss', last) == pytest.approx(value)
   tab.click('#stage [data-value=grpo]')
   assert plot(tab, 'Training loss', last) == 30
   assert plot(tab, 'Training loss', 'plot.data.length') == 2
   tab.locator('#smoothing').fill('0')
   assert plot(tab, 'Training loss', 'plot.data.length') == 1
-  assert plot(tab, 'Training loss', 'plot.layout.yaxis.type') == 'linear'
   tab.check('#log')
-  assert plot(tab, 'Training loss', 'plot.layout.yaxis.type') == 'log'
+  assert plot(tab, 'Training loss', kind) == 'log'
   figure(tab, 'Training loss').locator('button.log').click()
-  assert plot(tab, 'Training loss', 'plot.layout.yaxis.type') == 'linear'
+  assert plot(tab, 'Training loss', kind) == 'linear'
   width = figure(tab, 'Training loss').bounding_box()['width']
   figure(tab, 'Training loss').locator('button.wide').click()
   assert figure(tab, 'Training loss').bounding_box()['width'] > 2 * width
-
-
-def test_hovering_shows_the_value_its_interval_and_its_step(open_page, paths):
-  tab = open_page(paths[0])
-  box = figure(tab, 'Pass rate, greedy').locator('.nsewdrag').bounding_box()
-  tab.mouse.move(box['x'] + box['width'] / 3, box['y'] + box['height'] / 2)
-  hover = figure(tab, 'Pass rate, greedy').locator('.hoverlayer .legend')
-  hover.wait_for()
-  text = hover.text_content()
-  assert 'sums: 60.0% [50.0%, 70.0%] · sft 20' in text
-  assert '<b>x: 30.0%' in text  # a name is no HTML
 
 
 def test_dragging_zooms(open_page, paths):

@@ -6,21 +6,19 @@ import re
 import numpy as np
 import pytest
 
-from posttrain.metrics import held_out, writers
+from posttrain.metrics import writers
 from posttrain.report import page, panels, results, runs
 
 
 def make_run(folder):
   """A run of two stages with answers, some of them hostile."""
-  rng = np.random.default_rng(0)
   writer = writers.Writer(str(folder / 'metrics.jsonl'), 0)
   for stage, first in (('sft', 0), ('grpo', 0.6)):
     for step in range(first != 0, 121):
       share = step / 120
       values = {
-        'loss/total': 2.5 * np.exp(-4 * share) + 0.1 * rng.random(),
-        'optim/grad_norm': np.nan if step == 7 else 1 + rng.random(),
-        'optim/lr': 3e-3 * (1 - share),
+        'loss/total': 2.5 * np.exp(-4 * share),
+        'optim/grad_norm': np.nan if step == 7 else 1,
         'batch/tokens': 4096,
         'time/data': 0.01,
         'time/update': 0.2 + 3.0 * (step == 1),
@@ -32,7 +30,6 @@ def make_run(folder):
         values = {}
       if step % 60 == 0:
         values['eval/pass_rate/arithmetic'] = first + 0.4 * share
-        values['eval/format_rate/arithmetic'] = min(1.0, first + share)
       writer.write(stage, step, values)
   writer.close()
   (folder / 'rollouts').mkdir()
@@ -49,7 +46,7 @@ def make_run(folder):
       for i in range(15)
     ]
     save(folder, f'{stage}_eval_{step:06d}', rows)
-  (folder / 'config.json').write_text('{"seed": 0, "note": "</pre><b>"}')
+  (folder / 'config.json').write_text('{"seed": 0}')
 
 
 def save(folder, name, rows):
@@ -73,15 +70,16 @@ def text_of(folder):
 def test_the_report_has_every_section_and_its_numbers(run):
   assert page.write(str(run)) == str(run / 'report.html')
   text = text_of(run)
-  assert '<title>arithmetic_sft</title>' in text
-  for head in (
+  for part in (
+    '<title>arithmetic_sft</title>',
     'Held-out evaluation',
     'Learning curves',
     'The same prompts',
     'Where the seconds went',
     'Resolved config',
+    'sft: 28.2 s</p>',  # 120 * .21 + 3
   ):
-    assert head in text
+    assert part in text
   # The run's first pass rate, and the last of every stage.
   heads = ('start', 'after sft', 'after grpo')
   assert ''.join(f'<th class="n">{head}</th>' for head in heads) in text
@@ -89,18 +87,15 @@ def test_the_report_has_every_section_and_its_numbers(run):
   assert ''.join(f'<td class="n">{rate}</td>' for rate in rates) in text
   about = '120 steps, 20,060 tokens/s (median), update compiled 1 time'
   assert f'sft: {about}; grpo: {about}</p>' in text
-  assert 'sft: 28.2 s</p>' in text  # 120 * .21 + 3
   rows = re.findall(r'<tr><td class="text">What is 1 \+ .*?</tr>', text)
   assert len(rows) == 12
-  assert all('class="text bad"' in row for row in rows)
-  assert all('class="text good"' in row for row in rows)
-  assert 'The first 12 of 15 evaluation prompts' in text
+  assert all('"text bad"' in row and '"text good"' in row for row in rows)
   assert text_of(run) == text  # deterministic
 
 
 def test_intervals_follow_their_rates(tmp_path):
   row = {'stage': 'sft', 'step': 0, 'eval/pass_rate_hard/a': 0.125}
-  for name, value in (('pass_rate', 0.5), ('maj@8', 0.25), ('pass@8', 1.0)):
+  for name, value in (('pass_rate', 0.5), ('maj@8', 0.25)):
     row[f'eval/{name}/a'] = value
     row[f'eval/{name}_low/a'] = value / 2
     row[f'eval/{name}_high/a'] = 1.0
@@ -110,29 +105,22 @@ def test_intervals_follow_their_rates(tmp_path):
   assert cells == [
     ('pass rate, greedy', '50.0% <small>[25.0%, 100.0%]'),
     ('pass_rate_hard, greedy', '12.5%'),
-    ('pass@8', '100.0% <small>[50.0%, 100.0%]'),
     ('maj@8, majority vote', '25.0% <small>[12.5%, 100.0%]'),
   ]
-  assert 'eval/pass@8_low/a' not in runs.arrays([row])
 
 
 @pytest.mark.parametrize(
   ('metric', 'env', 'title', 'text'),
   [
     ('pass_rate/a', 'a', 'pass rate, greedy', '50.0%'),
-    ('sampled_pass_rate/a', 'a', 'pass rate, sampled', '50.0%'),
-    ('reward/short/a', 'a', 'reward short, greedy', '0.500'),
     ('sampled_reward/short/a', 'a', 'reward short, sampled', '0.500'),
     ('nll/a', 'a', 'NLL of demonstrations, nats per token', '0.5000'),
-    ('token_accuracy/a', 'a', 'token accuracy on demonstrations', '50.0%'),
     (
       'pairs/rewards/accuracies',
       'pairs',
       'accuracy on held-out pairs',
       '50.0%',
     ),
-    ('reward/a', 'a', 'reward, greedy', '0.500'),
-    ('sampled_reward/a', 'a', 'reward, sampled', '0.500'),
   ],
 )
 def test_a_main_number_has_a_headline_a_row_and_a_panel(
@@ -144,11 +132,8 @@ def test_a_main_number_has_a_headline_a_row_and_a_panel(
   (line,) = results.headlines(run)
   assert (line['env'], line['title']) == (env, title)
   assert line['last'].text == text
-  table = results.columns(run)
-  assert table['start'] == {(env, title): results.Value(text)}
-  assert results.keys([run], table) == [(env, title)]
+  assert results.columns(run)['start'] == {(env, title): results.Value(text)}
   assert any(runs.shows(key, f'eval/{metric}') for _, key, _ in runs.PANELS)
-  assert [x.removeprefix('eval/') for x in held_out.metrics(row)] == [metric]
 
 
 def test_a_stage_that_selects_is_shown_at_its_best_step(run):
@@ -162,27 +147,21 @@ def test_a_stage_that_selects_is_shown_at_its_best_step(run):
     answer = {'prompt': 'Why?', 'text': f'at {step}'}
     save(run, f'grpo_suite_{step:06d}', [answer])
   text = text_of(run)
-  head = 'after grpo, at its best step 60'
   table = text[text.index('Held-out evaluation') :]
-  heads = re.findall('<th class="n">(.*?)</th>', table)[:3]
-  assert heads == ['start', 'after sft', head]
+  assert '<th class="n">after grpo, at its best step 60</th>' in table
   # 0.6 + 0.4 / 2 at step 60, and 1.0 at step 120.
   line = re.search('<tr><td>arithmetic</td><td>pass rate.*?</tr>', table)[0]
   assert re.findall('[0-9.]+%', line) == ['0.0%', '40.0%', '80.0%']
   assert 'at 60' in text and 'at 120' not in text
-  assert f'<th>{head}</th>' in text
-  assert writers.last(str(path))['step'] == 60
 
 
 @pytest.mark.parametrize(
   ('row', 'expected'),
   [
-    ({'update': 5.0, 'compile': 3.0}, {'update': 2.0, 'compile': 3.0}),
     (  # more than the update: the rest is the evaluation's
       {'update': 1.0, 'eval': 5.0, 'compile': 3.0},
       {'update': 0.0, 'eval': 3.0, 'compile': 3.0},
     ),
-    ({'setup': 4.0, 'save': 1.0, 'compile': 9.0}, {'setup': 4.0, 'save': 1.0}),
     (
       {'data': 1.0, 'update': None, 'tokens_per_second': 7.0, 'programs': 9},
       {'data': 1.0},
@@ -198,35 +177,19 @@ def test_compiling_is_subtracted_from_the_other_times(row, expected):
   assert parts == expected
 
 
-def test_the_page_has_only_its_own_scripts_and_no_links(run):
-  text = text_of(run)
-  assert '</pre><b>' not in text and '&lt;script&gt;' in text
-  parts = re.findall(r'<script([^>]*)>(.*?)</script>', text, re.DOTALL)
-  kinds, bodies = zip(*parts, strict=True)
-  assert kinds == (' type="application/json" id="data"', '', '')
-  assert text.count('<script') == 3
-  body = text.replace(bodies[1], '').replace(bodies[2], '')
-  assert not re.search(r'(src|href)="(?!#)|\son\w+=|style="', body)
-  assert '@import' not in body and 'url(' not in body
-
-
 HOSTILE = '</script><!--<script>\u2028\0\x1b[0m\ud800\r<img onerror=x> {{ 1 }}'
 
 
 def test_texts_from_outside_stay_texts(tmp_path):
   row = {'stage': f'a{HOSTILE}', 'step': 1, f'mine/{HOSTILE}': 1.5}
-  row |= {f'eval/pass_rate/{HOSTILE}': 0.5}
   (tmp_path / 'metrics.jsonl').write_text(json.dumps(row) + '\n')
   (tmp_path / 'config.json').write_text(json.dumps({HOSTILE: HOSTILE}))
-  about = {'starts': [{'devices': HOSTILE}]}
-  (tmp_path / 'about.json').write_text(json.dumps(about))
   (tmp_path / 'rollouts').mkdir()
   message = {'role': HOSTILE, 'content': HOSTILE}
   rollout = {'env': HOSTILE, 'group': 0, 'reward': 1.0}
   rollout |= {'prompt': [message], 'completion': [message] * 2}
   rollout |= {'rewards': {HOSTILE: 0.5}, 'stop_reason': HOSTILE}
   answer = dict.fromkeys(('env', 'id', 'question', 'answer', 'text'), HOSTILE)
-  answer |= {'sampled_texts': [HOSTILE], 'sampled': [True]}
   suite = {'prompt': HOSTILE, 'text': HOSTILE, 'grades': {HOSTILE: 1.0}}
   save(tmp_path, 'a_train_000001', [rollout])
   save(tmp_path, 'a_suite_000001', [suite])
@@ -238,7 +201,7 @@ def test_texts_from_outside_stay_texts(tmp_path):
   data = re.search('id="data">(.*?)</script>', text)[1]
   assert not re.search('[<>&\u2028]', data)
   keys = {x['key'] for x in json.loads(data)['panels']}
-  assert keys > {f'mine/{HOSTILE}'}
+  assert keys == {f'mine/{HOSTILE}'}
 
 
 def test_an_empty_folder_has_a_report_but_no_figure(tmp_path):
@@ -247,16 +210,7 @@ def test_an_empty_folder_has_a_report_but_no_figure(tmp_path):
     page.figure(str(tmp_path), str(tmp_path / 'curves.png'))
 
 
-@pytest.mark.parametrize(
-  'row',
-  [
-    {},
-    {'loss/total': None},
-    {'eval/pass_rate/a': 0.5},
-    {'time/update': 1.0},
-    {'optim/lr': 0.0, 'batch/tokens': 3},
-  ],
-)
+@pytest.mark.parametrize('row', [{}, {'loss/total': None, 'time/update': 1.0}])
 def test_rows_with_few_metrics_and_an_unfinished_line_have_a_report(
   tmp_path, row
 ):

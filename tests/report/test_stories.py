@@ -1,7 +1,5 @@
 """Answers before and after, episodes, groups of rollouts, rewards as bars."""
 
-import dataclasses
-import html.parser
 import json
 import re
 
@@ -62,44 +60,13 @@ def actions(text):
   return re.findall('<p class="act">(.*?)</p>', text, re.DOTALL)
 
 
-class Balance(html.parser.HTMLParser):
-  """Asserts that every tag is closed, in order."""
-
-  def __init__(self):
-    super().__init__()
-    self.open = []
-
-  def handle_starttag(self, tag, attrs):
-    self.open.append(tag)
-
-  def handle_endtag(self, tag):
-    assert self.open.pop() == tag
-
-
-@pytest.mark.parametrize(
-  'row',
-  [
-    LONG,
-    attempt(('tool', 'first'), ('assistant', '')),
-    attempt(('assistant', '<b>&'), ('user', '</p>')),
-    {'env': 'e', 'id': 'only the id'},
-  ],
-)
-def test_episodes_are_balanced_html(row):
-  reader = Balance()
-  reader.feed(stories.transcripts({'now': [row, row], 'then': [row, LONG]}))
-  assert not reader.open
-
-
 def test_turns_come_in_order_with_their_rewards():
-  first = [{'role': 'tool', 'content': 'hi'}, *LONG['messages']]
-  for row in (LONG, LONG | {'messages': first}):
-    text = stories.transcripts({'now': [row]})
-    assert actions(text) == [
-      '<i>+0.01 </i><b>DESCRIBE</b> dogs',
-      f'<i>{MINUS}0.04 </i><b>QUERY</b> SELECT COUNT(*)\nFROM dogs',
-      '<i>+1.00 </i><b>ANSWER</b> 3',
-    ]
+  text = stories.transcripts({'now': [LONG]})
+  assert actions(text) == [
+    '<i>+0.01 </i><b>DESCRIBE</b> dogs',
+    f'<i>{MINUS}0.04 </i><b>QUERY</b> SELECT COUNT(*)\nFROM dogs',
+    '<i>+1.00 </i><b>ANSWER</b> 3',
+  ]
   words = ('DESCRIBE', 'id, name', 'QUERY', '>3<', 'ANSWER', 'env_done', '0.97')
   places = [text.index(word, text.index('<ol>')) for word in words]
   assert places == sorted(places)
@@ -108,11 +75,9 @@ def test_turns_come_in_order_with_their_rewards():
 @pytest.mark.parametrize(
   ('text', 'expected'),
   [
-    ('SELECT', 'SELECT'),  # a word without an argument
     ('QUERY:x', '<b>QUERY</b> x'),
     ('I think\nQUERY: x', 'I think\nQUERY: x'),
     (' \n', '(empty)'),
-    ('<script>', '&lt;script&gt;'),
     ('<' * 601, '&lt;' * 600 + ' ...'),
   ],
 )
@@ -121,54 +86,33 @@ def test_the_kind_of_an_action_is_marked(text, expected):
   assert actions(stories.transcripts({'now': [row]})) == [expected]
 
 
-def test_an_answer_keeps_messages_rewards_and_metrics():
-  prompt = tuple(
-    {'role': role, 'content': text}
-    for role, text in (('system', 'S'), ('user', 'Q'))
-  )
-  completion = (
-    {'role': 'assistant', 'content': 'QUERY x'},
-    {'role': 'tool', 'content': 'y'},
-    {'role': 'assistant', 'content': 'z'},
-  )
+def test_an_answer_keeps_messages_and_rewards_of_turns():
+  texts = ('system', 'S'), ('user', 'Q'), ('assistant', 'A x'), ('tool', 'y')
+  messages = [{'role': role, 'content': text} for role, text in texts]
+  task = types.Task('t', 'sql', (messages[1],) * 2, 'y')
+  turns = (types.Turn(0, 0, 1, 0.4, 'eos'),)
   score = types.Score(0.5, True, metrics={'progress': 1})
-  turns = [types.Turn(0, 0, 1, reward, 'eos') for reward in (0.1, 0.4)]
   answer = answers.of(
-    types.Rollout(
-      # The environment's prompt differs from the task's.
-      7,
-      types.Task('t', 'sql', (prompt[0], completion[1]), 'y'),
-      (*prompt, *completion),
-      (),
-      score,
-      'env_done',
-      turns=tuple(turns),
-    )
+    # The environment's prompt differs from the task's.
+    types.Rollout(7, task, tuple(messages), (), score, 'env_done', turns=turns)
   )
   assert (answer.prompt, answer.question) == ('S\nQ', 'Q')
-  assert answer.messages == completion and answer.turn_rewards == (0.1, 0.4)
-  assert answer.metrics == {'progress': 1.0}
-  row = json.loads(json.dumps(dataclasses.asdict(answer)))
-  text = stories.transcripts({'now': [row]})
-  assert actions(text) == ['<i>+0.10 </i><b>QUERY</b> x', '<i>+0.40 </i>z']
+  assert answer.messages == tuple(messages[2:])
+  assert answer.turn_rewards == (0.4,) and answer.metrics == {'progress': 1.0}
 
 
 def test_tasks_of_one_turn_have_a_table_and_others_episodes(tmp_path):
   one = [attempt(env='one', id=f'{i}', correct=False) for i in range(15)]
   for stage, step in (('sft', 0), ('sft', 120), ('grpo', 120)):
-    rows = [LONG | {'id': f'{step} {i}'} for i in range(8)]
-    save(tmp_path, f'{stage}_eval_{step:06d}', one[: step or 15] + rows)
+    rows = [LONG | {'id': f'{i}'} for i in range(8)]
+    save(tmp_path, f'{stage}_eval_{step:06d}', one + rows)
   story = stories.answers(run_of(tmp_path))
   assert story['titles'] == ['after sft', 'after grpo']
   assert story['count'] == 15 and len(story['tasks']) == 12
   cells = story['tasks'][0]['cells']
-  assert [x['kind'] for x in cells] == ['bad', 'bad']
-  assert cells[0]['text'] == '(empty)'
+  assert [(x['kind'], x['text']) for x in cells] == [('bad', '(empty)')] * 2
   (env,) = story['episodes']
-  assert (env['env'], env['count'], len(env['tasks'])) == ('sql', 0, 0)
-  save(tmp_path, 'sft_eval_000000', one + rows)
-  (env,) = stories.answers(run_of(tmp_path))['episodes']
-  assert (env['count'], len(env['tasks'])) == (8, 6)
+  assert (env['env'], env['count'], len(env['tasks'])) == ('sql', 8, 6)
   titles = [x['title'] for x in env['tasks'][0]['plays']]
   assert titles == ['start', 'after sft', 'after grpo']
 
@@ -178,7 +122,6 @@ def test_tasks_of_one_turn_have_a_table_and_others_episodes(tmp_path):
   [
     ('sft', (0,), ['start']),
     ('sft', (50, 90), ['after sft']),
-    ('sft', (0, 50, 90), ['start', 'after sft']),
     ('grpo', (0, 90), ['before grpo', 'after grpo']),
   ],
 )
@@ -203,17 +146,14 @@ def test_the_suite_is_shown_before_and_after(tmp_path):
     save(tmp_path, name, rows)
   story = stories.suite(run_of(tmp_path))
   assert story['titles'] == ['start', 'after sft', 'after grpo']
-  table = {
-    x['prompt']: [cell and cell['text'] for cell in x['cells']]
-    for x in story['tasks']
-  }
-  assert table == {
-    'Hi': ['nothing', 'Hi', 'Hello'],
-    'Why?': ['(empty)', 'Because', None],
-    'New?': [None, None, 'Yes'],
-  }
+  assert [
+    [cell and cell['text'] for cell in x['cells']] for x in story['tasks']
+  ] == [
+    ['nothing', 'Hi', 'Hello'],
+    ['(empty)', 'Because', None],
+    [None, None, 'Yes'],
+  ]
   assert story['tasks'][0]['cells'][0]['grades'] == ['a 1.00']
-  assert stories.suite(run_of(tmp_path / 'none'))['count'] == 0
 
 
 def test_sampled_answers_are_shown_before_and_after(tmp_path):
@@ -227,15 +167,12 @@ def test_sampled_answers_are_shown_before_and_after(tmp_path):
   (env,) = stories.samples(run_of(tmp_path, 'sft'))
   assert (env['env'], env['titles']) == ('sql', ['start', 'after sft'])
   assert len(env['tasks']) == stories.MAX_SAMPLED_TASKS
-  before, after = env['tasks'][0]['columns']
-  assert [x['right'] for x in (before, after)] == [
-    '1 of 6 correct',
-    '4 of 6 correct',
-  ]
-  kinds = [(x['text'], x['kind']) for x in after['answers']]
+  columns = env['tasks'][0]['columns']
+  rights = [x['right'] for x in columns]
+  assert rights == ['1 of 6 correct', '4 of 6 correct']
+  kinds = [(x['text'], x['kind']) for x in columns[1]['answers']]
   assert kinds == [('a0', 'good'), ('a1', ''), ('a2', 'good'), ('a3', 'bad')]
-  assert after['hidden'] == 2
-  assert stories.samples(run_of(tmp_path / 'none')) == []
+  assert columns[1]['hidden'] == 2
 
 
 @pytest.mark.parametrize('line', ['garbage', '[1]', '{"text": 3}'])
@@ -244,10 +181,9 @@ def test_files_that_are_damaged_are_left_out_with_a_warning(tmp_path, line):
   for name in ('eval', 'suite', 'train'):
     file = tmp_path / 'rollouts' / f'sft_{name}_000120.jsonl'
     file.write_text(line + '\n')
-  run = run_of(tmp_path)
   for read in (stories.answers, stories.suite, stories.read_groups):
     with pytest.warns(UserWarning, match='the report leaves'):
-      read(run)
+      read(run_of(tmp_path))
 
 
 # --- Groups of training rollouts ----------------------------------------------
@@ -298,32 +234,26 @@ def test_the_best_and_the_worst_group_are_shown_whole(tmp_path):
   assert (worst['title'], worst['mean']) == ('worst group', 0.25)
   assert (worst['prompt'], worst['answer']) == ('system: S\nuser: Q2', '3')
   assert [x['reward'] for x in worst['rollouts']] == ['n/a', '+0.25']
-  assert best['rollouts'][0] == {
-    'kind': 'good',
-    'reward': '+1',
-    'details': [f'format {MINUS}0.5', 'advantage +0.25', 'eos', '7 tokens'],
-    'text': '1.0',
-  }
+  shown = best['rollouts'][0]
+  assert (shown['kind'], shown['reward']) == ('good', '+1')
+  details = [f'format {MINUS}0.5', 'advantage +0.25', 'eos', '7 tokens']
+  assert shown['details'] == details
 
 
 def test_groups_of_equal_means_are_shown_once_and_ungraded_ones_not(tmp_path):
   rows = [rollout(g, 0.0, advantage=None) for g in (0, 0, 1)]
   save(tmp_path, 'grpo_train_000001', rows)
   save(tmp_path, 'grpo_train_000002', [rollout(0, None)])
-  steps = read(tmp_path)
-  equal, ungraded = stories.groups(steps)[0]['steps']
+  equal, ungraded = stories.groups(read(tmp_path))[0]['steps']
   (shown,) = equal['shown']
-  assert shown['title'] == 'one group; all have the same mean'
   assert 'does not train' in shown['rollouts'][0]['details']
   assert ungraded['shown'] == [] and ungraded['mean'] is None
-  assert len(stories.histograms(steps)[0]['bars']) == 1
 
 
 def test_few_rewards_have_a_bar_each_and_many_have_bins(tmp_path):
   save(tmp_path, 'grpo_train_000001', [rollout(0, x) for x in (0, 0, 1, 0.5)])
   save(tmp_path, 'grpo_train_000009', [rollout(0, x) for x in (1, 1, None)])
   (chart,) = stories.histograms(read(tmp_path))
-  assert (chart['title'], chart['binned']) == ('sums', False)
   assert chart['x'] == [0, 0.5, 1]
   assert chart['bars'] == [
     {'step': 1, 'count': 4, 'y': [0.5, 0.25, 0.25]},
@@ -333,5 +263,4 @@ def test_few_rewards_have_a_bar_each_and_many_have_bins(tmp_path):
   save(tmp_path, 'grpo_train_000001', rows)
   (chart,) = stories.histograms(read(tmp_path))
   assert chart['binned'] and len(chart['x']) == stories.BINS
-  assert chart['x'][0] == 0.025 and chart['x'][-1] == 0.975
   assert chart['bars'][0]['y'] == [0.05] * stories.BINS
