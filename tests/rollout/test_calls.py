@@ -1,7 +1,6 @@
 """Calls in threads: time limits, clocks, coroutines, and logical times."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -57,17 +56,6 @@ def test_a_call_returns_raises_or_is_late(call, gate):
   assert call(lambda: 8, WAITS) == 8  # another thread has taken its place
 
 
-def test_inline_calls_share_a_thread_until_one_hangs(gate):
-  first = calls.inline(threading.get_ident, WAITS)
-  assert calls.inline(threading.get_ident, WAITS) == first
-  ended = []
-  with pytest.raises(calls.Late):
-    calls.inline(gate.wait, LIMIT, lambda: ended.append(1))
-  assert calls.inline(threading.get_ident, WAITS) != first and not ended
-  gate.set()
-  wait_for(lambda: ended)  # called once the call has returned
-
-
 def test_too_many_hanging_threads_end_the_run(gate, monkeypatch):
   monkeypatch.setattr(calls, 'MOST_HUNG', 1)
   with pytest.raises(calls.Late):
@@ -87,15 +75,6 @@ def test_interrupt_leaves_a_hanging_call(gate):
   assert calls.hung() == 2 and calls.inline(lambda: 7, WAITS) == 7
 
 
-def test_signal_handlers_run_during_a_call():
-  signals = []
-  before = signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
-  threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
-  run(lambda: time.sleep(0.3))
-  signal.signal(signal.SIGTERM, before)
-  assert signals == [1]
-
-
 def test_own_time_excludes_judge_calls():
   clock = calls.Clock(0.2)
   judge = clock.judge(lambda: time.sleep(0.3))
@@ -111,8 +90,6 @@ def test_own_time_excludes_judge_calls():
 
   assert calls.run(score, clock) == 'score'
   assert clock.wall > 0.6 and 0 <= clock.own < 0.2
-  untimed = calls.untimed(lambda: time.sleep(4 * LIMIT))
-  assert run(untimed, LIMIT) is None and untimed() is None
 
 
 def test_coroutines_share_a_loop_also_within_a_running_one():
@@ -203,17 +180,3 @@ def test_calls_are_due_after_a_number_of_chunks_in_order():
     assert pool.due(idle=False) == []
     pool.tick()
     assert pool.due(idle=False) == [(2, 'quick')] and not len(pool)
-
-
-def test_oldest_call_is_due_at_once_if_nothing_decodes():
-  with calls.Pool(threads=1, chunks=3, timeout=WAITS) as pool:
-    pool.add(5, lambda: 'a')
-    pool.add(4, lambda: 'b')
-    pool.tick()
-    pool.add(3, lambda: 'c')
-    assert pool.due(idle=True) == [(5, 'a'), (4, 'b')]
-    assert pool.due(idle=True) == [(3, 'c')]
-    # The logical time does not decrease.
-    pool.add(2, lambda: 'd')
-    pool.tick()
-    assert pool.due(idle=False) == []

@@ -109,31 +109,24 @@ class Editor(Recall):
   """Edits the task that it gets, and the messages that it has returned."""
 
   def make(self, task):
-    assert 'edited' not in task.info
-    task.info['edited'] = task.info['list'].append(1)
-    episode = super().make(task)
-    step, episode.said = episode.step, [{'role': 'user', 'content': 'name'}]
-    episode.reset = lambda: episode.said
+    task.info['list'].append(1)
+    said = [{'role': 'user', 'content': 'name'}]
 
-    def edits(text, truncated):
-      episode.said[0]['content'] = 'edited'
-      return step(text, truncated)
+    def edits():
+      said[0]['content'] = 'edited'
+      return types.StepOut(done=True)
 
-    episode.step = edits
-    return episode
+    self.fails = {'reset': lambda: said, 'step': edits}
+    return super().make(task)
 
 
 def test_environment_cannot_change_tasks_or_conversations():
-  env, info = Editor(), {'list': []}
-  specs = [spec(1, env), spec(2, env)]
-  task = dataclasses.replace(specs[0].task, info=info)
-  specs = [dataclasses.replace(x, task=task) for x in specs]
-  engine = fakes.Engine({uid: ['red', 'red'] for uid in (1, 2)})
-  rollouts = driver.Driver(engine, fakes.RENDERER, 64).run(specs)
-  assert info == {'list': []}
-  for rollout in rollouts:
-    assert rollout.messages[0] == {'role': 'user', 'content': 'name'}
-    assert rollout.error is None and rollout.task is task
+  own = spec(1, Editor())
+  own.task.info['list'] = []
+  engine = fakes.Engine({1: ['red']})
+  (rollout,) = driver.Driver(engine, fakes.RENDERER, 64).run([own])
+  assert rollout.error is None and rollout.task.info == {'list': []}
+  assert rollout.messages[0] == {'role': 'user', 'content': 'name'}
 
 
 def source_of(value):

@@ -127,34 +127,3 @@ def test_blocking_episodes_are_called_concurrently():
   )
   assert {rollout.error for rollout in rollouts} == {None}
   assert {rollout.score.reward for rollout in rollouts} == {1.0}
-
-
-def test_engine_decodes_while_environments_block():
-  """A result arrives `env_chunks` later, even if the call returns at once."""
-  log = []
-
-  class Engine(fakes.Engine):
-    def step(self):
-      log.append('step')
-      return self.poll()
-
-    def extend(self, id, ids, max_tokens):
-      log.append(id)
-      super().extend(id, ids, max_tokens)
-
-  turns = {1: 2, 2: 9}
-  engine = Engine(
-    {uid: ['x'] * n for uid, n in turns.items()},
-    pick=lambda uids: sorted(uids)[:1],
-  )
-  specs = [
-    fakes.spec(uid, fakes.Recall(9, blocking=uid == 1), n)
-    for uid, n in turns.items()
-  ]
-  rollouts = driver.Driver(
-    engine, fakes.RENDERER, 200, schema.Rollout(env_chunks=3)
-  ).run(specs)
-  assert [len(rollout.turns) for rollout in rollouts] == [2, 9]
-  # The blocking episode starts after three turns of the other one, and
-  # continues after three more.
-  assert log[: log.index(1)].count(2) == 6

@@ -107,14 +107,6 @@ def test_faults_cost_one_call(rollouts, name, message):
   assert (popen_of(rewards) is not None) == (name == 'raises')
 
 
-def test_output_goes_to_stderr(rollouts, capfd):
-  rewards = total('prints')
-  assert score(rollouts, rewards)[0] == [1.0, 1.0]
-  rewards.functions['x'].score.stop()
-  out, err = capfd.readouterr()
-  assert not out and 'noise noise' in err
-
-
 def test_a_leak_is_a_fault_and_begins_anew(rollouts):
   rewards = total('leaks', memory=100)
   values = [score(rollouts, rewards)[0][0] for _ in range(8)]

@@ -162,20 +162,6 @@ def test_an_answer_over_the_size_is_refused(answer):
       chat(url)
 
 
-def test_user_and_password_of_the_address_are_sent():
-  requests = []
-
-  def write(connection, request):
-    requests.append(request)
-    connection.sendall(
-      gzipped(b'{"choices": [{"message": {"content": "yes"}}]}')
-    )
-
-  with serving(write) as url:
-    assert chat(url.replace('://', '://me:open%2Fsesame@')) == ['yes']
-  assert b'Authorization: Basic bWU6b3Blbi9zZXNhbWU=' in requests[0]
-
-
 @pytest.mark.parametrize('waits', [False, True])
 def test_close_ends_a_request_and_a_wait(waits):
   begun = threading.Event()
