@@ -40,22 +40,6 @@ def coroutine(fn, seconds=WAITS):
   return run(lambda: calls.wait(fn()), seconds)
 
 
-@pytest.mark.parametrize('call', [run, calls.inline])
-def test_a_call_returns_raises_or_is_late(call, gate):
-  assert call(lambda: 7, WAITS) == 7
-  for error in (KeyError('x'), SystemExit(3), KeyboardInterrupt()):
-
-    def fails(error=error):
-      raise error
-
-    with pytest.raises(type(error)):
-      call(fails, WAITS)
-  with pytest.raises(calls.Late, match='its limit of 0.05 s'):
-    call(gate.wait, LIMIT)
-  assert calls.hung() == 1
-  assert call(lambda: 8, WAITS) == 8  # another thread has taken its place
-
-
 def test_too_many_hanging_threads_end_the_run(gate, monkeypatch):
   monkeypatch.setattr(calls, 'MOST_HUNG', 1)
   with pytest.raises(calls.Late):

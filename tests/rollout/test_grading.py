@@ -114,7 +114,6 @@ def test_bad_value_leaves_only_its_own_rollout_without_a_reward():
 @pytest.mark.parametrize(
   'values',
   [
-    np.array([True, False]),
     [np.array(1.0, np.float32), np.array(0)],
     jnp.array([1.0, 0.0], jnp.bfloat16),
   ],

@@ -46,21 +46,18 @@ def test_others_go_on_while_one_waits():
   assert log == ['a', 'b', 'b ends', 'a', 'a ends']
 
 
-@pytest.mark.parametrize('both', [False, True])
-def test_the_error_is_the_first_in_the_order_of_tasks(both):
+def test_the_error_is_the_first_in_the_order_of_tasks():
   """The second task fails first; the one before it runs to its end."""
   log, never = [], concurrent.futures.Future()
   tasks = [
-    task(log, 'a', (), (), error=KeyError('a') if both else None),
+    task(log, 'a', (), (), error=KeyError('a')),
     task(log, 'b', error=ValueError('b')),
     task(log, 'c', [never]),
   ]
   a, b, c = side_by_side.run(tasks)
   assert log[:2] == ['a', 'b ends'] and log[-1] == 'a ends'
   assert c.cancelled() and 'c' not in log  # closed before its turn
-  with pytest.raises(ValueError, match='b'):
-    b.result()
-  assert (type(a.exception()) is KeyError) == both
+  assert type(a.exception()) is KeyError and type(b.exception()) is ValueError
 
 
 def test_a_future_that_was_cancelled_is_not_waited_for():
