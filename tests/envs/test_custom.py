@@ -53,29 +53,19 @@ def test_class_that_is_no_environment_is_refused(path, message):
   assert '\n' not in str(error.value) and len(str(error.value)) < 600
 
 
-def resolve(**env):
+def check(**env):
   """Builds and checks a config whose environment is set by an override."""
   stages = {'sft': schema.Stage(envs={'a': schema.EnvEntry()})}
   node = machinery.config_dict(schema.Run(stages=stages))
   entry = {'env': {'type': 'custom', **env}}
   config.override(node, 'sft.envs', json.dumps({'mine': entry}))
-  run = config.build(node)
-  checks.check(run)
-  return run.stages['sft'].envs['mine'].env
-
-
-def test_override_of_the_command_line_builds_the_options():
-  cfg = resolve(import_path=f'{PATH}:Echo', kwargs={'repeats': 3})
-  assert cfg == schema.CustomEnv(
-    import_path=f'{PATH}:Echo', kwargs={'repeats': 3}
-  )
+  checks.check(config.build(node))
 
 
 @pytest.mark.parametrize(
   'env, message',
   [
     ({}, "import_path must be an import path .*: got ''"),
-    ({'import_path': 'tests.envs:none'}, 'import_path must'),
     (
       {'import_path': f'{PATH}:Echo', 'kwargs': {'repaets': 1}},
       r'import_path must .* \(name, \*\*kwargs\): .*repaets',
@@ -85,7 +75,7 @@ def test_override_of_the_command_line_builds_the_options():
 def test_mistake_in_the_options_names_the_key(env, message):
   message = rf'^config\.sft\.envs\.mine\.env\.{message}'
   with pytest.raises(ValueError, match=message) as error:
-    resolve(**env)
+    check(**env)
   assert '\n' not in str(error.value)
 
 

@@ -84,11 +84,6 @@ class HasRuntime(Task):
     return 2.0 if runtime is None else 0.0
 
 
-class NeedsSetup(Task):
-  async def setup(self, trace, runtime):
-    pass
-
-
 class OfMessages(Task):
   def __init__(self, data, config=None):
     said = [
@@ -116,6 +111,5 @@ NeedsRuntimes = _taskset(NeedsRuntime)
 Siblings = _taskset(NeedsSiblings)
 Artifacts = _taskset(OfArtifacts)
 HasRuntimes = _taskset(HasRuntime)
-NeedsSetups = _taskset(NeedsSetup)
 Conversations = _taskset(OfMessages)
 Listening = _taskset(Listens)

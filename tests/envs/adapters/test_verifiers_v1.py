@@ -79,7 +79,6 @@ def test_a_prompt_of_messages():
   [
     ('NeedsRuntimes', "a runtime for reward 'tests_pass'"),
     ('Siblings', "an argument 'siblings' for reward 'best'"),
-    ('NeedsSetups', 'needs a runtime for setup'),
     ('Artifacts', 'needs an image, artifacts'),
     ('Listening', 'needs a first message from the user'),
   ],

@@ -15,10 +15,7 @@ from tests.envs.sql import test_database
 
 SYNTH = schema.SqlSynth(train_databases=40, eval_databases=1)
 ALL = ('easy', 'medium', 'hard')
-SAID = {  # style -> what an observation may look like
-  'compact': r'(?:(result): .{1,400}|error: .{1,60})\nleft: (\d+)',
-  'verbose': r'(?:(Result):\n.{1,2000}|Error: .{1,500})\nSteps left: (\d+)',
-}
+SAID = r'(?:(result): .{1,400}|error: .{1,60})\nleft: (\d+)'
 ATTACKS = (
   *test_database.REFUSED,
   *(f'SELECT {call} FROM {{t}}' for call in test_database.FUNCTIONS),
@@ -58,7 +55,7 @@ def _turn(rng: random.Random, task, cwd: pathlib.Path) -> str:
   return rng.choice((f'QUERY: {sql}', sql, fenced, action, noise))
 
 
-def _check(out, cfg: schema.Sql, left: int) -> str:
+def _check(out, left: int) -> str:
   """Checks the result of a turn; returns its kind."""
   assert math.isfinite(out.reward)
   if out.done:
@@ -66,21 +63,17 @@ def _check(out, cfg: schema.Sql, left: int) -> str:
     return 'right' if out.reward else 'wrong'
   assert -0.10 <= out.reward <= 0.15
   (message,) = out.messages
-  assert message['role'] == cfg.role
-  found = re.fullmatch(SAID[cfg.style], message['content'], re.DOTALL)
+  found = re.fullmatch(SAID, message['content'], re.DOTALL)
   assert found, message
   assert int(found[2]) == left
   return 'result' if found[1] else 'error'
 
 
-@pytest.mark.parametrize(
-  'style, role', [('compact', 'tool'), ('verbose', 'user')]
-)
-def test_fuzzed_episodes_are_harmless(tmp_path, monkeypatch, style, role):
+def test_fuzzed_episodes_are_harmless(tmp_path, monkeypatch):
   """Nothing changes, neither the database nor the working directory."""
   monkeypatch.chdir(tmp_path)
-  cfg = schema.Sql(data=SYNTH, difficulties=ALL, style=style, role=role)
-  rng, count = random.Random(role), 500
+  cfg = schema.Sql(data=SYNTH, difficulties=ALL)
+  rng, count = random.Random(0), 800
   env, kinds = registry.make('sql', cfg), Counter()
   source = env.source('train', 0)
   while kinds.total() < count:
@@ -92,7 +85,7 @@ def test_fuzzed_episodes_are_harmless(tmp_path, monkeypatch, style, role):
     for left in reversed(range(cfg.budget - 1)):
       text, cut = _turn(rng, task, tmp_path), rng.random() < 0.02
       out = episode.step(text, cut)
-      kinds[_check(out, cfg, left)] += 1
+      kinds[_check(out, left)] += 1
       assert not (cut and out.done), text
       rewards.append(out.reward)
       if out.done:

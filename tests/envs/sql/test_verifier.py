@@ -1,10 +1,9 @@
 """Correct and wrong answers by type; multisets, tolerances, quotes."""
 
 import itertools
-import math
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.envs.sql import cells, verifier
@@ -33,17 +32,6 @@ def judge(said, gold, answer_type):
   elif answer_type != 'table':
     gold = [(gold,)]
   return verifier.correct(said, tuple(gold), answer_type)
-
-
-def change(cell):
-  """Returns a cell that does not equal this one."""
-  if cell is None:
-    return 'null'
-  if isinstance(cell, str):
-    return cell + ' 0x'
-  if isinstance(cell, int):
-    return cell + 1
-  return cell + 0.03 * abs(cell) + 1e-6
 
 
 RIGHT = [
@@ -191,22 +179,6 @@ def test_the_written_gold_answer_is_correct(case):
   assert verifier.correct(f'```\n{said}\n```', gold, answer_type)
   lines = cells.write(gold, style='verbose', limit=10**6)
   assert verifier.correct(lines, gold, answer_type)
-
-
-@given(GOLDS, st.data())
-@PROPERTY
-def test_an_answer_with_one_changed_cell_is_wrong(case, data):
-  answer_type, gold = case
-  r = data.draw(st.integers(0, len(gold) - 1))
-  c = data.draw(st.integers(0, len(gold[0]) - 1))
-  # Another gold float may take the number that this one leaves.
-  others = [x for i, row in enumerate(gold) for x in row if i != r]
-  assume(not any(isinstance(x, float) for x in others))
-  cell = change(float(gold[r][c]) if answer_type == 'float' else gold[r][c])
-  assume(not isinstance(cell, float) or math.isfinite(cell))
-  row = (*gold[r][:c], cell, *gold[r][c + 1 :])
-  said = verifier.answer((*gold[:r], row, *gold[r + 1 :]), answer_type)
-  assert not verifier.correct(said, gold, answer_type)
 
 
 NEAR = st.sampled_from([1.0, 1.005, 1.01, 1.015, 1.02, 1, 2.0, 2.015])
