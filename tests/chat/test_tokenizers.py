@@ -103,7 +103,6 @@ def test_a_file_has_bos_and_pad_and_does_not_truncate(words):
     ({'path': '/nowhere.json', 'eos': 'x'}, 'path must name an existing'),
     ({'path': 'words'}, 'eos must be given.*</s>'),
     ({'path': 'words', 'eos': 'stop'}, 'eos must not be spelled by ordinary'),
-    ({'path': 'words', 'eos': '</s>', 'pad': '</s>'}, 'pad must differ'),
   ],
 )
 def test_unknown_tokens_and_missing_files_are_refused(words, cfg, error):

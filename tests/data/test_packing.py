@@ -72,34 +72,15 @@ def test_first_fit_decreasing(given_lengths, row_tokens, expected):
 
 
 def test_positions_segments_and_pads():
-  batch, _ = pack([make(4), make(2, env='chats')], row_tokens=8)
+  batch, _ = pack([make(4), make(2, env='chats')], row_tokens=8, pad_id=256)
   (row,) = batch.positions[0]
   assert row.tolist() == [0, 1, 2, 3, 0, 1, 0, 0]
   assert batch.segment_ids[0, 0].tolist() == [1, 1, 1, 1, 2, 2, 0, 0]
   assert batch.env_ids[0, 0].tolist() == [0, 0, 0, 0, 1, 1, -1, -1]
   pad = batch.segment_ids == 0
-  assert (batch.temperatures[pad] == 1).all()
-  assert (batch.versions[pad] == -1).all()
-  assert (batch.env_ids[pad] == -1).all()
-  assert not batch.mask[pad].any()
-  for field in (
-    'ids',
-    'sampler_logprobs',
-    'advantages',
-    'rl_weights',
-    'ce_weights',
-    'ref_kl_weights',
-    'ref_logprobs',
-    'positions',
-  ):
-    assert not getattr(batch, field)[pad].any()
-
-
-def test_the_pad_id_fills_ids_and_nothing_else():
-  batch, _ = pack([make(4)], micro_batches=2, pad_id=256)
-  pad = batch.segment_ids == 0
-  assert pad.sum() == 12 and (batch.ids[pad] == 256).all()
-  assert (batch.ids[~pad] < 256).all() and not batch.positions[pad].any()
+  pads = {'ids': 256, 'temperatures': 1, 'versions': -1}
+  for field in types.TOKEN_FIELDS:
+    assert (getattr(batch, field)[pad] == pads.get(field, 0)).all(), field
 
 
 @st.composite
@@ -204,8 +185,6 @@ def test_every_sample_is_packed_once_whole_and_unchanged(case):
     ({'env': 'nope'}, 'env must be one of .*nope'),
     ({'length': 9}, r'in \[1, 8\], batch.row_tokens.*got 9'),
     ({'ce_weights': f32(1, 0, 0, 0)}, 'ce_weights must be 0 at token 0'),
-    ({'rl_weights': f32(0, 1, 1)}, r'entry per token, \(4,\): got \(3,\)'),
-    ({'advantages': None}, 'advantages must be given .* where rl'),
     ({'advantages': f32(0, np.nan, 0, 0)}, 'finite: got nan at token 1'),
     (
       {'ref_kl_weights': f32(0, 0, 1, 0), 'ref_logprobs': None},

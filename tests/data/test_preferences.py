@@ -62,12 +62,7 @@ def test_a_labelled_answer_is_chosen_or_rejected():
   [
     ({'prompt': 'a', 'chosen': 'b'}, 'got columns'),
     ({'prompt': 'a', 'chosen': 'b', 'rejected': 'b'}, 'another answer'),
-    ({'prompt': 'a', 'chosen': 'b', 'rejected': 5}, 'rejected must be'),
     ({'prompt': 'a', 'completion': 'b', 'label': 1}, 'true or false'),
-    (
-      {'prompt': 'a', 'completion': 'b', 'label': True, 'margin': 1},
-      'margin must be left out',
-    ),
     (
       {'prompt': 'a', 'chosen': 'b', 'rejected': 'c', 'margin': True},
       'margin must be a finite number of at most 1e+06: got True',
@@ -76,10 +71,6 @@ def test_a_labelled_answer_is_chosen_or_rejected():
     (
       {'prompt': '?', 'chosen': 'b', 'rejected': [USER, YES]},
       'rejected must begin with an assistant or tool turn',
-    ),
-    (
-      {'chosen': [SYSTEM, USER, YES], 'rejected': [SYSTEM, YES]},
-      'the same question',
     ),
     ({'chosen': [YES], 'rejected': 'b'}, "put the question into 'prompt'"),
   ],
@@ -103,7 +94,6 @@ def test_written_pairs_are_read_back(tmp_path):
     assert vars(ours) | {'where': ''} == vars(theirs) | {'where': ''}
   assert read[1].where == f'{path}:2'
   assert [x.name for x in path.parent.iterdir()] == ['pairs.jsonl']
-  assert json.loads(path.read_text().splitlines()[0])['margin'] == 0.5
 
 
 def test_pairs_of_equal_prompts_are_held_out_together():
@@ -121,12 +111,6 @@ def test_pairs_of_equal_prompts_are_held_out_together():
   assert preferences.split(pairs, 0.0) == (pairs, [])
 
 
-def test_a_file_without_rows_says_what_a_row_has(tmp_path):
-  (tmp_path / 'a.jsonl').write_text('\n')
-  with pytest.raises(ValueError, match="got none; a preference .* 'rejected'"):
-    preferences.read(tmp_path / 'a.jsonl')
-
-
 def test_columns_of_other_names(tmp_path):
   path = tmp_path / 'pairs.jsonl'
   row = {'question': 'a', 'good': 'b', 'bad': 'c', 'level': 3}
@@ -136,5 +120,3 @@ def test_columns_of_other_names(tmp_path):
   assert pair == dataclasses.replace(
     parse(prompt='a', chosen='b', rejected='c', level=3), where=f'{path}:1'
   )
-  with pytest.raises(ValueError, match='1: columns must'):
-    preferences.read(path, {**columns, 'x': 'margin'})

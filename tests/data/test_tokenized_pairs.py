@@ -105,12 +105,6 @@ def test_the_shape_follows_the_longest_pairs_that_surely_fit():
   assert batch.num_micro_batches == 2  # rows of 4, 4 and 1
 
 
-def test_no_pairs_give_a_batch_without_micro_batches():
-  batch = pack([])
-  assert batch.ids.shape == (0, 2, 16)
-  assert batch.num_micro_batches == batch.members == 0
-
-
 def test_the_error_for_a_long_pair_names_its_row():
   with pytest.raises(ValueError, match='row row 7: .* got 17 tokens'):
     pack([make_pair(9, 8, 7)])

@@ -23,13 +23,10 @@ def block(text, language='python'):
 @pytest.mark.parametrize(
   'text, value',
   [
-    ('', None),
     ('```\nprint(\n```', None),  # no language
-    ('```python print(1)```', None),  # no line of its own
     (block('print(1)'), 1),
     (block('print('), 0),
     (block(''), 1),  # an empty program
-    (block('x = 1', 'py'), 1),
     (block('x = (', 'pycon'), None),
     (block('{"a": [1, 2.5, null]}', 'json'), 1),
     (block("{'a': 1}", 'json'), 0),

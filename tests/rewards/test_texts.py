@@ -73,10 +73,8 @@ def test_broken_characters_are_counted(text, broken):
   [
     "I'm sorry, but I can't help with that.",
     'I\u2019m sorry, but I can\u2019t assist with that request.',
-    'Sorry, I am unable to fulfill your request.',
     'As an AI language model, I have no opinion.',
     'I must decline.',
-    'Hello! ' * 20 + 'I cannot comply.',
     ' ' * 5_000 + 'I cannot help you.',
   ],
 )

@@ -1,7 +1,5 @@
 """Tasksets of `verifiers` v1 as environments."""
 
-import sys
-
 import pytest
 
 from posttrain import schema
@@ -103,11 +101,3 @@ def test_a_comparison_of_a_group_is_refused():
 
 def test_a_reward_with_an_optional_runtime_is_allowed():
   assert play(make('HasRuntimes'), '4').reward == 3.5
-
-
-def test_the_missing_package_is_named(monkeypatch):
-  for name in [name for name in sys.modules if name[:10] == 'verifiers.']:
-    monkeypatch.delitem(sys.modules, name)
-  monkeypatch.setitem(sys.modules, 'verifiers', None)
-  with pytest.raises(ValueError, match=r"pip install 'posttrain\[verifiers\]'"):
-    registry.make('v', schema.Verifiers(taskset='a:B'))

@@ -29,21 +29,6 @@ def test_where_keys_can_be_inserted(sql, before):
   assert (sql[: found[0]] if found else '') == expected
 
 
-@pytest.mark.parametrize(
-  ('tail', 'offset'),
-  [
-    ('LIMIT 3', '0'),
-    ('LIMIT 3 OFFSET 2;', '2'),
-    ('; /* LIMIT 3 OFFSET 2 */', '0'),
-    ('LIMIT 1 + 2 OFFSET max(1, 2) -- x', 'max(1, 2) -- x'),
-    ('LIMIT 2, 3', '2'),
-  ],
-)
-def test_the_offset_of_a_limit(tail, offset):
-  _, skipped = ordering.find(f'SELECT a FROM t ORDER BY b, c {tail}')
-  assert skipped.strip() == offset
-
-
 def make(rows):
   connection = sqlite3.connect(':memory:')
   connection.execute('CREATE TABLE t (a TEXT COLLATE NOCASE, b, c)')
