@@ -182,8 +182,7 @@ def test_answers_to_the_suite_are_side_by_side():
   assert comparison.suite(measured([])) == []
   lines = comparison.suite(first, second)
   assert lines[:2] == ['', '> prompt 0']
-  cells = [cell.strip() for cell in lines[3].split(' | ')]
-  assert cells == ['one two three one two three one two', 'short\ufffd[2J']
+  assert 'short\ufffd[2J' in lines[3].split(' | ')[1]
   assert max(map(len, lines)) <= comparison.WIDTH
   alone = comparison.suite(measured([], texts=['\n' * 40 + 'end']))
   assert alone[-1] == '... 29 more lines' and len(alone) == 16

@@ -2,15 +2,13 @@
 
 import dataclasses
 import itertools
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from posttrain import schema, types
-from posttrain.data import sources
+from posttrain import schema
 from posttrain.envs import registry
 from posttrain.evaluation import answers as answers_lib
 from posttrain.evaluation import evaluator as evaluation
@@ -321,8 +319,8 @@ def test_options_of_ks_and_suite_are_checked(options, message):
 
 def test_tasks_that_are_not_graded_are_played_greedily_only(tmp_path):
   path = tmp_path / 'rows.jsonl'
-  rows = [{'prompt': f'Say {i}.', 'completion': f'{i}'} for i in range(3)]
-  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  row = '{"prompt": "Say %d.", "completion": "%d"}\n'
+  path.write_text(''.join(row % (i, i) for i in range(3)))
   cfg = schema.Rows(path=str(path), eval_path=str(path))
   evaluator, driver = _evaluator(registry.make('toy', cfg))
   values, answers, *_ = evaluator.measure()
@@ -363,23 +361,22 @@ def test_a_reward_function_grades_sampled_answers(tmp_path):
   values, answers, _, errors = evaluator.measure()
   assert not errors
   # The driver plays greedy answers first; answers of eval.best end each queue.
-  sampled = driver.all_rollouts[3 + 2 : 3 + 2 + 9]
-  texts = [x.completion_messages[-1]['content'] for x in sampled]
-  rewards = letters(texts)
-  known = [x for x in rewards if x is not None]
-  assert 0 < len(known) < 9
+  texts = [
+    x.completion_messages[-1]['content'] for x in driver.all_rollouts[3 + 2 :]
+  ]
+  assert [x for y in answers for x in y.sampled_texts] == texts[:9]
+  assert len(texts) == 9 + 6 and None in letters(texts[:9])
+
+  def mean(texts):
+    known = [x for x in letters(texts) if x is not None]
+    return pytest.approx(np.mean(known)) if known else None
+
   key = 'sampled_reward/letters'
-  assert values[f'eval/{key}/toy'] == pytest.approx(np.mean(known))
-  assert [x for y in answers for x in y.sampled_texts] == texts
-  for index, answer in enumerate(answers):
-    own = [x for x in rewards[3 * index : 3 * index + 3] if x is not None]
-    assert answer.measures.get(key) == (np.mean(own) if own else None)
+  assert values[f'eval/{key}/toy'] == mean(texts[:9])
+  assert values[f'select/{key}/toy'] == mean(texts[9:])
+  for answer in answers:
+    assert answer.measures.get(key) == mean(answer.sampled_texts)
   assert 'eval/sampled_pass_rate/toy' not in values
-  selecting = driver.all_rollouts[3 + 2 + 9 :]
-  assert len(selecting) == 6
-  texts = [x.completion_messages[-1]['content'] for x in selecting]
-  known = [x for x in letters(texts) if x is not None]
-  assert values[f'select/{key}/toy'] == pytest.approx(np.mean(known))
 
 
 class Failing(toys.Letters):
@@ -450,13 +447,3 @@ def test_evaluation_does_not_change_the_batches_of_training(monkeypatch):
     again = next(source)
     _equal(item.batch, again.batch)
     assert (item.state, item.metrics) == (again.state, again.metrics)
-
-
-def test_a_prompt_that_cannot_be_rendered_names_its_row():
-  class Robots(toys.Letters):
-    def source(self, split, seed):
-      task = types.Task('row-3', 'toy', ({'role': 'robot', 'content': ''},))
-      return sources.Shuffled([task], seed)
-
-  with pytest.raises(ValueError, match='row row-3 of environment toy: '):
-    _tasks(Robots('toy', schema.Arithmetic()))
