@@ -118,7 +118,6 @@ def test_sampled_ids_are_unchanged_and_the_turn_is_closed(template, stopped):
 @pytest.mark.parametrize(
   'message, error',
   [
-    ({'role': 'robot', 'content': ''}, r'messages\[1\].role must be one of'),
     ({'role': 'user', 'content': None}, r'messages\[1\].content must be a s'),
     ({'role': 'assistant', 'content': '', 'tool_calls': [{}]}, 'tool_calls'),
   ],

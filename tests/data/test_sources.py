@@ -76,10 +76,3 @@ def test_fingerprint_of_a_file_depends_on_its_content_alone(tmp_path):
   assert sources.file_fingerprint(one) == sources.file_fingerprint(two)
   two.write_text('sows')
   assert sources.file_fingerprint(one) != sources.file_fingerprint(two)
-
-
-def test_an_empty_source_raises_when_it_is_drawn_from():
-  source = sources.Shuffled((), 0)
-  assert len(source) == 0 and source.take(3) == ()
-  with pytest.raises(ValueError, match='must hold items'):
-    next(source)

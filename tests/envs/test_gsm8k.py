@@ -98,18 +98,16 @@ def test_evaluation_rows(path, monkeypatch):
 @pytest.mark.parametrize(
   'row, words',
   [
-    ('{"question": ', ('one JSON object',)),
-    ({'question': 'a'}, ('answer must be a string', 'None', "['question']")),
-    ({'question': 'a', 'answer': 'is 5'}, ('end in a line `#### N`', 'is 5')),
-    ({'question': 'a', 'answer': '#### 12,34'}, ('must be digits', "'12,34'")),
+    ('{"question": ', 'one JSON object'),
+    ({'question': 'a'}, 'answer must be a string'),
+    ({'question': 'a', 'answer': 'is 5'}, 'end in a line `#### N`'),
+    ({'question': 'a', 'answer': '#### 12,34'}, 'must be digits'),
   ],
 )
 def test_errors_name_file_and_line(tmp_path, row, words):
   path = write(tmp_path / 'rows.jsonl', ROWS[0], '', row, ROWS[1])
-  with pytest.raises(ValueError) as error:
+  with pytest.raises(ValueError, match=f'^{path}:3: .*{words}'):
     make(path).source('train', 0)
-  assert str(error.value).startswith(f'{path}:3: ')
-  assert all(word in str(error.value) for word in words)
 
 
 @needs_data

@@ -42,21 +42,14 @@ class Guess:
     return 1 / self.tries if self.tries else 0
 
 
-class Silent:
-  """Has neither a reward nor tools."""
+class Judged:
+  """Has no tools, and no reward for this episode."""
 
   def reset(self, **row):
     return None
 
-
-class Judged(Silent):
   async def get_reward(self):
     return None
-
-
-class Positional(Silent):
-  def look(self, at, /):
-    return at
 
 
 def no_environment():

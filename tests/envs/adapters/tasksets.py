@@ -63,12 +63,6 @@ class NeedsRuntime(Task):
     return 1.0
 
 
-class NeedsSiblings(Task):
-  @vf.reward
-  async def best(self, trace, siblings) -> float:
-    return float(trace is max(siblings, key=lambda other: len(other.nodes)))
-
-
 class OfArtifacts(Task):
   def __init__(self, data, config=None):
     made = artifacts.Artifact(source='/out')
@@ -99,16 +93,11 @@ class Listens(Task):
     super().__init__(data.model_copy(update={'prompt': None}), config)
 
 
-async def reads_files(runtime) -> float:
-  raise AssertionError('there is no runtime')
-
-
 def _taskset(task):
   return type(f'{task.__name__}s', (Sums,), {'kind': task})
 
 
 NeedsRuntimes = _taskset(NeedsRuntime)
-Siblings = _taskset(NeedsSiblings)
 Artifacts = _taskset(OfArtifacts)
 HasRuntimes = _taskset(HasRuntime)
 Conversations = _taskset(OfMessages)

@@ -104,9 +104,8 @@ def test_the_error_of_a_bad_call_is_its_observation(text, words):
   assert episode.end(True).metrics == metrics
 
 
-@pytest.mark.parametrize('name', ['Silent', 'Judged'])
-def test_an_episode_without_a_reward_is_not_scorable(name):
-  env = make(factory=f'{GAMES}:{name}')
+def test_an_episode_without_a_reward_is_not_scorable():
+  env = make(factory=f'{GAMES}:Judged')
   assert next(env.source('train', 0)).tools is None
   episode, _ = begin(env)
   messages, _, done = episode.step('hello', False)
@@ -119,7 +118,6 @@ def test_an_episode_without_a_reward_is_not_scorable(name):
   ('row', 'words'),
   [
     ({'prompt': 3}, 'rows.jsonl:1: prompt must be a string or a list'),
-    ({'prompt': [{'role': 'x'}]}, r'prompt\[0\].role must be one of'),
     ({'prompt': [{'role': 'system', 'content': 'a'}]}, 'end in a user'),
   ],
 )
@@ -140,10 +138,6 @@ def test_a_bad_row_is_named(tmp_path, row, words):
     ),
     ({'eval_path': 'x'}, 'eval_path must be None if path is None'),
     ({'tool_format': 'xml'}, 'tool_format must be one of'),
-    (
-      {'factory': f'{GAMES}:Positional'},
-      r'envs\.g\.env\.factory: a tool must have arguments that are passed by',
-    ),
   ],
 )
 def test_options_are_checked(options, words):

@@ -76,7 +76,6 @@ def test_a_prompt_of_messages():
   ('taskset', 'words'),
   [
     ('NeedsRuntimes', "a runtime for reward 'tests_pass'"),
-    ('Siblings', "an argument 'siblings' for reward 'best'"),
     ('Artifacts', 'needs an image, artifacts'),
     ('Listening', 'needs a first message from the user'),
   ],
@@ -84,12 +83,6 @@ def test_a_prompt_of_messages():
 def test_tasks_with_more_than_one_turn_are_refused(taskset, words):
   with pytest.raises(ValueError, match=f'environment v, task.*{words}'):
     make(taskset).source('train', 0)
-
-
-def test_a_plugged_metric_with_a_runtime_is_refused():
-  task = {'metrics': {'files': {'fn': f'{SETS}:reads_files'}}}
-  with pytest.raises(ValueError, match="a runtime for metric 'files'"):
-    make(options={'task': task}).source('train', 0)
 
 
 def test_a_comparison_of_a_group_is_refused():

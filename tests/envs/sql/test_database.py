@@ -284,8 +284,7 @@ def test_queries_leave_a_file_unchanged(tmp_path):
   path.write_bytes(DATA)
   path.chmod(0o444)
   db = database.Database.from_file(str(path))
-  for sql, error in REFUSED.items():
-    assert db.query(sql, 5).error == error
+  assert db.query('DROP TABLE pet', 5).error == ONLY
   assert db.sample('pet', 1).rows == ((1, 'pet1', 0.5),)
   db.close()
   assert path.read_bytes() == DATA

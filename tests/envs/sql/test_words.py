@@ -37,12 +37,6 @@ def test_no_word_has_two_roles():
   assert [word for word, count in roles.items() if count > 1] == []
 
 
-@pytest.mark.parametrize('role', ROLES)
-def test_words_are_single_and_ascii(role):
-  form = '[A-Z][a-z]+' if 'names' in role else '[a-z]+'
-  assert [w for w in ROLES[role] if not re.fullmatch(form, w)] == []
-
-
 @pytest.mark.parametrize('split', synth.SPLITS)
 def test_the_vocabulary_covers_generated_data(split):
   texts = []
