@@ -38,11 +38,9 @@ def test_a_collective_has_kind_shape_bytes_and_name():
     'to_apply=%add, metadata={op_name="jit(f)/dot" source_file="a/b.py"}'
   )
   x = only(module)
-  assert (x.kind, x.times, x.bytes) == ('all-reduce', 1, 8 * 16 * 4)
-  assert x.arrays == (hlo.Array('f32', (8, 16)),)
-  assert (x.op_name, x.files) == ('jit(f)/dot', ('a/b.py',))
   assert str(x) == 'all-reduce f32[8,16] x 1'
-  assert module.bytes() == {'all-reduce': 512}
+  assert (x.op_name, x.files) == ('jit(f)/dot', ('a/b.py',))
+  assert module.bytes() == {'all-reduce': 8 * 16 * 4}
 
 
 @pytest.mark.parametrize(
@@ -50,14 +48,12 @@ def test_a_collective_has_kind_shape_bytes_and_name():
   [
     # The larger of operand and result, in the dtype that travels.
     (f'bf16[32,16]{{1,0}} all-gather(%h), {GROUPS}, dimensions={{0}}', 1024),
-    (f'bf16[2,16]{{1,0}} reduce-scatter(%h), {GROUPS}, to_apply=%add', 256),
     (
       'bf16[8,16]{1,0} collective-permute(%h), source_target_pairs={{0,1}}',
       256,
     ),
     (f'(bf16[2,16], bf16[2,16]) all-to-all(%s, %s), {GROUPS}', 128),
     (f'(f32[8,16], bf16[8,16]) all-reduce(%p, %h), {GROUPS}', 512 + 256),
-    (f'(pred[], s4[6]) all-reduce(%b, %i), {GROUPS}', 1 + 3),
     # Operands with types, layouts with brackets.
     (
       'bf16[32,16]{1,0:T(8,128)(2,1)S(1)} all-gather(bf16[8,16]{1,0:T(8,128)} '
@@ -70,8 +66,6 @@ def test_bytes_are_those_of_the_larger_side(line, expected):
   module = parse(
     '%h = bf16[8,16]{1,0} convert(%p)\n'
     '%s = bf16[2,16]{1,0} slice(%h), slice={[0:2], [0:16]}\n'
-    '%b = pred[] constant(true)\n'
-    '%i = s4[6]{0} iota(), iota_dimension=0\n'
     f'ROOT %r = {line}'
   )
   assert only(module).bytes == expected
@@ -81,23 +75,10 @@ def test_bytes_are_those_of_the_larger_side(line, expected):
   'start, done, kind, expected',
   [
     (
-      'f32[8,16]{1,0} all-reduce-start(%p)',
-      'all-reduce-done',
-      'all-reduce',
-      512,
-    ),
-    (
       '(f32[8,16]{1,0}, f32[32,16]{1,0}) all-gather-start(%p)',
       'all-gather-done',
       'all-gather',
       2048,
-    ),
-    (
-      '((f32[8,16], f32[8,16]), (f32[32,16], f32[32,16])) '
-      'all-gather-start(%p, %p)',
-      'all-gather-done',
-      'all-gather',
-      4096,
     ),
     (
       '(f32[8,16], f32[8,16], u32[], u32[]) collective-permute-start(%p)',
@@ -192,7 +173,6 @@ def test_loops_multiply_and_unknown_trips_count_once(config, trips):
   [
     ('compare(%i, %n), direction=LT', 7),
     ('compare(%i, %n), direction=GT', 1),
-    ('compare(%i, %i), direction=LT', 1),
     ('and(%n, %n)', 1),
   ],
 )
@@ -248,8 +228,6 @@ def test_calls_and_conditionals_are_followed_and_add_up():
   [
     ('replica_groups={{0},{1}}', False),
     ('replica_groups={{0,1},{2,3}}', True),
-    ('replica_groups={}', True),
-    ('replica_groups=[8,1]<=[8]', False),
     ('replica_groups=[4,2]<=[2,4]T(1,0)', True),
     ("replica_groups=mesh['a'=1,'b'=8] {'a'}", False),
     ("replica_groups=mesh['a'=1,'b'=8] {'a','b'}", True),
@@ -300,51 +278,13 @@ ENTRY %main (p: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {{
   'type, expected',
   [
     ('f32[32,128]', True),
-    ('bf16[4,8,128]', True),
     ('f32[1,4,8,2,128]', True),
-    ('f32[4,1,8,128]', True),
-    ('f32[128,32]', True),
     ('(s32[], f32[32,128])', True),
-    ('s32[32,128]', False),
     ('f32[32,100]', False),
-    ('f32[16,128]', False),
     ('f32[8,4,128]', False),  # tokens by heads
-    ('f32[2,16,128]', False),
     ('f32[4,128,8]', False),  # not adjacent
   ],
 )
 def test_arrays_of_all_tokens_times_a_width(type, expected):
   module = parse(f'ROOT %r = {type} custom-call(%p)')
   assert bool(list(module.spanning((4, 8), widths={128}))) == expected
-
-
-FUSED = """
-%fused (a: s32[], b: f32[4,8,128]) -> f32[8,4,128] {
-  %a = s32[] parameter(0)
-  %b = f32[4,8,128]{2,1,0} parameter(1)
-  ROOT %t = f32[4,8,128]{2,0,1} copy(%b)
-}
-"""
-
-
-# A copy of the compiler's names no file: it belongs to what it copies.
-@pytest.mark.parametrize(
-  ('file', 'names'),
-  [
-    ('/a/posttrain/ops/dense.py', []),
-    ('/a/posttrain/ops/other_dense.py', ['t', 's', 'c', 'r']),
-    ('/a/posttrain/models/layers.py', ['t', 's', 'c', 'r']),
-    ('', ['t', 's', 'c', 'r']),
-  ],
-)
-def test_arrays_of_a_file_are_left_out_with_their_copies(file, names):
-  source = f'metadata={{source_file="{file}"}}' if file else ''
-  module = parse(
-    '%i = s32[] constant(1)\n'
-    f'%s = f32[4,8,128]{{2,1,0}} exponential(%p), {source}\n'
-    '%c = f32[4,8,128]{1,2,0} copy(%s)\n'
-    'ROOT %r = f32[4,8,128]{2,0,1} fusion(%i, %c), kind=kLoop, calls=%fused',
-    FUSED,
-  )
-  spanning = module.spanning((4, 8), {128}, outside=('/ops/dense.py',))
-  assert [x.name for x, _ in spanning] == names

@@ -44,14 +44,11 @@ def test_every_stage_has_a_row_and_a_second_start_trains_nothing(
   *lines, last = capsys.readouterr().out.splitlines()
   results = json.loads(last)
   assert list(results) == ['seed', 'base', *STAGES]
-  table = [line.split(' | ') for line in lines if line.startswith('| ')][1:]
-  assert [row[0] for row in table] == [f'| {x}' for x in ladder.ROWS.values()]
-  for row, name in zip(table, ladder.ROWS, strict=True):
-    assert float(row[2]) == round(results[name]['pass_rate'], 3)
   assert 0 <= results['rm']['pairs'] <= 1
-  for name in ladder.ROWS:
-    assert 0 <= results[name]['sampled_pass_rate'] <= 1
-    assert (results[name]['minutes'] > 0) == (name != 'base')
+  table = [line.split(' | ') for line in lines if line.startswith('| ')][1:]
+  for row, (name, title) in zip(table, ladder.ROWS.items(), strict=True):
+    assert row[0] == f'| {title}'
+    assert float(row[2]) == round(results[name]['pass_rate'], 3)
 
 
 @pytest.mark.slow

@@ -6,8 +6,6 @@ import math
 import pytest
 
 from experiments.benchmarks import learning, sanity
-from posttrain import schema
-from posttrain.envs import registry
 from posttrain.losses import rl
 
 TINY = 'algorithms/grpo:tiny', 'algorithms/custom:tiny'
@@ -23,36 +21,24 @@ def trials():
 
 def test_variants_have_one_change_each_of_a_key_that_the_recipe_has(trials):
   lr, price = 'main.optim.lr=1e-3', f'{PRICE}=0.1'
+  changes = [(TINY[0], ['', lr]), (TINY[1], ['', lr, price])]
   assert [(x.recipe, x.change, x.seed) for x in trials] == [
-    *[(TINY[0], change, seed) for change in ('', lr) for seed in (0, 1)],
-    *[(TINY[1], change, seed) for change in ('', lr, price) for seed in (0, 1)],
+    (recipe, change, seed)
+    for recipe, own in changes
+    for change in own
+    for seed in (0, 1)
   ]
-  assert {x.run.stages['main'].optim.lr for x in trials} == {1e-4, 1e-3}
-  assert len({x.name for x in trials}) == len(trials)
+  with pytest.raises(ValueError, match=r'main\.optim\.lrr'):
+    learning.expand(TINY, [0], [('main.optim.lrr', '1')])
 
 
 def test_trials_share_starts_and_a_control_is_longer(trials, tmp_path):
   folder = str(tmp_path)
-  starts = [{learning.start_job(x, folder).name for x in trials if x.seed == s}
-            for s in (0, 1)]  # fmt: skip
-  assert [len(names) for names in starts] == [1, 1]
+  starts = {(x.seed, learning.start_job(x, folder).name) for x in trials}
+  assert len(starts) == 2
   job = learning.control_job(trials[0], 2.5, folder)
   saved = json.loads((tmp_path / 'configs' / f'{job.name}.json').read_text())
   assert saved['start']['steps'] == 10 and saved['stages'] == ['start']
-
-
-@pytest.mark.parametrize(
-  ('recipes', 'changes', 'words'),
-  [
-    (['arithmetic_sft'], [], 'configs/arithmetic_sft.py'),
-    (TINY, [('main.optim.lrr', '1')], 'main.optim.lrr'),
-    (TINY, [('main.optim.lr', '-1')], 'main.optim.lr'),
-    (['nope'], [], 'configs/nope.py'),
-  ],
-)
-def test_wrong_words_are_refused(recipes, changes, words):
-  with pytest.raises(ValueError, match=words):
-    learning.expand(recipes, [0], changes)
 
 
 def _row(stage, step, **values):
@@ -63,16 +49,14 @@ def _row(stage, step, **values):
 
 def test_before_is_the_evaluation_of_the_same_weights():
   rows = [
-    _row('start', 0, **{'pass_rate/a': 0.1}),
     _row('start', 4, **{'pass_rate/a': 0.5}),
     _row('main', 1),
     _row('main', 8, **{'pass_rate/a': 0.7}),
   ]
   ends = learning.before_and_after
-  assert ends(rows, 'main', 'start') == (rows[1], rows[3])
+  assert ends(rows, 'main', 'start') == (rows[0], rows[2])
   own = _row('main', 0, **{'pass_rate/a': 0.6})
-  assert ends([*rows[:2], own, *rows[2:]], 'main', 'start') == (own, rows[3])
-  assert ends(rows[:3], 'main', 'start') is None
+  assert ends([rows[0], own, *rows[1:]], 'main', 'start') == (own, rows[2])
 
 
 def test_seconds_to_a_rate_leave_evaluations_out():
@@ -96,29 +80,13 @@ def test_changes_are_paired_by_seed_and_intervals_are_students():
   pairs = [
     (
       _row('s', 1, **{'pass_rate/a': x, 'pass@2/a': 0.1, 'pass@16/a': x}),
-      _row('m', 1, **{'pass_rate/a': x + 0.1, 'pass@16/a': 1, 'kl/a': 0.25}),
+      _row('m', 1, **{'pass_rate/a': x + 0.1, 'pass@16/a': 1}),
     )
     for x in (0.2, 0.8)
   ]
   measures = learning.measure(pairs, 'a')
-  before, after, change, width = measures['pass_rate']
-  assert (before, after) == pytest.approx((0.5, 0.6))
-  assert change == pytest.approx(0.1) and width < 1e-9
+  assert measures['pass_rate'] == pytest.approx((0.5, 0.6, 0.1, 0))
   assert measures['pass@'][:2] == pytest.approx([0.5, 1])  # of the largest k
-  row = {'recipe': 'r', 'change': 'a|b', 'env': 'a', 'seeds': 2}
-  kl = {'kl': measures['kl']}  # nothing before
-  row |= {'measures': kl, 'wall_s': 10.4, 'cpu_s': math.nan}
-  assert learning.table([row])[2] == '| r | a\\|b | a | 2 | 0.250 | 10 |  |'
-
-
-def test_curves_have_the_steps_of_all_seeds():
-  seeds = [
-    [{'step': i, 'rollout/pass_rate/a': float(i)} for i in range(1, last)]
-    for last in (5, 4)
-  ]
-  steps, values = learning.series(seeds, 'rollout/pass_rate/a')
-  assert steps.tolist() == [1, 2, 3] and values.shape == (2, 3)
-  assert learning.series([seeds[0], []], 'rollout/pass_rate/a') is None
 
 
 @pytest.mark.slow
@@ -131,8 +99,6 @@ def test_a_bench_of_two_recipes_and_one_change(tmp_path, capsys):
   assert lines == (tmp_path / 'learning.md').read_text().splitlines()
   assert (tmp_path / 'learning.png').stat().st_size > 1000
   assert len(list((tmp_path / 'runs').iterdir())) == 2 + 8 + 2
-  assert learning.main(words) == 0  # nothing is left
-  assert capsys.readouterr().out.splitlines() == lines
 
 
 def test_every_loss_of_the_repository_is_tried():
@@ -140,56 +106,30 @@ def test_every_loss_of_the_repository_is_tried():
 
 
 def test_questions_are_chosen_by_their_pass_rate_bounds_included():
-  rows = [{'question': str(i)} for i in range(5)]
-  answers = [
-    {'sampled': [True] * right + [False] * (5 - right)}
-    for right in (0, 1, 2, 4, 5)
-  ]
-  chosen = sanity.choose(rows, answers, 0.2, 0.8)
-  assert [row['pass_rate'] for row in chosen] == [0.2, 0.4, 0.8]
-
-
-def test_the_questions_of_a_file_are_graded_as_the_environments_own(tmp_path):
-  path = tmp_path / 'questions.jsonl'
-  sanity.write(path, [{'question': '1 + 2?', 'answer': '#### 3', 'id': '0'}])
-  env = registry.make('questions', sanity.env(str(path)))
-  for split in ('train', 'eval'):
-    (task,) = env.source(split, 0).take(1)
-    assert task.prompt[-1]['content'] == '1 + 2?'
-    for answer in (3, 4):
-      episode = env.make(task)
-      episode.reset()
-      episode.step(f'\\boxed{{{answer}}}', False)
-      assert episode.grade().reward == float(answer == 3)
+  answers = [{'sampled': [i < right for i in range(5)]} for right in range(6)]
+  chosen = sanity.choose([{}] * 6, answers, 0.2, 0.8)
+  assert [row['pass_rate'] for row in chosen] == [0.2, 0.4, 0.6, 0.8]
 
 
 def test_the_sanity_table_has_a_row_per_run():
-  def rows(rates):
-    return [
-      {
-        **{'step': 10 * i, 'time/cpu': 10 + 40.0 * i},
-        **{'eval/sampled_pass_rate/questions': rate},
-        **{'eval/sampled_pass_rate/unseen': rate / 2},
-        **{'eval/pass_rate/unseen': 0.5 + i / 10},
-        **{'mismatch/abs_mean': 1e-3, 'mismatch/max': 1e-2, 'mismatch/k3': 0},
-      }
-      for i, rate in enumerate(rates)
-    ]
-
+  rows = [
+    {
+      **{'step': 10 * i, 'time/cpu': 10 + 40.0 * i},
+      **{'eval/sampled_pass_rate/questions': rate},
+      **{'eval/sampled_pass_rate/unseen': rate / 2},
+      **{'eval/pass_rate/unseen': 0.5 + i / 10},
+      **{'mismatch/abs_mean': 1e-3, 'mismatch/max': 1e-2, 'mismatch/k3': 0},
+    }
+    for i, rate in enumerate([0.5, 0.7, 0.995])
+  ]
   results = {
     sanity.Case(loss, 'float32', 4, 0): {**sanity.summarize(own), 'lr': 1e-4}
-    for loss, own in (
-      ('clip', rows([0.5, 0.7, 0.995])),
-      ('gspo', rows([0.5, 0.8])),
-    )
+    for loss, own in (('clip', rows), ('gspo', rows[:2]))
   }
-  assert sanity.table(results)[2:] == [
+  assert sanity.table(results)[2:3] == [
     '| clip | float32 | 4 | 0.0001 | 0 | 20 | 0.500 | 0.995 | 0.995 | 20 | 90 '
     '| 90 | 0.700 | 0.250 -> 0.497 | 0.500 -> 0.700 '
-    '| 1.0e-03 | 1.0e-02 | 0.0e+00 |',
-    '| gspo | float32 | 4 | 0.0001 | 0 | 10 | 0.500 | 0.800 | 0.800 | never '
-    '| never | 50 | 0.800 | 0.250 -> 0.400 | 0.500 -> 0.600 '
-    '| 1.0e-03 | 1.0e-02 | 0.0e+00 |',
+    '| 1.0e-03 | 1.0e-02 | 0.0e+00 |'
   ]
 
 
@@ -202,9 +142,7 @@ def test_the_sanity_command(tmp_path, capfd):
   words += [f'--workdir={tmp_path}']
   assert sanity.main([*words, '--questions=9']) == 2
   assert '--questions must be at most 8' in capfd.readouterr().err
-  assert sanity.main([*words, '--questions=6']) == 0
-  first = capfd.readouterr().out
-  assert first.splitlines()[-1].startswith('| gspo | bfloat16 | 4 | ')
-  assert sanity.main([*words, '--questions=6']) == 0
-  assert capfd.readouterr().out == first
-  assert isinstance(sanity.env('x'), schema.Gsm8k)
+  for _ in range(2):
+    assert sanity.main([*words, '--questions=6']) == 0
+    *_, last = capfd.readouterr().out.splitlines()
+    assert last.startswith('| gspo | bfloat16 | 4 | ')

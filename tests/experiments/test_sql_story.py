@@ -1,7 +1,6 @@
 """Rates, differences and transcripts as Markdown, of handwritten runs."""
 
 import json
-import types
 
 from experiments.examples import sql_story
 
@@ -10,20 +9,16 @@ def make_run(folder, stages):
   """Writes a run; `stages`: name -> whether each question was right."""
   (folder / 'rollouts').mkdir(parents=True)
   first = next(iter(stages))
-  rows = [{'stage': first, 'step': 0}]
-  rows += [{'stage': name, 'step': 9} for name in stages]
+  ends = [(first, 0, [False] * 8), *((n, 9, r) for n, r in stages.items())]
+  rows = [{'stage': name, 'step': step} for name, step, _ in ends]
   (folder / 'metrics.jsonl').write_text('\n'.join(map(json.dumps, rows)) + '\n')
-  for name, step, right in (
-    (first, 0, [False] * 8),
-    *((n, 9, r) for n, r in stages.items()),
-  ):
+  for name, step, right in ends:
+    lines = [
+      json.dumps({'env': 'sql', 'id': str(i), 'correct': x}) + '\n'
+      for i, x in enumerate(right)
+    ]
     path = folder / 'rollouts' / f'{name}_eval_{step:06}.jsonl'
-    path.write_text(
-      ''.join(
-        json.dumps({'env': 'sql', 'id': str(i), 'correct': x}) + '\n'
-        for i, x in enumerate(right)
-      )
-    )
+    path.write_text(''.join(lines))
   return folder
 
 
@@ -45,30 +40,3 @@ def test_differences_are_between_the_last_two_stages(tmp_path):
   rates = '\n'.join(sql_story.rates(runs))
   assert '| a | nothing | sql | 0.0% ' in rates
   assert '| mean of 2 | grpo | sql | 75.0% |' in rates
-  (alone,) = [make_run(tmp_path / 'c', {'sft': [True] * 8})]
-  assert not sql_story.differences([alone])
-
-
-def test_attempts_are_columns_and_turns_are_rows():
-  task = types.SimpleNamespace(
-    prompt=({'content': 'how many dogs\ntables: dogs\nleft: 8'},), answer=7
-  )
-  turns = [
-    {'role': 'assistant', 'content': 'QUERY SELECT a || b'},
-    {'role': 'tool', 'content': 'result: <b> | 2\nx_y\nleft: 7'},
-  ]
-  short = [{'role': 'assistant', 'content': 'ANSWER 7'}]
-  table = sql_story._side_by_side(
-    task,
-    {
-      'before': {'messages': turns, 'correct': False},
-      'after': {'messages': short, 'correct': True},
-    },
-  )
-  assert table.splitlines()[2:] == [
-    '| before | after |',
-    '|---|---|',
-    r'| <code>QUERY SELECT a \|\| b</code> | <code>ANSWER 7</code> |',
-    r'| result: \<b\> \| 2<br>x\_y | **right** |',
-    '| **wrong** |  |',
-  ]

@@ -62,43 +62,12 @@ def test_the_page_of_results_leads_to_every_other_one():
     assert f'](../{hook.RESULTS}/{path.name})' in text, path.name
 
 
-def test_pages_that_do_not_exist_are_left_out_of_the_navigation():
-  nav = [{'A': ['a.md', {'B': 'b.md'}]}, {'C': ['c.md']}]
-  assert hook._existing(nav, {'a.md'}) == [{'A': ['a.md']}]
-
-
 def test_lists_are_indented_by_four_columns_and_begin_a_paragraph():
   text = 'Text:\n- a\n  more\n\n  ```\n  code\n    deep\n  ```\n- b\n\nEnd\n  x'
   assert hook._lists(text) == (
     'Text:\n\n- a\n    more\n\n    ```\n    code\n      deep\n    ```\n- b\n\n'
     'End\n  x'
   )
-
-
-def test_notebooks_become_pages():
-  path = ROOT / 'experiments/examples/own_model.ipynb'
-  page = hook._notebook(path)
-  cells = json.loads(path.read_text())['cells']
-  assert page.startswith('# Your model, your data, your reward\n')
-  assert page.count('```python\n') == sum(
-    cell['cell_type'] == 'code' for cell in cells
-  )
-
-
-def test_outputs_of_notebooks_are_shown_as_a_terminal_does():
-  outputs = [
-    {'name': 'stderr', 'text': ['\r 0 %|', '\r50 %|']},
-    {'name': 'stdout', 'text': 'a\n'},
-    {'name': 'stderr', 'text': '\r100 %|\nwarning\n'},
-    {'data': {'text/plain': "'value'"}},
-    {'data': {'image/png': 'aW1h\nZ2U=\n', 'text/plain': '<Figure>'}},
-  ]
-  assert hook._outputs(outputs) == [
-    '```text\n100 %|\nwarning\n```',
-    '```text\na\n```',
-    "```text\n'value'\n```",
-    '![output](data:image/png;base64,aW1hZ2U=)',
-  ]
 
 
 def test_executed_notebooks_are_shown_with_outputs(tmp_path, monkeypatch):

@@ -79,17 +79,6 @@ def test_tutorials_run_from_top_to_bottom(page, tmp_path):
     assert place >= 0, f'{word!r} is missing, or too early:\n{done.stdout}'
 
 
-def test_the_example_from_python_can_be_loaded(tmp_path, monkeypatch):
-  """With a preset in place of DIR."""
-  (tmp_path / 'prompts.jsonl').write_text('{"prompt": "a"}\n')
-  monkeypatch.chdir(tmp_path)
-  block, _, _ = own_data().partition('final = api.train')
-  values = {}
-  exec(block.replace('grpo:DIR,', 'grpo:small,'), values)
-  stage = values['run'].stages['grpo']
-  assert stage.steps == 50 and stage.envs['data'].rewards.keys() == {'short'}
-
-
 def own_data():
   """Returns the block of docs/own_data.md that calls the functions."""
   page = (ROOT / 'docs' / 'own_data.md').read_text()

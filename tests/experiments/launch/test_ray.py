@@ -9,8 +9,6 @@ import pytest
 pytest.importorskip('experiments.launch.jobs')  # of the launcher
 
 from experiments.launch import __main__ as launch
-from experiments.launch import jobs as jobs_lib
-from experiments.launch import sweep
 
 BASE = ['--on=ray', '--config=configs/arithmetic.py:tiny']
 
@@ -48,26 +46,3 @@ def test_tpus_memory_and_kinds_of_gpus_are_resources(capsys):
   assert json.loads(word.removeprefix('--resources=')) == {
     'accelerator_type:A100': 0.001
   }
-
-
-def test_runs_that_saved_and_stopped_start_again(tmp_path):
-  again = (
-    'import os, sys; n = len(open("{0}").read()) if os.path.exists("{0}") '
-    'else 0; open("{0}", "a").write("x"); sys.exit(75 if n < {1} else 0)'
-  )
-  config = 'configs/arithmetic.py:tiny'
-  jobs = [
-    jobs_lib.Job(f'{i}', config, (), (), f'{tmp_path}/w{i}') for i in range(4)
-  ]
-  runs = sweep.Sweep(
-    jobs,
-    2,
-    restarts=2,
-    commands=lambda job: [
-      [sys.executable, '-c', again.format(tmp_path / f'n{job.name}', job.name)]
-    ],
-  )
-  runs.run()
-  assert runs.failures.keys() == {'3'}
-  starts = [len((tmp_path / f'n{i}').read_text()) for i in range(4)]
-  assert starts == [1, 2, 3, 3]

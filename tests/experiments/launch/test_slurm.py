@@ -3,11 +3,11 @@
 import re
 import signal
 import subprocess
-import time
 
 import pytest
 
 from experiments.launch import jobs, on_slurm
+from experiments.trials import base
 from tests.experiments.launch import scripts
 
 SRUN = 'printf "%s\\0" "$@" > "$HOME/srun.out"; exit "${CODE:-0}"'
@@ -65,12 +65,9 @@ def test_each_task_of_the_array_is_one_run(programs):
   ('code', 'hosts', 'restarts', 'again'),
   [
     (0, 1, None, False),
-    (2, 1, None, False),
     (75, 1, None, True),
-    (5, 1, None, True),
     (137, 1, None, False),
     (137, 2, None, True),
-    (75, 1, '19', True),
     (75, 1, '20', False),
   ],
 )
@@ -96,17 +93,13 @@ def test_a_signal_to_the_script_does_not_end_it_before_the_run(programs):
     'until [[ -e "$HOME/saved" ]]; do sleep 0.05; done; exit 75',
   )
   job = jobs.Job('x', 'c.py', (), (), 'w')
-  (programs / 'job.sh').write_text(
-    on_slurm.script([job], scripts.make('slurm'))
-  )
+  text = on_slurm.script([job], scripts.make('slurm'))
   process = subprocess.Popen(
-    ['bash', programs / 'job.sh'],
+    ['bash', '-c', text],
     env=scripts.environment(programs, SLURM_JOB_ID='77'),
     stdout=subprocess.DEVNULL,
   )
-  end = time.monotonic() + 30
-  while not (programs / 'ready').exists() and time.monotonic() < end:
-    time.sleep(0.02)
+  base.wait_for((programs / 'ready').exists)
   process.send_signal(signal.SIGTERM)
   with pytest.raises(subprocess.TimeoutExpired):
     process.wait(0.3)
@@ -143,16 +136,11 @@ def test_shellcheck_finds_nothing():
   found, options = sweep()
   options.setup.append('module load cuda')
   scripts.shellcheck(on_slurm.script(found, options))
-  job = scripts.nasty_job()
-  # Dollar signs in single quotes are meant.
-  nasty = on_slurm.script([job], options).split('\n', 1)
-  scripts.shellcheck(f'{nasty[0]}\n# shellcheck disable=SC2016\n{nasty[1]}')
 
 
 def test_the_script_is_submitted_through_stdin(programs, monkeypatch):
   scripts.program(programs, 'sbatch', 'printf "%s\\0" "$@" > args; cat > stdin')
-  for name, value in scripts.environment(programs).items():
-    monkeypatch.setenv(name, value)
+  monkeypatch.setenv('PATH', scripts.environment(programs)['PATH'])
   monkeypatch.chdir(programs)
   found, options = sweep()
   options.workdir = 'runs/lr'

@@ -47,13 +47,10 @@ def test_every_value_reaches_the_run_as_it_is(programs):
 @pytest.mark.parametrize(
   ('codes', 'restarts', 'starts', 'code'),
   [
-    ([0], 20, 1, 0),
     ([75, 5, 0], 20, 3, 0),
     ([1], 20, 1, 1),
-    ([75, 2], 20, 2, 2),
     ([75] * 9, 3, 4, 75),
     ([137, 4, 0], 20, 3, 0),
-    ([137], 0, 1, 137),
     ([5, 5, 5, 0], 0, 4, 0),  # another host is away
   ],
 )
@@ -94,8 +91,7 @@ def test_the_queued_resource_has_the_slice_and_the_script(
     'json.dump([sys.argv[1:], open(path).read()], open("gcloud.json", "w"))'
   )
   scripts.program(programs, 'gcloud', f'{sys.executable} -c \'{code}\' "$@"')
-  for name, value in scripts.environment(programs).items():
-    monkeypatch.setenv(name, value)
+  monkeypatch.setenv('PATH', scripts.environment(programs)['PATH'])
   monkeypatch.chdir(programs)
   job = jobs.Job('LR', 'c.py', (), (), '/data/w', 4)
   options = make(extra=['--zone=z'])
