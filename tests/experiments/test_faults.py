@@ -14,27 +14,6 @@ def test_each_trial_has_a_name_of_its_own_and_a_promise():
     faults.find('nothing')
 
 
-def test_a_trial_that_falls_short_or_breaks_is_in_the_table(tmp_path):
-  def holds(scratch):
-    assert scratch.folder.exists()
-    return 'held | fast'
-
-  def falls(scratch):
-    assert scratch is None, 'exit 1, not 2'
-
-  def breaks(scratch):
-    raise OSError('no space')
-
-  shared = base.Shared(tmp_path)
-  for run, result, words in (
-    (holds, faults.GOOD, 'held \\| fast'),
-    (falls, faults.SHORT, 'exit 1, not 2'),
-    (breaks, faults.SHORT, 'OSError: no space'),
-  ):
-    row = faults.run(base.Trial('here', 'a promise', run), tmp_path, shared)
-    assert row['result'] == result and words in faults.line(row)
-
-
 @pytest.fixture(scope='module')
 def shared(tmp_path_factory):
   return base.Shared(tmp_path_factory.mktemp('shared'))

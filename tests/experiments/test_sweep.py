@@ -3,11 +3,11 @@
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from experiments.launch import jobs, results, sweep
+from experiments.trials import base
 from posttrain.metrics import writers
 from posttrain.util import exits
 from tests.experiments.launch import fake_runs
@@ -108,9 +108,7 @@ def test_a_signal_reaches_the_runs_and_the_same_command_continues(
     *('--sweep=seed=1,2', f'--workdir={tmp_path / "w"}', f'--python={python}'),
   ]
   process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-  ready, end = tmp_path / 'w' / 'seed=1' / 'ready', time.monotonic() + 60
-  while not ready.exists() and time.monotonic() < end:
-    time.sleep(0.05)
+  base.wait_for((tmp_path / 'w' / 'seed=1' / 'ready').exists)
   process.send_signal(number)
   _, errors = process.communicate(timeout=60)
   assert process.returncode == code, errors

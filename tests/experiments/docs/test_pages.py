@@ -62,14 +62,6 @@ def test_the_page_of_results_leads_to_every_other_one():
     assert f'](../{hook.RESULTS}/{path.name})' in text, path.name
 
 
-def test_lists_are_indented_by_four_columns_and_begin_a_paragraph():
-  text = 'Text:\n- a\n  more\n\n  ```\n  code\n    deep\n  ```\n- b\n\nEnd\n  x'
-  assert hook._lists(text) == (
-    'Text:\n\n- a\n    more\n\n    ```\n    code\n      deep\n    ```\n- b\n\n'
-    'End\n  x'
-  )
-
-
 def test_executed_notebooks_are_shown_with_outputs(tmp_path, monkeypatch):
   path = ROOT / 'experiments/examples/own_model.ipynb'
   notebook = json.loads(path.read_text())
