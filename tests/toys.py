@@ -13,6 +13,8 @@ from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import driver as drivers
 from posttrain.rollout import references
 from posttrain.rollout.endpoint import client
+from posttrain.stage import job
+from posttrain.util import preemption
 from tests import fixtures
 
 ROW_TOKENS = 32
@@ -95,6 +97,21 @@ def stage(prompts=4, envs=None, **options):
     ),
     rollout=options.pop('rollout', schema.Rollout(slots=8, prefill_rows=4)),
     **options,
+  )
+
+
+def stop_at(monkeypatch, last, stage=None):
+  """Asks the next run to stop at a step, of one stage or of any."""
+  log, signal, stopper = job.Job.log, preemption.Signal, []
+
+  def stop(self, step, *args):
+    if step == last and stage in (None, self.name):
+      stopper[0].requested = True
+    return log(self, step, *args)
+
+  monkeypatch.setattr(job.Job, 'log', stop)
+  monkeypatch.setattr(
+    preemption, 'Signal', lambda *_: stopper.append(signal()) or stopper[0]
   )
 
 

@@ -19,9 +19,9 @@ from posttrain.checkpoints import reading, weight_folders, weights
 from posttrain.metrics import estimates, writers
 from posttrain.models import hf, hf_config, lora, peft, transformer
 from posttrain.rewards import texts
-from posttrain.stage import build, job, preflight
+from posttrain.stage import build, preflight
 from posttrain.util import preemption
-from tests import fixtures
+from tests import fixtures, toys
 
 MODEL = dataclasses.replace(fixtures.MODEL, layers=2, qk_norm=True)
 LORA = schema.Lora(rank=3, alpha=6.0, targets='attention/[qo]/|mlp/up')
@@ -270,19 +270,8 @@ def test_two_devices_train_the_same_weights(folder, workdir, tmp_path, axis):
 def test_an_interrupted_lora_run_resumes_bitwise(
   folder, workdir, tmp_path, monkeypatch
 ):
-  log = job.Job.log
-  stopper, signal = [], preemption.Signal
-
-  def stop(self, step, *args):
-    if (self.name, step) == ('grpo', 2):
-      stopper[0].requested = True
-    return log(self, step, *args)
-
   with monkeypatch.context() as patch:
-    patch.setattr(job.Job, 'log', stop)
-    patch.setattr(
-      preemption, 'Signal', lambda *_: stopper.append(signal()) or stopper[0]
-    )
+    toys.stop_at(patch, 2, 'grpo')
     with pytest.raises(preemption.Preempted, match='stage grpo, step 2'):
       main.launch(options(folder), str(tmp_path), dry_run=False)
   main.launch(options(folder), str(tmp_path), dry_run=False)

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-import types
 
 import pytest
 
@@ -13,9 +12,8 @@ from posttrain.checkpoints import reading
 from posttrain.config import checks
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.metrics import writers
-from posttrain.report import curves, runs
 from posttrain.rollout import grading
-from posttrain.stage import job, preflight
+from posttrain.stage import preflight
 from posttrain.util import preemption
 from tests import toys
 from tests.rollout import judged
@@ -74,21 +72,6 @@ def _launch(workdir, run=None, env=Ragged):
     main.launch(run or _run(), str(workdir), dry_run=False)
 
 
-def _stop_at(patch, last):
-  """Asks the next run to stop at a step."""
-  log, signal, stopper = job.Job.log, preemption.Signal, []
-
-  def stop(self, step, *args):
-    if step == last:
-      stopper[0].requested = True
-    return log(self, step, *args)
-
-  patch.setattr(job.Job, 'log', stop)
-  patch.setattr(
-    preemption, 'Signal', lambda *_: stopper.append(signal()) or stopper[0]
-  )
-
-
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory):
   workdir = tmp_path_factory.mktemp('grpo') / 'run'
@@ -127,10 +110,6 @@ def test_the_prompt_is_written_as_the_model_reads_it(finished):
   assert row['rendered'] == ''.join(turns) + '<|assistant|>'
 
 
-def test_all_of_it_is_drawn(rows):
-  assert _panels(rows) == _panels_but('eval/kl/')
-
-
 def test_rewards_and_pass_rates_rise_to_1(rows):
   """Four prompts, two to be answered in one way and two in the other."""
   rewards = [row['rollout/reward/toy'] for row in rows[1:]]
@@ -143,7 +122,7 @@ def test_rewards_and_pass_rates_rise_to_1(rows):
 def _interrupt(workdir, run, step):
   """Launches a run that is stopped after a step, and once more to its end."""
   with pytest.MonkeyPatch.context() as patch:
-    _stop_at(patch, step)
+    toys.stop_at(patch, step)
     message = f'stage grpo, step {step}'
     with pytest.raises(preemption.Preempted, match=message):
       _launch(workdir, run)
@@ -247,7 +226,7 @@ def test_a_resumed_run_keeps_its_reference_despite_newer_steps(
   run = _run(steps=4, every=2, kl_beta=0.1, reference=str(other))
   _launch(tmp_path / 'whole', run)
   with pytest.MonkeyPatch.context() as patch:
-    _stop_at(patch, 2)
+    toys.stop_at(patch, 2)
     with pytest.raises(preemption.Preempted, match='stage grpo, step 2'):
       _launch(tmp_path / 'cut', run)
   shutil.copytree(
@@ -269,21 +248,12 @@ def test_a_resumed_run_keeps_its_reference_despite_newer_steps(
 @pytest.mark.parametrize(
   ('options', 'says'),
   [
-    (
-      {'reference': '/no/such'},
-      'algorithm.reference must name a model with '
-      "these tokens: got '/no/such'; a checkpoint path must exist",
-    ),
-    (
-      {'tokenizer': True},
-      'algorithm.reference must .*; config.tokenizer must '
-      'be what the checkpoint .* was trained with',
-    ),
+    ({'reference': '/no/such'}, "algorithm.reference must .*: got '/no/such'"),
+    ({'tokenizer': True}, 'algorithm.reference must .*; config.tokenizer must'),
     (
       {'rewards': {'x': schema.RewardFn(model='/no/such')}},
       "envs.toy.rewards.x.model must name a reward model: got '/no/such'",
     ),
-    ({'slots': 3}, 'rollout.slots must be a multiple of data x fsdp = 2: got'),
   ],
 )
 def test_preflight_refuses_options_that_do_not_fit(
@@ -294,9 +264,6 @@ def test_preflight_refuses_options_that_do_not_fit(
     path = tmp_path / 'template.jinja'
     path.write_text('{% for m in messages %}{{ m.content }}{% endfor %}')
     options['tokenizer'] = schema.Tokenizer(chat_template=str(path))
-  if 'slots' in options:
-    mesh = types.SimpleNamespace(shape={'data': 2, 'fsdp': 1, 'tensor': 1})
-    monkeypatch.setattr(preflight.sharding, 'make_mesh', lambda _: mesh)
   run = _run(**{'kl_beta': 0.1, 'reference': str(finished), **options})
   with pytest.raises(ValueError, match=f'^config.grpo.*{says}'):
     preflight.check(run)
@@ -319,15 +286,7 @@ def test_the_recipe(tmp_path, capsys):
   ]
   for stage, evaluated in ((rows[:21], (0, 20)), (rows[21:], (0, 10, 20))):
     for step in evaluated:
-      for name in (
-        'pass_rate',
-        'format_rate',
-        'length',
-        'truncated',
-        'sampled_pass_rate',
-        'pass@2',
-        'entropy',
-      ):
+      for name in ('pass_rate', 'format_rate', 'pass@2', 'entropy'):
         assert f'eval/{name}/arithmetic' in stage[step], name
       assert stage[step]['eval/errors/arithmetic'] == 0
       assert ('eval/kl/arithmetic' in stage[step]) == (stage[step] in rows[21:])
@@ -343,17 +302,3 @@ def test_the_recipe(tmp_path, capsys):
     assert row['optim/empty'] == 0 < row['batch/rl_tokens']
     assert row['mismatch/abs_mean'] <= 1e-5
   assert '<svg' in (tmp_path / 'report.html').read_text()
-  assert _panels(rows) == _panels_but('ref_kl/kl')
-
-
-def _panels(rows):
-  """The metrics of the panels that are drawn."""
-  titles = [axis.get_title(loc='left') for axis in curves.draw(rows).axes]
-  return [m for title, m, _ in runs.PANELS if title in titles]
-
-
-def _panels_but(absent):
-  """The metrics of all panels but one's, and those of rows and of pairs."""
-  others = [f'eval/{x}/' for x in ('nll', 'token_accuracy')]
-  others += ['eval/pairs/rewards/accuracies', 'rewards/margins']
-  return [m for _, m, _ in runs.PANELS if m not in (absent, *others)]

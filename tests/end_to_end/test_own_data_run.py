@@ -61,14 +61,8 @@ def test_sft_reports_the_loss_on_held_out_rows(tmp_path, capsys):
   tracked = [(row['step'], row.get('loss/total')) for row in rows]
   assert [*tracked, 'finished'] == Tracker.rows
   assert err.startswith('run\n  device ')
-  shown = next(x for x in err.splitlines() if x[:4] == 'nll/').split()
-  first = rows[0]
-  names = [f'eval/nll{side}/data' for side in ('', '_low', '_high')]
-  assert [x.strip('[,]') for x in shown[1:]] == [
-    f'{row[name]:.3f}' for row in (first, last) for name in names
-  ]
   assert f'report: {run}/report.html' in err
-  assert last['eval/nll/data'] < first['eval/nll/data']
+  assert last['eval/nll/data'] < rows[0]['eval/nll/data']
   policy = policies.load(run)
   total, hits, count = 0.0, 0, 0
   for row in ROWS[30:32]:
@@ -108,22 +102,13 @@ def write(path, rows):
   """Writes rows as the ending of the path says."""
   if path.suffix == '.parquet':
     parquet.write_table(pa.Table.from_pylist(rows), path)
-  elif path.suffix == '.csv':
-    csv.write_csv(pa.Table.from_pylist(rows), path)
   else:
-    path.write_text('\n'.join(map(json.dumps, rows)))
+    csv.write_csv(pa.Table.from_pylist(rows), path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'name, as_text',
-  [
-    ('a.jsonl', True),
-    ('a.jsonl', False),
-    ('a.csv', True),
-    ('a.parquet', True),
-    ('a.parquet', False),
-  ],
+  'name, as_text', [('a.csv', True), ('a.parquet', False)]
 )
 def test_grpo_on_own_prompts_and_an_own_function(
   tmp_path, monkeypatch, capsys, name, as_text

@@ -6,7 +6,7 @@ import math
 import jax
 import pytest
 
-from posttrain import evaluate, main
+from posttrain import main
 from posttrain.chat import pretrained
 from posttrain.metrics import writers
 from posttrain.models import hf, transformer
@@ -73,35 +73,14 @@ def test_pairs_of_a_file_are_learned_and_the_suite_is_measured(workdir):
       assert 0 <= row[f'eval/suite/{name}'] <= 1
     assert row['eval/suite/length'] <= 16
   report = (workdir / 'report.html').read_text()
-  assert '<td>suite</td><td>repeated 4-grams</td>' in report
   assert 'Write a Python function that reverses a list.' in report
-
-
-def test_before_and_after_are_compared(folder, workdir, capsys):
-  argv = [f'--checkpoint={workdir}', f'--against={folder}', *QUIET]
-  assert evaluate.main(argv) == 0
-  *lines, values = capsys.readouterr().out.splitlines()
-  values, (first, *_, last) = json.loads(values), rows(workdir)
-  for name in ('repetition', 'broken_characters', 'refusal', 'length'):
-    after, before = (row[f'eval/suite/{name}'] for row in (last, first))
-    assert values[f'eval/suite/{name}'] == after
-    assert values[f'against/suite/{name}'] == before
-    change = values[f'difference/suite/{name}']
-    assert change == pytest.approx(after - before)
-    assert any(line.split()[:2] == [name, 'suite'] for line in lines)
 
 
 @pytest.mark.slow
 def test_the_recipe_runs_without_a_directory_and_with_lora(folder, tmp_path):
-  for i, argument in enumerate(('tiny', f'{folder},{folder}/pairs.jsonl,tiny')):
-    argument += ',lora' * i
-    code = main.main(
-      [
-        f'--config=configs/dpo.py:{argument}',
-        f'--workdir={tmp_path / argument.split(",")[-1]}',
-        *QUIET,
-      ]
-    )
-    assert code == 0
-    (last,) = (x for x in rows(tmp_path / argument.split(',')[-1])[-1:])
+  for argument in ('tiny', f'{folder},{folder}/pairs.jsonl,tiny,lora'):
+    workdir = tmp_path / argument[-4:]
+    config = f'--config=configs/dpo.py:{argument}'
+    assert main.main([config, f'--workdir={workdir}', *QUIET]) == 0
+    last = rows(workdir)[-1]
     assert last['step'] == 4 and 'eval/suite/repetition' in last

@@ -111,16 +111,14 @@ def test_two_processes_do_what_one_does(flags, tmp_path, capsys):
   assert printed.keys() == json.loads(capsys.readouterr().out).keys()
   assert outputs[1] == ('', '')
   assert 'processes' in (two / 'hosts' / '1.log').read_text()
-  written = {
-    str(path.relative_to(two))
-    for path in two.rglob('*')
-    if path.is_file() and 'checkpoints' not in path.parts
-  }
-  like = {
-    str(path.relative_to(one))
-    for path in one.rglob('*')
-    if path.is_file() and 'checkpoints' not in path.parts
-  }
+  like, written = (
+    {
+      str(path.relative_to(workdir))
+      for path in workdir.rglob('*')
+      if path.is_file() and 'checkpoints' not in path.parts
+    }
+    for workdir in (one, two)
+  )
   assert written - like == {'hosts/1.log'} and like <= written
 
 

@@ -9,23 +9,16 @@ import types
 
 import pytest
 
-from posttrain import main
 from posttrain.metrics import writers
 from posttrain.stage import job
 from tests.end_to_end import test_gsm8k_run
 
-QUIET = ['--config.metrics.progress=False', '--config.compilation_cache=None']
 SHORT = ['--config.sft.steps=11', '--config.grpo.steps=4']
 folder = test_gsm8k_run.folder  # a fixture
 
 
 def run(recipe, workdir, *flags):
-  assert (
-    main.main(
-      [f'--config=configs/{recipe}', f'--workdir={workdir}', *QUIET, *flags]
-    )
-    == 0
-  )
+  test_gsm8k_run.train(recipe, workdir, *flags)
   return writers.read(str(workdir / 'metrics.jsonl'))
 
 
@@ -69,10 +62,8 @@ def test_a_directory_explores_real_databases(folder, tmp_path):
   'values, by_trial, warned',
   [
     ({'eval/sampled_pass_rate/a': 0.05, 'eval/pass_rate/a': 0.9}, True, True),
-    ({'eval/pass_rate/a': 0.05}, True, True),
     ({'eval/pass_rate/a': 0.1}, True, False),
     ({'eval/pass_rate/a': 0.0}, False, False),
-    ({}, True, False),  # not graded
   ],
 )
 def test_a_cold_start_is_warned_about(caplog, values, by_trial, warned):

@@ -10,7 +10,7 @@ from experiments.benchmarks import ladder
 from experiments.trials import kill_resume
 from posttrain import main, schema
 from posttrain.util import preemption
-from tests.end_to_end import test_grpo_run
+from tests import toys
 
 STAGES = ['sft', 'dpo', 'grpo', 'rm', 'rm_grpo']
 
@@ -57,7 +57,7 @@ def test_resuming_grpo_on_a_reward_model_is_bitwise(workdir, tmp_path):
   shutil.copytree(workdir, cut)
   shutil.rmtree(cut / 'checkpoints' / 'rm_grpo')
   with pytest.MonkeyPatch.context() as patch:
-    test_grpo_run._stop_at(patch, 4)
+    toys.stop_at(patch, 4)
     with pytest.raises(preemption.Preempted, match='stage rm_grpo, step 4'):
       ladder.main([f'--workdir={cut}', '--tiny'])
   ladder.main([f'--workdir={cut}', '--tiny'])
