@@ -49,11 +49,6 @@ def commands(text):
       yield [re.sub(r'\$\w+', '1', x) for x in words[: stop[0]]]
 
 
-def test_commands_are_found_whole():
-  text = f'`{START}--a=1` b\n{START}--c=\'{{\n "d": 2}}\' \\\n  --e & # f\n'
-  assert list(commands(text)) == [['--a=1'], ['--c={\n "d": 2}', '--e']]
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
   """The current folder, with a model and the files of the examples."""

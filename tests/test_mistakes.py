@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from posttrain import main
-from posttrain.stage import preflight
 from posttrain.util import exits, locks
 
 ROWS = '{{"prompt": "{0} + 1 =", "completion": "{1}"}}\n'
@@ -70,11 +69,6 @@ MISTAKES = (
   (f'{GRPO} --config.envs.data.group_size=1', 'data.group_size', 'got 1'),
 )
 IN_WORKDIRS = (
-  (
-    'sft:small,rows.jsonl --workdir=runs/sft --config.optim.lr=1e-5',
-    'config.sft.optim.lr',
-    '1e-05',
-  ),
   ('sft:small,rows.jsonl --workdir=runs/busy', '--workdir', 'runs/busy'),
 )
 
@@ -89,10 +83,7 @@ def folder(tmp_path_factory):
     patch.delitem(sys.modules, 'rewards', raising=False)
     for name, text in FILES.items():
       (folder / name).write_text(text)
-    for name in ('sft', 'busy'):
-      (folder / 'runs' / name).mkdir(parents=True)
-    preflight.write_config(main.load('sft:small,rows.jsonl'), 'runs/sft')
-    (folder / 'runs' / 'sft' / 'metrics.jsonl').touch()
+    (folder / 'runs' / 'busy').mkdir(parents=True)
     with locks.hold('runs/busy', '--workdir'):
       yield folder
     sys.modules.pop('rewards', None)

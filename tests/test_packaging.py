@@ -153,17 +153,6 @@ def test_console_scripts_are_commands_without_arguments(setup):
     inspect.signature(function).bind()
 
 
-@pytest.mark.parametrize('name', ['posttrain', 'posttrain-serve'])
-def test_installed_console_scripts_return_the_exit_code(name):
-  script = pathlib.Path(sys.executable).parent / name
-  if not script.is_file():
-    pytest.skip(f'{name} is not installed beside {sys.executable}')
-  done = subprocess.run(
-    [script, '--no_such_flag'], capture_output=True, text=True
-  )
-  assert done.returncode == 2 and done.stderr.startswith('error: ')
-
-
 MODULES = {  # by the names of their requirements
   'absl-py': 'absl',
   'orbax-checkpoint': 'orbax',

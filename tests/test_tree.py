@@ -19,7 +19,6 @@ def test_paths_join_every_kind_of_key():
   assert tree.flat({}) == {}
   state = optax.adam(0.1).init({'w': jnp.zeros(2)})
   assert list(tree.flat(state)) == ['0/count', '0/mu/w', '0/nu/w']
-  assert tree.flat({'a': {'b': 3}}) == {'a/b': 3}
 
 
 def test_map_with_path_passes_path_and_leaf():

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 
 import pytest
 import yaml
@@ -10,8 +9,6 @@ import yaml
 from configs import grpo
 from posttrain import config, schema
 from posttrain.checkpoints import cards, weight_folders
-
-EVIL = 'a`b| <script>x</script>\n# head\n---\n[x](http://y) "q": {z'
 
 
 @pytest.fixture
@@ -112,12 +109,7 @@ def test_the_numbers_of_the_step_have_their_intervals(run, tmp_path):
   assert 'Not measured at this step' in cards.text(folder, 'hf')
 
 
-def test_names_of_others_are_no_markup(run):
-  folder = run(name=EVIL, path=f'/x/{EVIL}', start=f'/models/{EVIL} model')
-  front, body = matter(cards.text(folder, 'hf'))
-  assert len(front) == 5 and front['library_name'] == 'transformers'
-  assert '# head' not in body.splitlines() and '---' not in body.splitlines()
-  outside = re.sub(r'`[^`\n]*`', '', body.partition('## Reproduction')[0])
-  assert not re.search(r'[<\[`]|http|head', outside)
-  tables = [x for x in body.splitlines() if x.startswith('|')]
-  assert {x.count('|') for x in tables} == {3}
+def test_the_card_of_the_base_is_kept_beside(run, tmp_path):
+  (tmp_path / 'README.md').write_text('the base')
+  cards.write(run(), tmp_path, 'hf')
+  assert (tmp_path / 'BASE_README.md').read_text() == 'the base'

@@ -310,24 +310,20 @@ def test_exported_directories_answer_as_the_checkpoint(
 
 
 def test_exporting_an_adapter_of_a_later_stage_needs_like(
-  workdir, tmp_path, capsys
+  folder, workdir, tmp_path, capsys
 ):
-  argv = [
-    f'--checkpoint={workdir}',
-    f'--folder={tmp_path / "adapter"}',
-    '--format=peft',
-  ]
-  assert export.main(argv) == 2
-  assert '--like must name the base' in capsys.readouterr().err
-  base = tmp_path / 'base'
-  assert (
-    export.main(
-      [f'--checkpoint={workdir / "checkpoints/sft"}', f'--folder={base}']
-    )
-    == 0
-  )
+  out, base = tmp_path / 'adapter', tmp_path / 'base'
+  argv = [f'--checkpoint={workdir}', f'--folder={out}', '--format=peft']
+  for more, message in (
+    ([], '--like must name the base'),
+    ([f'--like={folder}'], 'differs by'),  # the base of another stage
+  ):
+    assert export.main([*argv, *more]) == 2
+    assert message in capsys.readouterr().err and not out.exists()
+  before = [f'--checkpoint={workdir}/checkpoints/sft', f'--folder={base}']
+  assert export.main(before) == 0
   assert export.main([*argv, f'--like={base}']) == 0
-  close(weights_at(tmp_path / 'adapter'), weights_at(workdir))
+  close(weights_at(out), weights_at(workdir))
 
 
 def test_an_adapter_is_refused_if_its_base_weights_changed(
@@ -349,23 +345,6 @@ def test_an_adapter_is_refused_if_its_base_weights_changed(
   shutil.rmtree(base)
   with pytest.raises(ValueError, match='base must hold the weights that'):
     weights.check(step, MODEL, theirs)
-
-
-def test_an_adapter_is_not_exported_for_another_base(
-  workdir, folder, tmp_path, capsys
-):
-  other = tmp_path / 'other'
-  params = transformer.init(jax.random.key(9), MODEL)
-  hf.save(params, MODEL, other, dtype='float32')
-  argv = [
-    f'--checkpoint={workdir / "checkpoints/sft"}',
-    '--format=peft',
-    f'--folder={tmp_path / "out"}',
-  ]
-  assert export.main([*argv, f'--like={other}']) == 2
-  assert 'differs by' in capsys.readouterr().err
-  assert not (tmp_path / 'out').exists()
-  assert export.main([*argv, f'--like={folder}']) == 0
 
 
 def test_a_directory_without_a_tokenizer_takes_prompt_ids(
@@ -398,24 +377,6 @@ def test_preflight_refuses_another_model_or_tokenizer(folder, tmp_path):
   ):
     with pytest.raises(ValueError, match=f'^config.sft.init must .*{message}'):
       preflight.check(dataclasses.replace(cfg, **change))
-
-
-def test_transformers_renders_the_byte_tokenizer_and_template_alike(folder):
-  transformers = pytest.importorskip('transformers')
-  theirs = transformers.AutoTokenizer.from_pretrained(folder)
-  messages = [
-    {'role': 'system', 'content': 'Brief!\n'},
-    {'role': 'user', 'content': 'Is é or € longer? \0'},
-    {'role': 'assistant', 'content': ' no '},
-    {'role': 'user', 'content': '😀'},
-  ]
-  for prompt in (False, True):
-    options = {'add_generation_prompt': prompt}
-    expected = fixtures.RENDERER.render(messages, **options).ids.tolist()
-    assert expected == theirs.apply_chat_template(
-      messages, return_dict=False, **options
-    )
-  assert theirs.eos_token_id == fixtures.RENDERER.tokenizer.eos_id
 
 
 def tensors(path):
@@ -475,11 +436,11 @@ def test_peft_loads_ours_and_we_load_theirs(
     if 'lora_B' in name:
       torch.nn.init.normal_(x, std=0.1)
   adapted.save_pretrained(tmp_path / 'theirs')
-  shapes = [
+  shapes = (
     {name: (x.shape, x.dtype) for name, x in tensors(path).items()}
     for path in (ours, tmp_path / 'theirs')
-  ]
-  assert shapes[0] == shapes[1]
+  )
+  assert next(shapes) == next(shapes)
   ids = np.arange(24).reshape(1, 24) * 5 % 250
   for path in (ours, tmp_path / 'theirs'):
     model = theirs.PeftModel.from_pretrained(fresh(), path).eval()

@@ -1,11 +1,7 @@
 """Config: overrides, one-line errors, round trips, resume."""
 
-import ast
 import dataclasses
 import json
-import pathlib
-import re
-import typing
 
 import pytest
 
@@ -307,38 +303,3 @@ def test_paths_are_absolute(key, path, stored, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path.parent)
   again = config.to_dict(config.build(config.from_dict(values)))
   assert again == values
-
-
-def test_every_field_with_a_path_is_marked():
-  """Fields whose comment speaks of a file, a folder or a path."""
-  words = re.compile(r'\b(paths? of|files?|folders?)\b', re.IGNORECASE)
-  marked = {
-    f'{owner.__name__}.{name}'
-    for kind in vars(schema).values()
-    if dataclasses.is_dataclass(kind)
-    for owner in kind.__mro__
-    for name, hint in typing.get_type_hints(kind, include_extras=True).items()
-    if getattr(hint, '__metadata__', ('',))[0] in ('file', 'folder', 'compiled')
-  }
-  speaking = {
-    name
-    for path in pathlib.Path('posttrain/schema').glob('*.py')
-    for name, comment in _texts(path.read_text())
-    if words.search(comment)
-  }
-  assert speaking - marked == {'Lora.targets'}  # paths in a tree of weights
-  assert len(marked) > 20
-
-
-def _texts(text):
-  """Yields (Class.field, comment) of the fields that hold a text."""
-  lines = text.splitlines()
-  for owner in ast.parse(text).body:
-    for node in getattr(owner, 'body', ()):
-      if isinstance(node, ast.AnnAssign) and isinstance(owner, ast.ClassDef):
-        row, comment = node.lineno - 2, ''
-        while lines[row].strip().startswith('#'):
-          row, comment = row - 1, lines[row] + comment
-        kind = ast.unparse(node.annotation)
-        if re.search(r'\bstr\b|File|Folder|Reference|Compiled', kind):
-          yield f'{owner.name}.{node.target.id}', comment

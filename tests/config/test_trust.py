@@ -8,6 +8,7 @@ import pytest
 from configs import machinery
 from posttrain import config, main, schema
 from posttrain.config import trust
+from posttrain.util import imports
 
 FOREIGN = 'subprocess:getoutput'
 ADDRESS = 'gs://evil/x'
@@ -56,6 +57,13 @@ def test_functions_from_elsewhere_need_trust(path):
 )
 def test_functions_made_for_configs_need_none(path):
   assert trust.named(run_of(fn=path)) == {}
+
+
+def test_functions_that_this_process_handed_over_need_none():
+  def short(completions):
+    return [0.0 for _ in completions]
+
+  assert trust.named(run_of(fn=imports.path(short))) == {}
 
 
 def test_nothing_is_imported_before_the_refusal(tmp_path, monkeypatch):

@@ -12,11 +12,9 @@ from posttrain.checkpoints import reading
 from posttrain.config import checks
 from posttrain.metrics import rollouts as rollout_metrics
 from posttrain.metrics import writers
-from posttrain.rollout import grading
 from posttrain.stage import preflight
 from posttrain.util import preemption
 from tests import toys
-from tests.rollout import judged
 
 STEPS, SAVED = 80, 15  # SAVED: the first checkpoint's step
 
@@ -189,32 +187,6 @@ def test_those_that_stop_the_run_are_written_down(finished, tmp_path):
   assert not _errors(tmp_path)
 
 
-def test_what_reward_functions_fail_at_is_written_down(tmp_path):
-  """Behind the environments' errors, until it is too much."""
-  of_steps = ['fine', 'broken', 'fine', 'one', 'broken', 'fine']
-  # Those of the evaluation, of greedy and of sampled answers, come first.
-  judged.turns[:] = ['fine', 'fine', *of_steps]
-  rewards = {
-    'x': schema.RewardFn(
-      'tests.rollout.judged:by_turns', max_faults=1, isolate=False
-    )
-  }
-  run = _run(steps=6, rewards=rewards)
-  with pytest.raises(grading.TooManyFaults, match='max_faults=1 times in'):
-    _launch(tmp_path, run)
-  errors = {
-    step: [x for x in lines if not x.startswith('toy/')]
-    for step, lines in _errors(tmp_path).items()
-  }
-  assert _errors(tmp_path)[1] and not errors[1]
-  assert [len(errors.get(step, ())) for step in range(1, 6)] == [0, 1, 0, 1, 1]
-  faults = [
-    row['rewards/x/faults/toy']
-    for row in writers.read(str(tmp_path / 'metrics.jsonl'))[1:]
-  ]
-  assert faults == [0, 1, 0, 1]  # the fifth step has no row
-
-
 @pytest.mark.slow
 def test_a_resumed_run_keeps_its_reference_despite_newer_steps(
   finished, tmp_path
@@ -290,7 +262,6 @@ def test_the_recipe(tmp_path, capsys):
         assert f'eval/{name}/arithmetic' in stage[step], name
       assert stage[step]['eval/errors/arithmetic'] == 0
       assert ('eval/kl/arithmetic' in stage[step]) == (stage[step] in rows[21:])
-    assert len({row['time/programs'] for row in stage[1:]}) == 1
   # The second stage starts with what the first one ended with.
   for name in ('pass_rate', 'length', 'entropy'):
     name = f'eval/{name}/arithmetic'
@@ -301,4 +272,3 @@ def test_the_recipe(tmp_path, capsys):
     assert row['time/rollout'] > 0
     assert row['optim/empty'] == 0 < row['batch/rl_tokens']
     assert row['mismatch/abs_mean'] <= 1e-5
-  assert '<svg' in (tmp_path / 'report.html').read_text()

@@ -1,7 +1,6 @@
 """Recipes for own data: what a user names, and the numbers that come out."""
 
 import json
-import sys
 
 import jax
 import numpy as np
@@ -114,7 +113,9 @@ def test_grpo_on_own_prompts_and_an_own_function(
   tmp_path, monkeypatch, capsys, name, as_text
 ):
   """Strings where prompts are strings, else messages; columns are arguments."""
-  (tmp_path / 'mine.py').write_text(
+  # Its own name in each case: workers keep the modules that they have.
+  module = f'mine_{name[2:]}'
+  (tmp_path / f'{module}.py').write_text(
     'def has(prompts, completions, letter, **columns):\n'
     f'  kind = {"str" if as_text else "list"}\n'
     '  assert all(isinstance(x, kind) for x in (*prompts, *completions))\n'
@@ -122,7 +123,6 @@ def test_grpo_on_own_prompts_and_an_own_function(
     '  return [float(a in b) for a, b in zip(letter, texts)]\n'
   )
   monkeypatch.syspath_prepend(str(tmp_path))
-  monkeypatch.delitem(sys.modules, 'mine', raising=False)
   prompts = [f'{i}?' for i in range(30)]
   if not as_text:
     prompts = [[{'role': 'user', 'content': x}] for x in prompts]
@@ -130,7 +130,7 @@ def test_grpo_on_own_prompts_and_an_own_function(
   run = str(tmp_path / 'run')
   assert not main.main(
     [
-      f'--config=grpo:mine:has,tiny,{tmp_path / name}',
+      f'--config=grpo:{module}:has,tiny,{tmp_path / name}',
       f'--workdir={run}',
       '--config.compilation_cache=None',
       '--config.metrics.progress=False',

@@ -8,7 +8,6 @@ import tempfile
 import types
 import typing
 
-import numpy as np
 import pytest
 
 from configs import machinery
@@ -21,10 +20,11 @@ from posttrain.pipeline import pairs as pair_pipeline
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import calls, env_calls, grading, remote
 from posttrain.rollout.endpoint import client
-from posttrain.stage import job, learner
+from posttrain.stage import job
 from posttrain.training import objectives
 from posttrain.util import preemption
 from tests import fixtures, toys
+from tests.rollout import test_pairing
 
 ROWS = [
   {'prompt': 'Say yes.', 'completion': 'yes'},
@@ -97,28 +97,6 @@ def test_environments_mix_in_one_batch(tmp_path):
   assert 'eval/pass_rate/sums' in last
   # Rows are not graded: there is no rate, which is not a rate of zero.
   assert 'eval/pass_rate/chat' not in last and 'eval/length/chat' in last
-
-
-def test_metrics_of_an_environment_without_members_are_not_logged():
-  """Names match exactly: 'a' has no members, 'ab' has."""
-  batch = types.SimpleNamespace(
-    rl_count=3,
-    ce_count=0,
-    ref_kl_count=0,
-    mask=np.ones(1, bool),
-    versions=np.zeros(1),
-    env_ids=np.ones(1),
-    num_micro_batches=1,
-  )
-  objective = objectives.TokenComponents(fixtures.MODEL, ('a', 'ab'))
-  item = types.SimpleNamespace(batch=batch, metrics={})
-  logged = {'loss/rl/ab': 1.0, 'tokens/rl/ab': 3.0, 'rl/is_masked': 0.0}
-  absent = ('loss/rl/a', 'tokens/rl/a', 'loss/ce', 'tokens/ce/ab', 'ce/nll')
-  update = types.SimpleNamespace(compiles=1)
-  trained = learner.Learner('a', None, None, None, objective, update)
-  this = types.SimpleNamespace(learner=trained)
-  measured = logged | dict.fromkeys(absent, 0.0)
-  assert job.Job.record(this, item, measured) == {'compiles': 1, **logged}
 
 
 def _job(pipeline, **attributes):
@@ -292,14 +270,11 @@ def test_every_key_is_read(tmp_path, monkeypatch):
     ),
   }
   stage = _stage(envs, steps=2, optim=schema.Optim(average=0.9))
-  clip = schema.Loss(rl=schema.Clip())
   preferred = tmp_path / 'pairs.jsonl'
-  preferred.write_text(
-    ''.join(
-      json.dumps({'prompt': f'q{i}', 'chosen': 'yes', 'rejected': 'no'}) + '\n'
-      for i in range(9)
-    )
+  pairs = (
+    {'prompt': f'q{i}', 'chosen': 'yes', 'rejected': 'no'} for i in range(9)
   )
+  preferred.write_text('\n'.join(map(json.dumps, pairs)))
   on_pairs = dataclasses.replace(
     stage,
     kind='preference',
@@ -313,14 +288,10 @@ def test_every_key_is_read(tmp_path, monkeypatch):
       'main': dataclasses.replace(
         stage,
         init='stage:warm',
-        loss=clip,
+        loss=schema.Loss(rl=schema.Clip()),
         lora=schema.Lora(rank=2),
         eval=dataclasses.replace(
-          stage.eval,
-          prompts=3,
-          best='eval/reward/sums',
-          best_prompts=1,
-          patience=9,
+          stage.eval, best='eval/reward/sums', best_prompts=1, patience=9
         ),
       ),
       'dpo': on_pairs,
@@ -346,7 +317,15 @@ def test_every_key_is_read(tmp_path, monkeypatch):
     dry_run=False,
   )
   _ask_the_rest(str(path))
-  _make_pairs(on_pairs)
+  made, _, _ = test_pairing.make(
+    [test_pairing.RIGHT, test_pairing.WRONG], prompts=6
+  )
+  from_answers = dataclasses.replace(
+    on_pairs,
+    pairs=schema.MadePairs(eval_fraction=0.2),
+    envs={'sums': _arithmetic()},
+  )
+  pair_pipeline.PairData(from_answers, {}, fixtures.RENDERER, 0).split(made)
   for kind in typing.get_args(schema.PreferenceLoss):
     loss = schema.Loss(preference=kind())
     objectives.make('preference', run.model, (), loss)
@@ -393,11 +372,8 @@ def _ask_the_rest(path):
   filtered = schema.Echo(
     filter=schema.EchoFilter(f'{test_table.CREDITS}:all_but', {'ids': [6]})
   )
-  for cfg in (
-    *(row.cfg for row in test_table.ROWS.values()),
-    *priced,
-    filtered,
-  ):
+  rows = (row.cfg for row in test_table.ROWS.values())
+  for cfg in (*rows, *priced, filtered):
     made = toys.environment(test_table.entry(cfg), 64)
     streams.finalize(
       made.algorithm, [two_turns.group(1.0, 0.0)], two_turns.Scorer()
@@ -408,13 +384,12 @@ def _ask_the_rest(path):
   assert made.references == {'init': 'envs.a.sampler.model'}
   rewards = {'x': schema.RewardFn('tests.rollout.judged:slow', judge='init')}
   rewards['y'] = schema.RewardFn(model='stage:rm')
+  result = grading.Result([1.0])
   made = grading.Rewards(
     'a',
     rewards,
     judge=lambda name: None,
-    reward_model=lambda name: (
-      lambda rollouts: grading.Result([1.0] * len(rollouts))
-    ),
+    reward_model=lambda name: lambda rollouts: result,
   )
   made(two_turns.group(1.0))
   isolated = schema.RewardFn('tests.rollout.judged:slow', isolate=True)
@@ -422,29 +397,6 @@ def _ask_the_rest(path):
   endpoint = servers.connect(servers.Server())
   endpoint.check(fixtures.RENDERER)
   endpoint.close()
-
-
-def _make_pairs(stage):
-  """Pairs of answers, as a stage takes them."""
-  from tests.rollout import test_pairing
-
-  made, _, _ = test_pairing.make(
-    [test_pairing.RIGHT, test_pairing.WRONG], prompts=6
-  )
-  held_out, _, _ = test_pairing.make(
-    [test_pairing.RIGHT, test_pairing.WRONG], split='eval', eval_prompts=2
-  )
-  cfg = schema.MadePairs(eval_fraction=0.2)
-  for sides in ((made,), (made, held_out)):
-    data = pair_pipeline.PairData(
-      dataclasses.replace(stage, pairs=cfg, envs={'sums': _arithmetic()}),
-      {},
-      fixtures.RENDERER,
-      0,
-    )
-    splits = data.split(*sides)
-    pair_pipeline.PairPipeline(data, splits)
-  assert len(splits.held_out.pairs) == 2
 
 
 def _explore():

@@ -248,10 +248,8 @@ def test_a_stage_on_pairs_is_selected_by_half_of_those_held_out(tmp_path):
   key = 'rewards/accuracies'
   values = {x['step']: x[f'select/pairs/{key}'] for x in rows}
   assert list(values) == [0, 3, 6, 9, 10]
-  assert all(f'eval/pairs/{key}' in x for x in rows)
   best = max(values, key=lambda step: (values[step], -step))
   assert rows[-1]['select/best_step'] == best
-  assert writers.last(str(tmp_path / 'metrics.jsonl'))['step'] == best
   folder = tmp_path / 'checkpoints/rm'
   assert reading.find(str(folder)).name == str(best)
   with pytest.raises(ValueError, match=r'rm\.eval\.best must be'):

@@ -12,7 +12,6 @@ from posttrain.envs import registry
 from posttrain.stage import build, plan, preflight
 from posttrain.util import preemption
 
-ROW = {'prompt': 'Capital of Peru?', 'completion': 'Lima.'}
 PAIR = {'prompt': 'Capital of Peru?', 'chosen': 'Lima.', 'rejected': 'Quito.'}
 
 
@@ -46,24 +45,6 @@ def _build(run, name, workdir):
   stages = preflight.check(run)
   main.claim(str(workdir), run)
   build.make(stages[name], str(workdir), 0, preemption.Signal()).close()
-
-
-def test_rows_are_read_once_and_components_built_once(tmp_path, counts):
-  path = tmp_path / 'rows.jsonl'
-  path.write_text(json.dumps(ROW) + '\n')
-  env = {'type': 'rows', 'path': str(path), 'eval_path': None}
-  run = main.load(
-    'configs/arithmetic_sft.py:tiny',
-    [('sft.envs', json.dumps({'mine': {'env': env}}))],
-  )
-  _build(run, 'sft', tmp_path / 'run')
-  assert counts == {
-    'posttrain.chat.rendering.load': 1,
-    'posttrain.sharding.make_mesh': 1,
-    'posttrain.envs.registry.make': 1,
-    'posttrain.data.row_files.read': 1,
-    'posttrain.stage.plan.make': 1,
-  }
 
 
 def test_pairs_are_read_once_and_components_of_all_stages_built_once(

@@ -73,34 +73,27 @@ def test_a_cache_of_other_things_is_scored_again(
 
 
 def test_pairs_are_made_again_for_another_model(tmp_path, caplog):
-  path, held_out, of = (
-    tmp_path / 'pairs' / x for x in ('x.jsonl', 'x_eval.jsonl', 'x_of.json')
-  )
-  asked = []
+  files = {x: str(tmp_path / f'{x}.jsonl') for x in ('train', 'eval')}
+  of, asked = tmp_path / 'of.json', []
 
-  def made(prompt, **key):
+  def made(prompt, model='a'):
     def make(split):
       asked.append((prompt, split))
-      said = ({'role': 'assistant', 'content': x} for x in 'yn')
       user = {'role': 'user', 'content': prompt}
-      return [preferences.Preference((user,), *((x,) for x in said), 'here')]
+      yes, no = ({'role': 'assistant', 'content': x} for x in 'yn')
+      return [preferences.Preference((user,), (yes,), (no,), 'here')]
 
-    files = {'train': str(path), 'eval': str(held_out)}
-    stage_pairs.write_pairs(files, str(of), {'model': 'a', **key}, make)
-    (one,), (other,) = map(preferences.read, files.values())
-    return one.prompt[0]['content'], other.prompt[0]['content']
+    stage_pairs.write_pairs(files, str(of), {'model': model}, make)
+    found = (preferences.read(path)[0] for path in files.values())
+    return [x.prompt[0]['content'] for x in found]
 
-  assert made('one') == made('two') == ('one', 'one') and not caplog.text
-  assert made('three', model='b') == ('three', 'three')
+  assert made('one') == made('two') == ['one', 'one'] and not caplog.text
+  assert made('three', 'b') == ['three', 'three']
   assert 'the model has changed; the pairs are made again' in caplog.text
-  for damage in (of.unlink, lambda: of.write_text('{"mod')):
+  for i, damage in enumerate((of.unlink, lambda: of.write_text('{"mod'))):
     damage()
-    assert made('four', model='b') == made('five', model='b') == ('four',) * 2
+    assert made(f'new {i}', 'b') == made('other', 'b') == [f'new {i}'] * 2
   # Killed between the two files.
-  held_out.unlink()
-  assert made('six', model='b') == ('four', 'six')
-  assert asked == [
-    (x, split)
-    for x in ('one', 'three', 'four', 'four')
-    for split in ('train', 'eval')
-  ] + [('six', 'eval')]
+  (tmp_path / 'eval.jsonl').unlink()
+  assert made('last', 'b') == ['new 1', 'last']
+  assert asked[-1] == ('last', 'eval') and len(asked) == 9

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from posttrain import main, schema
+from posttrain import schema
 from posttrain.stage import summary
 
 SFT = schema.Stage(envs={'sums': schema.EnvEntry()})
@@ -89,18 +89,3 @@ def test_evaluate_is_named_where_it_measures_held_out_tasks():
 
   assert not named(eval__pairs__rewards__accuracies=0.5, eval__suite__length=8)
   assert named(eval__nll__sums=0.5)
-
-
-def test_the_command_after_a_reward_model_can_be_read(tmp_path):
-  workdir = tmp_path / 'my, runs' / 'rm'
-  workdir.mkdir(parents=True)
-  (tmp_path / 'rows.jsonl').write_text('{"prompt": "a"}')
-  (printed,) = summary.commands(schema.Run(stages={'rm': RM}), str(workdir), [])
-  printed = printed.replace('DIR,', 'tiny,')
-  printed = printed.replace('PROMPTS.jsonl', f'{tmp_path}/rows.jsonl')
-  *command, spec, target = shlex.split(printed)
-  assert command == ['python', '-m', 'posttrain.main']
-  assert target == '--workdir=WORK'
-  run = main.load(spec.removeprefix('--config='))
-  (reward,) = run.stages['grpo'].envs['data'].rewards.values()
-  assert reward == schema.RewardFn(model=str(workdir))

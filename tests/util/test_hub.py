@@ -101,16 +101,8 @@ def test_a_commit_that_is_not_there_any_more_is_named(
   assert snapshot in message and '--revision abc123' in message
 
 
-def test_pickles_are_not_read_and_code_is_not_run(snapshot):
-  """A snapshot with pytorch_model.bin alone, and `auto_map`."""
-  folder = pathlib.Path(snapshot)
-  (folder / 'pytorch_model.bin').write_bytes(b'no pickle')
-  (folder / 'modeling.py').write_text('raise SystemExit("was run")')
-  auto_map = {'AutoModelForCausalLM': 'modeling.Llama'}
-  (folder / 'config.json').unlink()
-  (folder / 'config.json').write_text(
-    json.dumps({**qwen3.CONFIG, 'auto_map': auto_map})
-  )
+def test_pickles_are_not_read(snapshot):
+  (pathlib.Path(snapshot) / 'pytorch_model.bin').write_bytes(b'no pickle')
   with pytest.raises(ValueError, match='must hold model.safetensors: got none'):
     hf.load(snapshot, weight_folders.read(snapshot).model)
 
