@@ -291,7 +291,11 @@ def test_every_key_is_read(tmp_path, monkeypatch):
         loss=schema.Loss(rl=schema.Clip()),
         lora=schema.Lora(rank=2),
         eval=dataclasses.replace(
-          stage.eval, best='eval/reward/sums', best_prompts=1, patience=9
+          stage.eval,
+          prompts=3,
+          best='eval/reward/sums',
+          best_prompts=1,
+          patience=9,
         ),
       ),
       'dpo': on_pairs,
@@ -317,9 +321,9 @@ def test_every_key_is_read(tmp_path, monkeypatch):
     dry_run=False,
   )
   _ask_the_rest(str(path))
-  made, _, _ = test_pairing.make(
-    [test_pairing.RIGHT, test_pairing.WRONG], prompts=6
-  )
+  answers = [test_pairing.RIGHT, test_pairing.WRONG]
+  made, _, _ = test_pairing.make(answers, prompts=6)
+  test_pairing.make(answers, split='eval', eval_prompts=2)
   from_answers = dataclasses.replace(
     on_pairs,
     pairs=schema.MadePairs(eval_fraction=0.2),
