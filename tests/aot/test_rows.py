@@ -119,3 +119,9 @@ def test_a_program_must_fit_its_device():
   assert aot.memory_faults(program, 6) == []
   (line,) = aot.memory_faults(program, 5)
   assert 'must fit' in line
+
+
+def test_the_table_has_a_row_per_kernel():
+  row = {'kind': 'kernel', 'case': 'training', 'seconds': 1.25}
+  row |= {'target': 'v5e', 'name': 'decode', 'calls': 1}
+  assert '| training | decode | v5e | 1 | 1.2 |' in aot.markdown([row])
