@@ -54,11 +54,6 @@ def match(rules: Sequence[tuple[str, Any]], path: str) -> Any:
   )
 
 
-def match_rules(rules: Sequence[tuple[str, Any]], tree: Any) -> Any:
-  """Returns a tree like `tree` with the value that each leaf matches."""
-  return map_with_path(lambda path, _: match(rules, path), tree)
-
-
 def not_finite(tree: Any) -> list[str]:
   """Returns the paths of the leaves with a number that is not finite."""
   by_path = flat(tree)

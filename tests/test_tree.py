@@ -29,16 +29,13 @@ def test_map_with_path_passes_path_and_leaf():
 
 def test_the_first_matching_rule_wins():
   rules = ((r'scale$', 'a'), (r'block/', 'b'), (r'.*', None))
-  assert tree.match_rules(rules, PARAMS) == {
-    'block': {'query': 'b', 'scale': 'a'},
-    'list': [None, None],
-  }
-  assert tree.match(rules, 'x/scale') == 'a'
+  values = {path: tree.match(rules, path) for path in tree.flat(PARAMS)}
+  assert values == {'block/query': 'b', 'block/scale': 'a', 'list/0': None}
 
 
 def test_an_unmatched_path_is_an_error_that_names_it():
   with pytest.raises(ValueError, match="got none for 'list/0'.*'block'"):
-    tree.match_rules(((r'block', 1),), PARAMS)
+    tree.match(((r'block', 1),), 'list/0')
 
 
 def mixed(x):

@@ -1,7 +1,7 @@
 """Checks that span several options of a run.
 
 They refuse what could not run, or would end long after it began. Each error is
-one line with the dotted key, what it must be, and what it is.
+one line with the dotted key, the requirement, and the value given.
 """
 
 import inspect

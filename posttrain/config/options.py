@@ -192,7 +192,7 @@ def build(config: config_dict.ConfigDict) -> schema.Run:
   """Turns a ConfigDict into the checked `schema.Run`.
 
   Raises:
-    ValueError: one line with the dotted key, what it must be, what it is.
+    ValueError: one line with the dotted key, the requirement, the value given.
   """
   values = dict(config.items())
   stages = values.get('stages')

@@ -103,9 +103,8 @@ def _initialize(place: cluster.Place) -> None:
   limit = threading.Timer(START_SECONDS, _end_alone, (place,))
   limit.daemon = True
   limit.start()
-  # All devices of the host, or those that jax's own variable names. None would
-  # be one of them under SLURM and Open MPI, where jax expects a process per
-  # device.
+  # The ids that jax's own variable names, else all devices of the host. With
+  # None, jax takes one device per process under SLURM and Open MPI.
   names = os.environ.get('JAX_LOCAL_DEVICE_IDS', '')
   jax.distributed.initialize(
     place.coordinator,

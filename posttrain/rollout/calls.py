@@ -105,7 +105,7 @@ class Clock:
 
   @property
   def own(self) -> float:
-    """Seconds since the start without those of judge calls."""
+    """Returns the seconds since the start, calls of a judge not counted."""
     now = time.monotonic()
     judged = self._judged + (now - self._since if self._judging else 0.0)
     return now - self._start - judged
@@ -231,7 +231,11 @@ class Threads:
   """Daemon threads that make calls in the order in which they are added."""
 
   def __init__(self, most: int):
-    """Starts no thread yet; `most`: without those that were given up."""
+    """Makes an empty queue; threads start with the first calls.
+
+    Args:
+      most: largest number of threads, calls that were given up not counted.
+    """
     self._most, self._threads, self._open = most, 0, 0
     self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
     self._lock = threading.Lock()

@@ -385,7 +385,7 @@ def _number(
   Args:
     value: the number.
     method: the environment's method that returned it.
-    what: what it is, for errors.
+    what: the noun for the value in errors, as in "reward".
     largest: the largest absolute value; None = any number, also NaN.
   """
   plain = worker.plain(value)

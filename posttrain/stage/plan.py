@@ -433,7 +433,7 @@ def _host_mesh(mesh: Mesh, hosts: int) -> Mesh:
 
 
 def view_bytes(model: schema.Model, mesh: Mesh) -> int:
-  """Returns the bytes of the decode view: whole but for `tensor`."""
+  """Returns the bytes of the decode view, which only `tensor` splits."""
   params = transformer.shapes(model)
   # Layers are alike: the view of the first is enough.
   params['layers'] = jax.tree.map(
