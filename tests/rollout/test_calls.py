@@ -15,16 +15,6 @@ WAITS = 10  # seconds after which a test that hangs fails
 LIMIT = 0.05
 
 
-@pytest.fixture
-def gate(monkeypatch):
-  """An event that hanging calls wait for; set at the end."""
-  monkeypatch.setattr(calls, '_hung', [])
-  event = threading.Event()
-  yield event
-  event.set()
-  wait_for(lambda: not calls.hung())
-
-
 def wait_for(condition):
   end = time.monotonic() + WAITS
   while not condition():

@@ -1,7 +1,6 @@
 """Calls into environments: time limits, copies, types of their results."""
 
 import re
-import threading
 import time
 import types as std
 
@@ -15,19 +14,6 @@ from tests.rollout import fakes
 from tests.rollout.fakes import Recall, spec
 
 LIMIT = 0.05
-
-
-@pytest.fixture
-def gate(monkeypatch):
-  """An event that hanging calls wait for; set at the end."""
-  monkeypatch.setattr(calls, '_hung', [])
-  event = threading.Event()
-  yield event
-  event.set()
-  end = time.monotonic() + 5
-  while calls.hung():
-    assert time.monotonic() < end
-    time.sleep(0.005)
 
 
 def play(env, timeout=LIMIT, count=1, **options):
