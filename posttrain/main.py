@@ -304,7 +304,9 @@ def train(
     processes.on(0, begin)
     _print_plans(run, stages, sys.stderr)
     compilation.enable_compilation_cache(run.compilation_cache)
-    final = loop.run(stages, workdir, stop, profile, page.Periodic(workdir))
+    final = loop.run(
+      stages, workdir, stop, profile, page.Periodic(workdir, trackers.log)
+    )
     with watchdog.phase('report', first=True):
       processes.on(0, lambda: _report(workdir))
     is_first = processes.is_first()

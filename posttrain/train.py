@@ -10,7 +10,6 @@ from typing import Any
 import jax
 
 from posttrain import processes
-from posttrain.metrics import goodput as goodputs
 from posttrain.metrics import writers
 from posttrain.stage import build, components, logbook, profiles, progress
 from posttrain.stage import job as jobs
@@ -80,7 +79,7 @@ def run(
     The final evaluation: `stage`, `step` and every `eval/*` value.
   """
   path = os.path.join(workdir, 'metrics.jsonl')
-  position, goodput = 0, goodputs.Goodput(path)
+  position, goodput = 0, writers.Goodput(path)
   for name in list(stages):
     stage = stages.pop(name)
     end = progress.end_of(stage.cfg, name, workdir)

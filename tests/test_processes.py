@@ -184,16 +184,16 @@ def work():
 def test_errors_keep_type_and_attributes():
   """Also those whose constructor takes more than a text."""
   source = """
-from posttrain.metrics import rollouts
+from posttrain.metrics import statistics
 
 
 def work():
   def fail():
     if index == 1:
-      raise rollouts.TooManyErrors('too many', ('a', 'b'))
+      raise statistics.TooManyErrors('too many', ('a', 'b'))
   try:
     processes.attempt(fail)
-  except rollouts.TooManyErrors as error:
+  except statistics.TooManyErrors as error:
     return [str(error), list(error.errors)]
 """
   assert _world(2, source) == [['too many', ['a', 'b']]] * 2

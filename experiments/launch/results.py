@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.launch import jobs as jobs_lib
-from posttrain.metrics import estimates, held_out, writers
+from posttrain.metrics import estimates, statistics, writers
 from posttrain.util import files
 
-# Columns after the main numbers, `posttrain.metrics.held_out`.
+# Columns after the main numbers, `posttrain.metrics.statistics`.
 OTHERS = ('eval/reward/', 'eval/entropy/')
 Row = dict[str, Any]
 
@@ -62,7 +62,7 @@ def table(rows: Sequence[Row]) -> list[str]:
       name for row in rows for name in row if not estimates.is_bound(name, row)
     )
   )
-  metrics = held_out.metrics(names)
+  metrics = statistics.held_out(names)
   metrics += [x for x in names if x.startswith(OTHERS) and x not in metrics]
   header = [*(keys or ['run']), 'stage', 'step']
   header += [name.removeprefix('eval/') for name in metrics]

@@ -20,7 +20,7 @@ from posttrain.envs import base, rows
 from posttrain.evaluation import answers as answers_lib
 from posttrain.evaluation import measures as measures_lib
 from posttrain.evaluation import task_sets
-from posttrain.metrics import rollouts as rollout_metrics
+from posttrain.metrics import statistics
 from posttrain.rewards import texts
 from posttrain.rollout import driver as drivers
 from posttrain.rollout import env_calls
@@ -159,7 +159,7 @@ class Evaluator:
       part.measures |= self._measure_sampled(part, faults)
       metrics |= part.named(self._measure(part))
     rollouts = [x for part in sets for x in part.rollouts]
-    errors = rollout_metrics.errors(rollouts, self.tasks.max_errors)
+    errors = statistics.errors(rollouts, self.tasks.max_errors)
     if errors:
       logging.getLogger('absl').warning(
         '%d of %d episodes of the evaluation failed and are in no mean, the '
@@ -304,27 +304,23 @@ class Evaluator:
         for key, measure in part.measures.items()
         for name, value in measures_lib.summary(key, measure).items()
       },
-      **rollout_metrics.summarize(greedy),
-      **rollout_metrics.stops(greedy),
-      **rollout_metrics.bounds(
-        'pass_rate', [[x.score.correct] for x in greedy]
-      ),
-      **rollout_metrics.bounds(
-        'format_rate', [[x.score.formatted] for x in greedy]
-      ),
+      **statistics.summarize(greedy),
+      **statistics.stops(greedy),
+      **statistics.bounds('pass_rate', [[x.score.correct] for x in greedy]),
+      **statistics.bounds('format_rate', [[x.score.formatted] for x in greedy]),
     }
     if part.groups:
-      sampled = rollout_metrics.summarize(part.sampled)
+      sampled = statistics.summarize(part.sampled)
       values |= {
         'sampled_pass_rate': sampled.get('pass_rate'),
-        **rollout_metrics.bounds(
+        **statistics.bounds(
           'sampled_pass_rate',
           [[x.score.correct for x in group] for group in part.groups],
         ),
         'sampled_format_rate': sampled.get('format_rate'),
         'sampled_reward': sampled.get('reward'),
-        **rollout_metrics.best_of(part.groups, self._ks, part.env.votes),
-        **rollout_metrics.entropy(part.sampled),
+        **statistics.best_of(part.groups, self._ks, part.env.votes),
+        **statistics.entropy(part.sampled),
         **self._kl([group[0] for group in part.groups]),
       }
     errors = sum(x.stop_reason == 'error' for x in part.rollouts)

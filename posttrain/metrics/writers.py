@@ -8,19 +8,26 @@ then has `nonfinite`, the names of those values.
 A checkpoint stores `Writer.position()`. A resumed run opens the file with it,
 and its first write truncates the file there, so that no step appears twice,
 none is missing, and a half-written line is gone.
+
+`Goodput` is the share of a run's time in steps that counted.
 """
 
+import contextlib
 import errno
 import json
 import math
 import os
+import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from posttrain.util import errors, json_files
+from posttrain.util import errors, json_files, preemption
+
+ELAPSED, CPU = 'time/elapsed', 'time/cpu'
+GOODPUT = 'time/goodput'
 
 Row = dict[str, Any]
 
@@ -202,6 +209,58 @@ def end(rows: Sequence[Row]) -> Row:
   steps = {row['step']: row for row in rows}
   best = [row['select/best_step'] for row in rows if 'select/best_step' in row]
   return steps.get(best[-1], rows[-1]) if best else rows[-1]
+
+
+class Goodput:
+  """The share of a run's time in steps that counted.
+
+      goodput = seconds of rollouts and updates, without compilation, of the
+                rows that are kept / seconds of all processes of the run
+
+  Steps that a resumed run repeats count once, and the time that was lost with
+  them, as starts, compilation, evaluations and saves, is in the denominator.
+  Time in which no process ran is not, nor is that after the last row of a
+  process that was killed, or of a start that ended before its first row.
+  `time/cpu` counts the CPU seconds of the same time: of this process, all its
+  threads, and of those of its children that have ended.
+  """
+
+  def __init__(self, path: str, began: float = preemption.STARTED):
+    """Reads the seconds of the run's earlier processes.
+
+    Args:
+      path: the run's metrics.jsonl; it may be missing.
+      began: the start of this process, of `time.monotonic`.
+    """
+    self._zero = began - _last(path, ELAPSED)
+    self._cpu = _last(path, CPU)  # seconds of earlier processes
+    self._useful = 0.0
+
+  def keep(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Sets the rows that count so far."""
+    self._useful = sum(map(useful, rows))
+
+  def add(self, row: Mapping[str, Any]) -> dict[str, float]:
+    """Counts a new row; returns its `time/elapsed`, `cpu` and `goodput`."""
+    self._useful += useful(row)
+    elapsed = time.monotonic() - self._zero
+    cpu = self._cpu + sum(os.times()[:4])
+    return {ELAPSED: elapsed, CPU: cpu, GOODPUT: self._useful / elapsed}
+
+
+def _last(path: str, name: str) -> float:
+  """Returns the seconds in the file's last row with them; 0: there is none."""
+  with contextlib.suppress(ValueError):  # rows that are not kept may be damaged
+    for row in reversed(read_metrics(path)):
+      if isinstance(row.get(name), float):
+        return row[name]
+  return 0.0
+
+
+def useful(row: Mapping[str, Any]) -> float:
+  """Returns the seconds of a row's rollout and update, without compilation."""
+  parts = (row.get(f'time/{x}') or 0.0 for x in ('rollout', 'update'))
+  return max(sum(parts) - (row.get('time/compile') or 0.0), 0.0)
 
 
 def _objects(path: str, size: int = -1) -> list[tuple[str, Row]]:

@@ -14,7 +14,7 @@ from posttrain import algorithms, schema, types
 from posttrain.algorithms import streams
 from posttrain.chat import rendering
 from posttrain.envs import base
-from posttrain.metrics import rollouts as rollout_metrics
+from posttrain.metrics import statistics
 from posttrain.rollout import calls, env_calls, grading, side_by_side
 from posttrain.rollout import sampler as samplers
 
@@ -206,13 +206,13 @@ class Environment:
   def _metrics(self, groups: Groups, usable: Groups) -> dict[str, float]:
     """Returns statistics of all rollouts, and of the dropped ones."""
     rollouts = [rollout for group in groups for rollout in group]
-    alive = rollout_metrics.survivors(rollouts)
+    alive = statistics.survivors(rollouts)
     values = {
-      **rollout_metrics.summarize(rollouts),
-      **rollout_metrics.stops(rollouts),
-      **(rollout_metrics.entropy(rollouts) if self.sampler.on_policy else {}),
-      **rollout_metrics.samples(rollouts),
-      **rollout_metrics.mixed_groups(usable),
+      **statistics.summarize(rollouts),
+      **statistics.stops(rollouts),
+      **(statistics.entropy(rollouts) if self.sampler.on_policy else {}),
+      **statistics.samples(rollouts),
+      **statistics.mixed_groups(usable),
       'errors': len(rollouts) - len(alive),
       'ungraded': len(alive) - sum(len(group) for group in usable),
     }

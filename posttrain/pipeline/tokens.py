@@ -27,7 +27,7 @@ from posttrain.algorithms import streams
 from posttrain.chat import rendering
 from posttrain.data import packing
 from posttrain.envs import base as env_base
-from posttrain.metrics import rollouts as rollout_metrics
+from posttrain.metrics import statistics
 from posttrain.pipeline import base, rollout_rows, tally
 from posttrain.pipeline import environment as environments
 from posttrain.rollout import (
@@ -246,7 +246,7 @@ class TokenPipeline(base.Pipeline):
       left -= len(wanted)
       groups = self._play(wanted)
       played += [r for found in groups.values() for x in found for r in x]
-      errors = rollout_metrics.errors(played, self._stage.rollout.max_errors)
+      errors = statistics.errors(played, self._stage.rollout.max_errors)
       idle = []
       for name, result in self._grade(groups).items():
         graded = self._graded(result, errors + faults)

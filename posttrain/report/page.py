@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from posttrain.metrics import writers
@@ -36,8 +36,14 @@ class Periodic:
   takes at most `SHARE` of the time. The first failure is a warning.
   """
 
-  def __init__(self, workdir: str):
-    self._workdir = workdir
+  def __init__(self, workdir: str, log: Callable[[runs.Row], None]):
+    """Writes nothing yet.
+
+    Args:
+      workdir: the run's folder.
+      log: called with each new row of metrics.jsonl.
+    """
+    self._workdir, self.log = workdir, log
     self._due = 0.0  # time of `time.monotonic`
     self._warned = False
 

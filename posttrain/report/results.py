@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from posttrain.metrics import estimates, held_out
+from posttrain.metrics import estimates, statistics
 from posttrain.report import runs
 
-# After `held_out.MEASURES`: metric, title ({} = the metric), number format.
+# After `statistics.MEASURES`: metric, title ({} = the metric), number format.
 RESULTS = (
   (r'pass_rate_\w+', '{}, greedy', '{:.1%}'),  # over a subset of the tasks
   (r'pass@\d+', '{}', '{:.1%}'),
@@ -29,11 +29,11 @@ SUITE = (  # the same, of the answers to `eval.suite`
   ('length', 'length, tokens', '{:.1f}'),
 )
 # The main number of a run without an evaluation.
-_LOSS = held_out.Measure(
+_LOSS = statistics.Measure(
   'loss/(?P<env>total)', 'training loss', '{:.4g}', '', 'loss/total', 'noisy'
 )
 # The headline is the first that a run has, for each environment.
-HEADLINES = (*held_out.MEASURES, *held_out.OTHERWISE, _LOSS)
+HEADLINES = (*statistics.MEASURES, *statistics.OTHERWISE, _LOSS)
 MAX_HEADLINES = 6
 
 
@@ -88,7 +88,7 @@ def keys(all_runs: Sequence[runs.Run], table: Columns) -> list[tuple[str, str]]:
 def headlines(run: runs.Run) -> list[dict[str, Any]]:
   """Returns the main number of each environment, at the start and the end."""
   for measure in HEADLINES:
-    points: dict[held_out.Match, list[tuple[dict[str, Any], str]]] = {}
+    points: dict[statistics.Match, list[tuple[dict[str, Any], str]]] = {}
     for row in run.rows:
       for key in row:
         match = _match(measure, key, row)
@@ -127,22 +127,22 @@ def _headline(
 
 
 def _match(
-  measure: held_out.Measure, key: str, row: Mapping[str, Any]
-) -> held_out.Match | None:
+  measure: statistics.Measure, key: str, row: Mapping[str, Any]
+) -> statistics.Match | None:
   """Returns the match of a measured metric; None for bounds and nulls."""
   if not key.startswith(measure.key) or row[key] is None:
     return None
   # A bound has the name of a metric, and no bounds.
   if estimates.is_bound(key, row):
     return None
-  return held_out.match(measure, key)
+  return statistics.match(measure, key)
 
 
 def _evaluated(row: dict[str, Any]) -> dict[tuple[str, str], Value]:
   """Returns {(environment, title): value}, in a fixed order."""
   keys = [key for key in row if key.startswith('eval/')]
   cells = {}
-  for measure in (*held_out.MEASURES, *held_out.OTHERWISE):
+  for measure in (*statistics.MEASURES, *statistics.OTHERWISE):
     for key in keys:
       match = _match(measure, key, row)
       if match is not None:

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.metrics import estimates, held_out, writers
+from posttrain.metrics import estimates, statistics, writers
 from posttrain.util import json_files
 
 PANELS = (  # title, metric or its prefix, how it is drawn
-  *((x.panel, x.key, x.kind) for x in held_out.MEASURES),
+  *((x.panel, x.key, x.kind) for x in statistics.MEASURES),
   ('Pass rate of k answers', 'eval/pass@', 'rate'),
   ('Format rate', 'eval/format_rate/', 'rate'),
   ('Reward of rollouts', 'rollout/reward/', 'noisy'),

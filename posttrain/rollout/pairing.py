@@ -14,7 +14,7 @@ import numpy as np
 from posttrain import schema, types
 from posttrain.data import preferences
 from posttrain.envs import base
-from posttrain.metrics import rollouts
+from posttrain.metrics import statistics
 from posttrain.rollout import driver, env_calls, episode
 from posttrain.util import errors
 
@@ -102,7 +102,7 @@ def make(
       pairs += _pairs(
         task, name, group, cfg.per_prompt, (seed, index, i), count
       )
-  rollouts.errors(all_rollouts, max_errors)
+  statistics.errors(all_rollouts, max_errors)
   if not pairs:
     raise ValueError(
       f'answers to the {split} split must be both correct and incorrect to '

@@ -15,7 +15,7 @@ from posttrain.chat import rendering
 from posttrain.checkpoints import store
 from posttrain.decode import engine as engines
 from posttrain.evaluation import evaluator as evaluation
-from posttrain.metrics import goodput as goodputs
+from posttrain.metrics import writers
 from posttrain.pipeline import base, pairs, tokens
 from posttrain.rollout import references as refs
 from posttrain.stage import components as components_lib
@@ -32,7 +32,7 @@ def make(
   position: int,
   stop: preemption.Signal,
   profile: range | None = None,
-  goodput: goodputs.Goodput | None = None,
+  goodput: writers.Goodput | None = None,
   report: logbook.Report | None = None,
 ) -> job.Job:
   """Builds a stage and restores its newest checkpoint, if it has one.

@@ -11,7 +11,7 @@ from posttrain import processes, schema, types
 from posttrain.checkpoints import store
 from posttrain.decode import engine as engines
 from posttrain.evaluation import evaluator as evaluation
-from posttrain.metrics import rollouts
+from posttrain.metrics import statistics
 from posttrain.pipeline import base
 from posttrain.rollout import calls, env_calls, grading
 from posttrain.rollout import references as refs
@@ -22,7 +22,7 @@ from posttrain.util import memory, preemption
 
 # Failures of environments, reward functions and servers, after which the run
 # can be resumed: the types that list the errors of a step, and all types.
-_LISTED = rollouts.TooManyErrors, grading.TooManyFaults
+_LISTED = statistics.TooManyErrors, grading.TooManyFaults
 _FAILURES = (
   *_LISTED,
   calls.TooManyThreads,
@@ -222,7 +222,7 @@ class Job:
     """
     try:
       results = self.sampling.evaluator.measure()
-    except rollouts.TooManyErrors as error:
+    except statistics.TooManyErrors as error:
       self.logbook.write_errors(step, error.errors, 'eval_errors')
       raise
     self.logbook.write_errors(step, results.errors, 'eval_errors')

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from posttrain import processes, schema, tree
-from posttrain.metrics import rollouts
+from posttrain.metrics import statistics
 from posttrain.models import lora, transformer
 from posttrain.training import arrays, objectives, optim
 from posttrain.training import base as training_base
@@ -119,7 +119,7 @@ class HeldOutPairs:
       count = int(self._batch.pairs)
       right = round(count * values['rewards/accuracies'])
       pairs = [[float(i < right)] for i in range(count)]
-      for name, bound in rollouts.bounds('rewards', pairs).items():
+      for name, bound in statistics.bounds('rewards', pairs).items():
         values[f'{name}/accuracies'] = bound
     return {f'{self._prefix}/pairs/{k}': x for k, x in values.items()}
 

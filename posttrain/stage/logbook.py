@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from posttrain import compilation, processes, schema
-from posttrain.metrics import display, estimates, trackers, writers
-from posttrain.metrics import goodput as goodputs
+from posttrain.metrics import display, estimates, writers
 from posttrain.pipeline import rollout_rows
 from posttrain.util import files, timers
 
@@ -21,7 +20,11 @@ _MOST = 3  # rewards, and pass rates, that are shown
 
 
 class Report(Protocol):
-  """The report of a run that goes on, as `report.periodic`."""
+  """The trackers and the report of a run that goes on, as `report.page`."""
+
+  def log(self, row: writers.Row) -> None:
+    """Sends a row to the trackers."""
+    ...
 
   @property
   def is_due(self) -> bool:
@@ -42,7 +45,7 @@ class Logbook:
   shown: display.Display
   clock: timers.Timers
   compiling: compilation.CompileCounter
-  goodput: goodputs.Goodput
+  goodput: writers.Goodput
   rollouts_every: int | None = None  # steps between files; None = no files
   report: Report | None = None  # None = only at the run's end
 
@@ -67,7 +70,9 @@ class Logbook:
       speed = values['batch/tokens'] / times['time/update']
       times['time/tokens_per_second'] = speed
     times |= self.goodput.add(times)
-    trackers.log(self.writer.write(self.stage, step, {**values, **times}))
+    row = self.writer.write(self.stage, step, {**values, **times})
+    if self.report is not None:
+      self.report.log(row)
     numbers = _shown(values)
     numbers |= {} if speed is None else {'tokens/s': speed}
     self.shown.update(step, numbers, times)
@@ -147,7 +152,7 @@ def make(
   compiling: compilation.CompileCounter,
   step: int = 0,
   position: int = 0,
-  goodput: goodputs.Goodput | None = None,
+  goodput: writers.Goodput | None = None,
   report: Report | None = None,
 ) -> Logbook:
   """Opens the logbook of a stage.
@@ -177,7 +182,7 @@ def make(
     )
   if processes.is_first():
     _announce(name, step, path, position)
-  goodput = goodput or goodputs.Goodput(path)
+  goodput = goodput or writers.Goodput(path)
   goodput.keep(writers.read_metrics(path, position))
   stage, shown = cfg.stages[name], display.current()
   shown.begin(name, step, stage.steps)

@@ -9,7 +9,7 @@ from typing import Any
 
 from posttrain import schema
 from posttrain.config import trust
-from posttrain.metrics import estimates, held_out, writers
+from posttrain.metrics import estimates, statistics, writers
 from posttrain.training import objectives
 
 _NONE = '-'
@@ -155,7 +155,7 @@ def _names(columns: dict[str, writers.Row]) -> list[str]:
     for key in row
     if not estimates.is_bound(key, row)
   }
-  return [key.removeprefix('eval/') for key in held_out.metrics(known)]
+  return [key.removeprefix('eval/') for key in statistics.held_out(known)]
 
 
 def _cell(row: writers.Row, key: str) -> str:

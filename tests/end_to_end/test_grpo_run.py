@@ -10,8 +10,7 @@ from experiments.trials import kill_resume
 from posttrain import main, schema
 from posttrain.checkpoints import reading
 from posttrain.config import checks
-from posttrain.metrics import rollouts as rollout_metrics
-from posttrain.metrics import writers
+from posttrain.metrics import statistics, writers
 from posttrain.stage import preflight
 from posttrain.util import preemption
 from tests import toys
@@ -177,9 +176,7 @@ def test_those_that_stop_the_run_are_written_down(finished, tmp_path):
   counts = [len(lines) for _, lines in sorted(_errors(finished).items())]
   run = _run(steps=1, max_errors=counts[0] - 1)
   for _ in range(2):
-    with pytest.raises(
-      rollout_metrics.TooManyErrors, match='fix the environment'
-    ):
+    with pytest.raises(statistics.TooManyErrors, match='fix the environment'):
       _launch(tmp_path, run)
     assert _errors(tmp_path) == {1: _errors(finished)[1]}
   # The environment is mended: nothing is left of them.

@@ -14,8 +14,7 @@ from configs import machinery
 from posttrain import config, main, schema
 from posttrain.config import checks
 from posttrain.envs import registry
-from posttrain.metrics import rollouts as rollout_metrics
-from posttrain.metrics import writers
+from posttrain.metrics import statistics, writers
 from posttrain.pipeline import pairs as pair_pipeline
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import calls, env_calls, grading, remote
@@ -151,7 +150,7 @@ def test_an_error_while_prefetching_is_raised_when_the_batch_is_due():
   [
     client.EndpointError('away'),
     grading.TooManyFaults('x', ('a',)),
-    rollout_metrics.TooManyErrors('x', ('a',)),
+    statistics.TooManyErrors('x', ('a',)),
     calls.TooManyThreads('x'),
     env_calls.EnvError('x'),
   ],

@@ -13,8 +13,7 @@ from posttrain.envs import registry
 from posttrain.evaluation import answers as answers_lib
 from posttrain.evaluation import evaluator as evaluation
 from posttrain.evaluation import measures as measures_lib
-from posttrain.metrics import estimates
-from posttrain.metrics import rollouts as rollout_metrics
+from posttrain.metrics import estimates, statistics
 from posttrain.models import transformer
 from posttrain.rewards import texts
 from tests import fixtures, toys
@@ -415,9 +414,7 @@ def test_too_many_errors_stop_the_run():
   values, answers, *_ = _evaluator(env, max_errors=4)[0].measure()
   assert values == {'eval/errors/toy': 4, 'eval/stop/error/toy': 1.0}
   assert all('broken' in answer.error for answer in answers)
-  with pytest.raises(
-    rollout_metrics.TooManyErrors, match='got 4, the first: toy/'
-  ):
+  with pytest.raises(statistics.TooManyErrors, match='got 4, the first: toy/'):
     _evaluator(env, max_errors=3)[0].measure()
 
 

@@ -106,7 +106,7 @@ def test_reports_take_a_hundredth_of_the_time(monkeypatch, cost, wait):
     clock[0] += cost
 
   monkeypatch.setattr(page, 'write_all', write)
-  report = page.Periodic('')
+  report = page.Periodic('', print)
   assert report.is_due  # from the first row on
   report.write()
   clock[0] += wait - 0.1
@@ -118,7 +118,7 @@ def test_reports_take_a_hundredth_of_the_time(monkeypatch, cost, wait):
 def test_a_report_that_fails_is_a_warning(tmp_path, caplog, monkeypatch):
   monkeypatch.setattr(logging.getLogger('absl'), 'propagate', True)
   (tmp_path / 'metrics.jsonl').write_text('garbage\n')
-  report = page.Periodic(str(tmp_path))
+  report = page.Periodic(str(tmp_path), print)
   report.write()
   report.write()
   assert len(caplog.records) == 1 and not report.is_due

@@ -8,7 +8,7 @@ from posttrain import schema, types
 from posttrain.chat import tool_specs
 from posttrain.data import sources
 from posttrain.envs import base, tools
-from posttrain.metrics import rollouts as rollout_metrics
+from posttrain.metrics import statistics
 from posttrain.rollout import driver, env_calls, pairing, remote, sampler
 from tests.chat import test_real_templates as real
 from tests.rollout import fakes
@@ -212,7 +212,7 @@ def test_without_tools_a_turn_is_a_text_and_nothing_is_counted():
   env, text = Calculator(), call('{"a": 1}')
   rollout, _ = run([text], env, task=BARE)
   assert env.texts == [(text, False)] and rollout.score.metrics == {'own': 3}
-  assert 'malformed' not in rollout_metrics.summarize([rollout])
+  assert 'malformed' not in statistics.summarize([rollout])
 
 
 def test_samplers_check_prompts_with_their_tools():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posttrain import types
-from posttrain.metrics import rollouts as rollout_metrics
+from posttrain.metrics import statistics
 
 TASK = types.Task('t', 'e', ())
 
@@ -49,8 +49,8 @@ def test_samples_is_a_mean_over_rollouts_that_have_any():
   one, failed = _rollout(), _rollout(stop_reason='error')
   two = dataclasses.replace(one, samples=one.samples * 2)
   none = dataclasses.replace(failed, samples=())
-  assert rollout_metrics.samples([one, two, none]) == {'samples': 1.5}
-  assert rollout_metrics.samples([none]) == {}
+  assert statistics.samples([one, two, none]) == {'samples': 1.5}
+  assert statistics.samples([none]) == {}
 
 
 def test_means_leave_out_unknown_values_and_failed_rollouts():
@@ -60,8 +60,8 @@ def test_means_leave_out_unknown_values_and_failed_rollouts():
     _rollout(None, None, False, 'overflow', [-1.0]),  # not graded
     _rollout(stop_reason='error'),
   ]
-  assert rollout_metrics.survivors(rollouts) == rollouts[:3]
-  assert rollout_metrics.summarize(rollouts) == {
+  assert statistics.survivors(rollouts) == rollouts[:3]
+  assert statistics.summarize(rollouts) == {
     'reward': 0.625,
     'pass_rate': 0.5,
     'format_rate': pytest.approx(2 / 3),
@@ -72,14 +72,14 @@ def test_means_leave_out_unknown_values_and_failed_rollouts():
 
 def test_metrics_without_a_known_value_are_absent():
   summary = {'length': 2.0, 'truncated': 0.0}
-  assert rollout_metrics.summarize([_rollout()]) == summary
+  assert statistics.summarize([_rollout()]) == summary
   failed = [_rollout(stop_reason='error')]
   for found in (
-    rollout_metrics.summarize(failed),
-    rollout_metrics.entropy(failed),
-    rollout_metrics.mixed_groups([[], []]),
-    rollout_metrics.best_of([failed * 2], [2]),
-    rollout_metrics.bounds('x', [[], [None]]),
+    statistics.summarize(failed),
+    statistics.entropy(failed),
+    statistics.mixed_groups([[], []]),
+    statistics.best_of([failed * 2], [2]),
+    statistics.bounds('x', [[], [None]]),
   ):
     assert found == {}
 
@@ -94,7 +94,7 @@ def test_score_metrics_are_means_over_the_scores_that_have_them():
     )
   ]
   rollouts.append(_rollout(stop_reason='error'))
-  assert rollout_metrics.summarize(rollouts) == {
+  assert statistics.summarize(rollouts) == {
     'steps': 3.5,
     'finished': 1.0,
     'reward': 0.5,
@@ -105,17 +105,17 @@ def test_score_metrics_are_means_over_the_scores_that_have_them():
 
 def test_stop_reasons_are_shares_of_all_rollouts():
   reasons = ('eos', 'error', 'max_turns', 'eos')
-  assert rollout_metrics.stops([_rollout(stop_reason=x) for x in reasons]) == {
+  assert statistics.stops([_rollout(stop_reason=x) for x in reasons]) == {
     'stop/eos': 0.5,
     'stop/error': 0.25,
     'stop/max_turns': 0.25,
   }
-  assert rollout_metrics.stops([]) == {}
+  assert statistics.stops([]) == {}
 
 
 def test_entropy_is_a_mean_over_tokens_not_over_rollouts():
   rollouts = [_rollout(logprobs=[-1.0]), _rollout(logprobs=[-3.0, -4.0, -8.0])]
-  assert rollout_metrics.entropy(rollouts) == {'entropy': 4.0}
+  assert statistics.entropy(rollouts) == {'entropy': 4.0}
 
 
 def test_mixed_groups_is_the_share_of_groups_with_different_rewards():
@@ -126,7 +126,7 @@ def test_mixed_groups_is_the_share_of_groups_with_different_rewards():
     [_rollout(None)],
     [],
   ]
-  assert rollout_metrics.mixed_groups(groups) == {
+  assert statistics.mixed_groups(groups) == {
     'mixed_groups': pytest.approx(1 / 3)
   }
 
@@ -134,12 +134,12 @@ def test_mixed_groups_is_the_share_of_groups_with_different_rewards():
 def test_pass_at_k_is_the_share_of_tasks_with_a_correct_answer():
   right, wrong = _rollout(1.0, True), _rollout(0.0, False)
   groups = [[right, wrong], [wrong, wrong], [right, right], [wrong, right]]
-  values = rollout_metrics.best_of(groups, [2])
-  bounds = rollout_metrics.bounds('pass@2', [[1], [1], [1], [0]])
+  values = statistics.best_of(groups, [2])
+  bounds = statistics.bounds('pass@2', [[1], [1], [1], [0]])
   assert values == {'pass@2': 0.75, **bounds}
   # Tasks with a failed or an ungraded answer are left out.
   groups += [[right, _rollout(stop_reason='error')], [right, _rollout()]]
-  assert rollout_metrics.best_of(groups, [2]) == values
+  assert statistics.best_of(groups, [2]) == values
 
 
 def test_maj_at_k_is_absent_without_answers_and_0_with_votes():
@@ -148,21 +148,21 @@ def test_maj_at_k_is_absent_without_answers_and_0_with_votes():
     for answer in ('a', 'b', None)
   )
   groups = [[a, a, b], [b, a, none], [none, none, none]]
-  values = rollout_metrics.best_of(groups, [3, 1, 3])
+  values = statistics.best_of(groups, [3, 1, 3])
   rates = {key: value for key, value in values.items() if '_' not in key}
   assert rates == pytest.approx(
     {'pass@1': 1 / 3, 'maj@1': 1 / 3, 'pass@3': 2 / 3, 'maj@3': 1.5 / 3}
   )  # b and a are tied
   # No score has an answer.
-  assert 'maj@3' not in rollout_metrics.best_of(groups[2:], [3])
-  assert rollout_metrics.best_of(groups[2:], [3], votes=True)['maj@3'] == 0
+  assert 'maj@3' not in statistics.best_of(groups[2:], [3])
+  assert statistics.best_of(groups[2:], [3], votes=True)['maj@3'] == 0
 
 
 def test_bounds_are_over_tasks_with_a_known_value():
-  assert rollout_metrics.bounds('x', [[1], [0], [None], [1], []]) == {
+  assert statistics.bounds('x', [[1], [0], [None], [1], []]) == {
     'x_low': pytest.approx(0.207660, abs=1e-6),
     'x_high': pytest.approx(0.938508, abs=1e-6),
   }
   # Several answers to a task count like their mean.
-  several = rollout_metrics.bounds('x', [[1] * 8, [0] * 8, [1] * 8])
-  assert several == pytest.approx(rollout_metrics.bounds('x', [[1], [0], [1]]))
+  several = statistics.bounds('x', [[1] * 8, [0] * 8, [1] * 8])
+  assert several == pytest.approx(statistics.bounds('x', [[1], [0], [1]]))
