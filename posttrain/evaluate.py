@@ -38,36 +38,36 @@ from posttrain import config
 from posttrain.config import names
 from posttrain.evaluation import comparison
 from posttrain.metrics import writers
-from posttrain.util import flags as flags_lib
+from posttrain.util import commands
 
 
 @dataclasses.dataclass
 class Flags:
   """The command line."""
 
-  checkpoint: str = flags_lib.checkpoint()
-  against: str | None = flags_lib.flag(
+  checkpoint: str = commands.checkpoint()
+  against: str | None = commands.flag(
     None,
     'A second policy with the same model and tokenizer, or a second reward '
     'model, to compare with.',
     value='PATH',
   )
-  config: str | None = flags_lib.flag(
+  config: str | None = commands.flag(
     None,
     'A recipe, whose tasks and options replace those of the run; required for '
     'a HuggingFace or PEFT directory.',
     value='FILE',
     if_absent="the run's own config",
   )
-  overrides: list[tuple[str, str]] = flags_lib.overrides()
-  trust_config: bool = flags_lib.flag(False, flags_lib.TRUST_CONFIG)
-  stage: str | None = flags_lib.flag(
+  overrides: list[tuple[str, str]] = commands.overrides()
+  trust_config: bool = commands.flag(False, commands.TRUST_CONFIG)
+  stage: str | None = commands.flag(
     None,
     'The stage whose tasks are answered.',
     value='NAME',
     if_absent='the stage of the checkpoint, or the last of --config',
   )
-  answers: str | None = flags_lib.flag(
+  answers: str | None = commands.flag(
     None,
     'Writes each greedy answer of the first policy, and each held-out pair, as '
     'a line of JSON.',
@@ -75,7 +75,7 @@ class Flags:
   )
 
 
-PARSER = flags_lib.Parser(Flags, __doc__, names.flag)
+PARSER = commands.Parser(Flags, __doc__, names.flag)
 
 
 def measure(

@@ -30,8 +30,7 @@ import sys
 from collections.abc import Sequence
 
 from posttrain import processes, schema
-from posttrain.util import cluster
-from posttrain.util import flags as flags_lib
+from posttrain.util import commands
 
 FORMATS, DTYPES = ('hf', 'peft'), ('bfloat16', 'float16', 'float32')
 
@@ -40,21 +39,21 @@ FORMATS, DTYPES = ('hf', 'peft'), ('bfloat16', 'float16', 'float32')
 class Flags:
   """The command line."""
 
-  checkpoint: str = flags_lib.checkpoint()
-  folder: str = flags_lib.required('DIR', 'The output; a new or empty folder.')
-  format: str = flags_lib.flag(
+  checkpoint: str = commands.checkpoint()
+  folder: str = commands.required('DIR', 'The output; a new or empty folder.')
+  format: str = commands.flag(
     'hf', 'A HuggingFace directory, or a PEFT adapter.', choices=FORMATS
   )
-  like: str | None = flags_lib.flag(
+  like: str | None = commands.flag(
     None,
     'A HuggingFace directory: the template of hf, the base model of peft.',
     value='DIR',
     if_absent="the directory in the stage's init, if any",
   )
-  coordinator: str | None = cluster.coordinator()
-  num_processes: int | None = cluster.num_processes()
-  process_id: int | None = cluster.process_id()
-  dtype: str | None = flags_lib.flag(
+  coordinator: str | None = commands.coordinator()
+  num_processes: int | None = commands.num_processes()
+  process_id: int | None = commands.process_id()
+  dtype: str | None = commands.flag(
     None,
     'The dtype of all tensors of hf, in place of --like.',
     if_absent='as --like, else the one that the model computes in',
@@ -70,7 +69,7 @@ class Flags:
       )
 
 
-PARSER = flags_lib.Parser(Flags, __doc__)
+PARSER = commands.Parser(Flags, __doc__)
 
 
 def export(flags: Flags) -> None:
@@ -80,7 +79,9 @@ def export(flags: Flags) -> None:
     ValueError: there is no such checkpoint, it holds no adapter (peft), the
       folder is not empty, or no HuggingFace architecture fits this model.
   """
-  place = cluster.find(flags.coordinator, flags.num_processes, flags.process_id)
+  place = commands.place(
+    flags.coordinator, flags.num_processes, flags.process_id
+  )
   # Imported here so that command-line mistakes are reported without jax.
   from posttrain.hosts import joining
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from posttrain.checkpoints import policies
 from posttrain.decode import requests
-from posttrain.util import flags as flags_lib
+from posttrain.util import commands
 
 SLOTS = 32  # sequences that are decoded at a time, at most
 GREEDY = requests.Sampling(temperature=0.0)
@@ -38,45 +38,45 @@ GREEDY = requests.Sampling(temperature=0.0)
 class Flags:
   """The command line."""
 
-  checkpoint: str = flags_lib.checkpoint()
-  prompt: str | None = flags_lib.flag(
+  checkpoint: str = commands.checkpoint()
+  prompt: str | None = commands.flag(
     None, "The user's message; it needs a tokenizer."
   )
-  prompt_ids: tuple[int, ...] | None = flags_lib.flag(
+  prompt_ids: tuple[int, ...] | None = commands.flag(
     None, 'Token ids to continue, in place of --prompt; as they are.'
   )
-  max_tokens: int | None = flags_lib.flag(
+  max_tokens: int | None = commands.flag(
     None,
     'Longest answer, in tokens.',
     if_absent="the stage's eval.max_tokens, or 256",
     least=1,
   )
-  temperature: float = flags_lib.flag(
+  temperature: float = commands.flag(
     0.0, 'Sampling temperature; 0 takes the most likely token.', least=0
   )
-  top_k: int = flags_lib.flag(
+  top_k: int = commands.flag(
     0, 'Keeps the k most likely tokens; 0 keeps all.', least=0
   )
-  top_p: float = flags_lib.flag(
+  top_p: float = commands.flag(
     1.0, 'Keeps the most likely tokens whose probabilities reach this sum.'
   )
-  min_p: float = flags_lib.flag(
+  min_p: float = commands.flag(
     0.0, 'Keeps tokens this probable relative to the most likely one.'
   )
-  seed: int = flags_lib.flag(
+  seed: int = commands.flag(
     0,
     'The seed of sampling; equal seeds give equal answers.',
     least=0,
     most=2**31 - 1,
   )
-  template_variables: str = flags_lib.flag(
+  template_variables: str = commands.flag(
     '{}',
     'Variables of the chat template, a JSON object such as '
     '\'{"enable_thinking": false}\'; for directories, as a run has its own.',
     value='JSON',
   )
-  compilation_cache: str | None = flags_lib.compilation_cache()
-  json: bool = flags_lib.flag(False, 'Prints a line of JSON after the text.')
+  compilation_cache: str | None = commands.compilation_cache()
+  json: bool = commands.flag(False, 'Prints a line of JSON after the text.')
 
   def __post_init__(self):
     if (self.prompt is None) == (self.prompt_ids is None):
@@ -95,7 +95,7 @@ class Flags:
     )
 
 
-PARSER = flags_lib.Parser(Flags, __doc__)
+PARSER = commands.Parser(Flags, __doc__)
 
 
 def prompt_of(flags: Flags, policy: policies.Policy) -> np.ndarray:

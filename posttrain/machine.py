@@ -18,7 +18,7 @@ import jax
 
 import posttrain
 from posttrain import processes
-from posttrain.util import files, json_files
+from posttrain.util import disk
 
 NAME = 'about.json'
 MAX_STARTS = 100
@@ -57,13 +57,13 @@ def _now() -> str:
 
 def _about(workdir: str) -> dict[str, Any]:
   try:
-    return json_files.read_object(os.path.join(workdir, NAME))
+    return disk.read_json_object(os.path.join(workdir, NAME))
   except (OSError, ValueError):  # missing or damaged; the run needs it not
     return {}
 
 
 def _write(workdir: str, values: dict[str, Any]) -> None:
-  with files.replacing(os.path.join(workdir, NAME)) as f:
+  with disk.replacing(os.path.join(workdir, NAME)) as f:
     f.write(json.dumps(values, indent=2) + '\n')
 
 

@@ -30,16 +30,14 @@ from posttrain import config, processes, schema
 from posttrain.config import checks, names, trust
 from posttrain.metrics import display, trackers
 from posttrain.util import (
-  cluster,
+  commands,
+  disk,
   errors,
-  exits,
   hub,
   imports,
-  locks,
   preemption,
   watchdog,
 )
-from posttrain.util import flags as flags_lib
 
 # Packages whose versions change numbers.
 _PACKAGES = ('jax', 'jaxlib', 'numpy', 'posttrain')
@@ -54,25 +52,25 @@ Devices = tuple[str | None, int, int]
 class Flags:
   """The command line."""
 
-  config: str = flags_lib.required(
+  config: str = commands.required(
     'FILE',
     'The recipe: FILE.py, FILE.py:ARGUMENT (configs/arithmetic.py:tiny), or '
     'the config.json of a workdir. A recipe is code: it is run.',
   )
-  overrides: list[tuple[str, str]] = flags_lib.overrides()
-  workdir: str | None = flags_lib.flag(
+  overrides: list[tuple[str, str]] = commands.overrides()
+  workdir: str | None = commands.flag(
     None,
     'The folder of the run: checkpoints, metrics and the report. Required '
     'without --dry_run.',
     value='DIR',
   )
-  dry_run: bool = flags_lib.flag(
+  dry_run: bool = commands.flag(
     False,
     'Prints the plan (batch sizes, parameters, memory and communication per '
     'device) and trains nothing.',
   )
 
-  devices: str | None = flags_lib.flag(
+  devices: str | None = commands.flag(
     None,
     'With --dry_run: plans for N devices that need not be here, of this '
     "machine's kind, or of another: gpu:8, tpu:32.",
@@ -80,7 +78,7 @@ class Flags:
     if_absent='the devices of this machine',
   )
 
-  time_limit: str | None = flags_lib.flag(
+  time_limit: str | None = commands.flag(
     None,
     'Saves and exits with 75 before the process has run for so long, as in '
     '3h50m: give it a little less than the scheduler allows.',
@@ -88,7 +86,7 @@ class Flags:
     if_absent='none',
   )
 
-  profile: str | None = flags_lib.flag(
+  profile: str | None = commands.flag(
     None,
     'Writes a trace (jax.profiler) of these steps of each stage, counted from '
     '1 and both included, to WORKDIR/profiles/STAGE.',
@@ -96,13 +94,13 @@ class Flags:
     if_absent='none',
   )
 
-  trust_config: bool = flags_lib.flag(False, flags_lib.TRUST_CONFIG)
+  trust_config: bool = commands.flag(False, commands.TRUST_CONFIG)
 
-  coordinator: str | None = cluster.coordinator()
-  num_processes: int | None = cluster.num_processes(
+  coordinator: str | None = commands.coordinator()
+  num_processes: int | None = commands.num_processes(
     'The number of processes; with --dry_run --devices, of those to plan for.'
   )
-  process_id: int | None = cluster.process_id()
+  process_id: int | None = commands.process_id()
 
   def __post_init__(self):
     if not self.workdir and not self.dry_run:
@@ -121,11 +119,11 @@ class Flags:
     return None if text is None else preemption.seconds(text, '--time_limit')
 
   @property
-  def place(self) -> cluster.Place | None:
+  def place(self) -> commands.Place | None:
     """Returns the place of this process; None if it is the only one."""
     if self.dry_run:
       return None
-    return cluster.find(self.coordinator, self.num_processes, self.process_id)
+    return commands.place(self.coordinator, self.num_processes, self.process_id)
 
   @property
   def planned(self) -> Devices | None:
@@ -157,7 +155,7 @@ class Flags:
     return range(first, last + 1)
 
 
-PARSER = flags_lib.Parser(Flags, __doc__, names.flag)
+PARSER = commands.Parser(Flags, __doc__, names.flag)
 
 
 def load(
@@ -224,8 +222,8 @@ def hold(workdir: str, others: Sequence[str] = ()) -> Iterator[None]:
   with contextlib.ExitStack() as stack:
     with _writable():
       os.makedirs(workdir, exist_ok=True)
-      seconds = _LOCK_SECONDS if others else locks.BRIEFLY
-      stack.enter_context(locks.hold(workdir, '--workdir', others, seconds))
+      seconds = _LOCK_SECONDS if others else disk.BRIEFLY
+      stack.enter_context(disk.lock(workdir, '--workdir', others, seconds))
     yield
 
 
@@ -242,7 +240,7 @@ def train(
   workdir: str,
   time_limit: float | None = None,
   profile: range | None = None,
-  place: cluster.Place | None = None,
+  place: commands.Place | None = None,
 ) -> dict[str, Any] | None:
   """Trains a run from its newest checkpoint to its end; writes its report.
 
@@ -271,7 +269,7 @@ def train(
       run.watchdog.seconds,
       run.watchdog.first_seconds,
       run.watchdog.exit_seconds,
-      exits.STALLED,
+      errors.STALLED,
     ),
     contextlib.ExitStack() as stack,
   ):
@@ -404,7 +402,7 @@ def launch(
   time_limit: float | None = None,
   profile: range | None = None,
   devices: Devices | None = None,
-  place: cluster.Place | None = None,
+  place: commands.Place | None = None,
 ) -> None:
   """Prints the plan, with `dry_run` for given devices; else trains."""
   if dry_run:
@@ -436,13 +434,13 @@ def _run(flags: Flags) -> int:
       'from the newest checkpoint, if there is one',
       file=sys.stderr,
     )
-    return exits.INTERRUPTED
+    return errors.INTERRUPTED
   except preemption.Preempted as stopped:
     print(
       f'saved and stopped at {stopped}; run the same command to continue',
       file=sys.stderr,
     )
-    return exits.PREEMPTED
+    return errors.PREEMPTED
   return 0
 
 

@@ -25,43 +25,43 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain import config, schema
-from posttrain.util import flags as flags_lib
+from posttrain.util import commands
 
 
 @dataclasses.dataclass
 class Flags:
   """The command line."""
 
-  output: str = flags_lib.required('FILE', 'The JSONL file of pairs to write.')
-  checkpoint: str | None = flags_lib.flag(
-    None, flags_lib.CHECKPOINT, value='PATH'
+  output: str = commands.required('FILE', 'The JSONL file of pairs to write.')
+  checkpoint: str | None = commands.flag(
+    None, commands.CHECKPOINT, value='PATH'
   )
-  gsm8k: str | None = flags_lib.flag(
+  gsm8k: str | None = commands.flag(
     None,
     "GSM8K's example_model_solutions.jsonl, in place of --checkpoint.",
     value='FILE',
   )
-  config: str | None = flags_lib.flag(
+  config: str | None = commands.flag(
     None,
     'A recipe, whose tasks and options replace those of the run; required for '
     'a HuggingFace or PEFT directory.',
     value='FILE',
     if_absent="the run's own config",
   )
-  overrides: list[tuple[str, str]] = flags_lib.overrides()
-  trust_config: bool = flags_lib.flag(False, flags_lib.TRUST_CONFIG)
-  stage: str | None = flags_lib.flag(
+  overrides: list[tuple[str, str]] = commands.overrides()
+  trust_config: bool = commands.flag(False, commands.TRUST_CONFIG)
+  stage: str | None = commands.flag(
     None,
     'The stage whose training tasks are answered.',
     value='NAME',
     if_absent='the stage of the checkpoint, or the last of --config',
   )
-  prompts: int = flags_lib.option(schema.MadePairs, 'prompts')
-  samples: int = flags_lib.option(schema.MadePairs, 'samples')
-  temperature: float = flags_lib.option(schema.MadePairs, 'temperature')
-  max_tokens: int = flags_lib.option(schema.MadePairs, 'max_tokens')
-  per_prompt: int = flags_lib.option(schema.MadePairs, 'per_prompt')
-  seed: int = flags_lib.flag(0, 'The seed of tasks and sampling.')
+  prompts: int = commands.option(schema.MadePairs, 'prompts')
+  samples: int = commands.option(schema.MadePairs, 'samples')
+  temperature: float = commands.option(schema.MadePairs, 'temperature')
+  max_tokens: int = commands.option(schema.MadePairs, 'max_tokens')
+  per_prompt: int = commands.option(schema.MadePairs, 'per_prompt')
+  seed: int = commands.flag(0, 'The seed of tasks and sampling.')
 
   def __post_init__(self):
     if (self.checkpoint is None) == (self.gsm8k is None):
@@ -83,7 +83,7 @@ class Flags:
       raise ValueError(f'--{error.field} {error.detail}') from None
 
 
-PARSER = flags_lib.Parser(Flags, __doc__)
+PARSER = commands.Parser(Flags, __doc__)
 
 
 def make(flags: Flags) -> str:

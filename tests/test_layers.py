@@ -164,9 +164,9 @@ def test_losses_see_no_config(module):
 @pytest.mark.parametrize(
   'module', [m for m in FILES if not m.startswith('experiments')]
 )
-def test_only_util_flags_reads_the_command_line(module):
+def test_only_util_commands_reads_the_command_line(module):
   readers = {name for _, name in imports_of(module)}
-  if module != 'posttrain.util.flags':
+  if module != 'posttrain.util.commands':
     assert not readers & {'argparse', 'absl.flags', 'absl.app'}
     assert 'sys.argv' not in FILES[module].read_text()
 

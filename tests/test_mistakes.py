@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from posttrain import main
-from posttrain.util import exits, locks
+from posttrain.util import disk, errors
 
 ROWS = '{{"prompt": "{0} + 1 =", "completion": "{1}"}}\n'
 FILES = {
@@ -84,7 +84,7 @@ def folder(tmp_path_factory):
     for name, text in FILES.items():
       (folder / name).write_text(text)
     (folder / 'runs' / 'busy').mkdir(parents=True)
-    with locks.hold('runs/busy', '--workdir'):
+    with disk.lock('runs/busy', '--workdir'):
       yield folder
     sys.modules.pop('rewards', None)
 
@@ -98,7 +98,7 @@ def folder(tmp_path_factory):
 )
 @pytest.mark.usefixtures('folder')
 def test_a_mistake_is_one_line(words, parts, capsys):
-  assert main.main(shlex.split(f'--config={words}')) == exits.USAGE
+  assert main.main(shlex.split(f'--config={words}')) == errors.USAGE
   out, err = capsys.readouterr()
   (line,) = err.splitlines()
   assert not out and line.startswith('error: ') and len(line) < 800

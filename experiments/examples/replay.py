@@ -39,27 +39,26 @@ from posttrain.metrics import writers
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.stage import learner, loading, logbook, preflight
 from posttrain.training import token_export
-from posttrain.util import flags as flags_lib
-from posttrain.util import timers
+from posttrain.util import commands, watchdog
 
 
 @dataclasses.dataclass
 class Flags:
   """The command line."""
 
-  config: str = flags_lib.required('FILE', 'The recipe.')
-  exports: str = flags_lib.required(
+  config: str = commands.required('FILE', 'The recipe.')
+  exports: str = commands.required(
     'DIR', 'WORKDIR/token_exports of the earlier run.'
   )
-  stage: str = flags_lib.required('NAME', 'The stage to train.')
-  workdir: str = flags_lib.required('DIR', 'The new folder for metrics.jsonl.')
-  steps: int | None = flags_lib.flag(
+  stage: str = commands.required('NAME', 'The stage to train.')
+  workdir: str = commands.required('DIR', 'The new folder for metrics.jsonl.')
+  steps: int | None = commands.flag(
     None, 'The number of steps to train.', if_absent='all exported', least=1
   )
-  overrides: list[tuple[str, str]] = flags_lib.overrides()
+  overrides: list[tuple[str, str]] = commands.overrides()
 
 
-PARSER = flags_lib.Parser(Flags, __doc__)
+PARSER = commands.Parser(Flags, __doc__)
 
 
 def files(exports: str, stage: str) -> dict[int, str]:
@@ -148,7 +147,7 @@ def build(
       run,
       name,
       flags.workdir,
-      timers.Timers(),
+      watchdog.Timers(),
       compilation.CompileCounter().open(),
     ),
     token_pipeline.Packer(stage, renderer.tokenizer.pad_id),

@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from experiments.launch import options as options_lib
 from posttrain import config
 from posttrain.config import names
-from posttrain.util import flags
+from posttrain.util import commands
 
 Flags = options_lib.Options
-PARSER = flags.Parser(Flags, __doc__, names.flag)
+PARSER = commands.Parser(Flags, __doc__, names.flag)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

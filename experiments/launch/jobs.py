@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from posttrain.util import errors, exits
+from posttrain.util import errors
 
 _LONGEST_NAME = 100  # characters; file systems allow 255 bytes
 _QUOTES = '"\''
@@ -108,8 +108,8 @@ def starts_again(codes: Sequence[int]) -> bool:
   Args:
     codes: exit codes of all its processes; negative = killed by that signal.
   """
-  failed = exits.FAILED, exits.USAGE, exits.NO_REWARD
-  again = exits.PREEMPTED, exits.PEER_LOST, exits.STALLED
+  failed = errors.FAILED, errors.USAGE, errors.NO_REWARD
+  again = errors.PREEMPTED, errors.PEER_LOST, errors.STALLED
   return any(x in again for x in codes) and not any(x in failed for x in codes)
 
 

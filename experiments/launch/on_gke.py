@@ -14,7 +14,7 @@ from typing import Any
 from experiments.launch import jobs as jobs_lib
 from experiments.launch import options as options_lib
 from experiments.launch import submission, tpus
-from posttrain.util import exits
+from posttrain.util import errors
 
 PORT = 8476  # of the coordinator
 USER = 1000  # of the Dockerfile
@@ -44,9 +44,9 @@ def submit(
   command = ['kubectl', 'apply', '-f', '-', *options.extra]
   if dry_run:
     print(f"{shlex.join(command)} << 'END'\n{text}END")
-    return exits.DONE
+    return errors.DONE
   submission.run('gke', command, text)
-  return exits.DONE
+  return errors.DONE
 
 
 def _check(jobs: Sequence[jobs_lib.Job], options: options_lib.Options) -> None:
@@ -113,7 +113,7 @@ def _metadata(
 
 def _rule(container: dict[str, str]) -> dict[str, Any]:
   """Returns the rule that fails a Job whose next start would fail as well."""
-  values = [exits.FAILED, exits.USAGE, exits.NO_REWARD]
+  values = [errors.FAILED, errors.USAGE, errors.NO_REWARD]
   return {
     'action': 'FailJob',
     'onExitCodes': {**container, 'operator': 'In', 'values': values},

@@ -15,7 +15,7 @@ from experiments.launch import jobs as jobs_lib
 from experiments.launch import options as options_lib
 from experiments.launch import sweep, tpus
 from posttrain.rollout import ray_workers
-from posttrain.util import exits
+from posttrain.util import errors
 
 
 def submit(
@@ -30,7 +30,7 @@ def submit(
     print(f'# {options.jobs} at a time')
     for job in jobs:
       print(shlex.join(command(job, options)))
-    return exits.DONE
+    return errors.DONE
   if not ray_workers.is_installed():
     raise ValueError(
       '--on=ray must have the package ray: got an installation without it; '

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from experiments.launch import jobs as jobs_lib
 from experiments.launch import options as options_lib
 from experiments.launch import submission
-from posttrain.util import exits
+from posttrain.util import errors
 
 _SIGNAL_SECONDS = 120  # between the signal and SLURM's time limit
 # What SLURM's time limit allows beyond --time_limit, which starts with Python.
@@ -52,10 +52,10 @@ def submit(
   if dry_run:
     print(shlex.join(arguments(options)), "<< 'END'")
     print(f'{text}END')
-    return exits.DONE
+    return errors.DONE
   os.makedirs(options.workdir, exist_ok=True)
   submission.run('slurm', arguments(options), text)
-  return exits.DONE
+  return errors.DONE
 
 
 def arguments(options: options_lib.Options) -> list[str]:
@@ -76,7 +76,7 @@ def arguments(options: options_lib.Options) -> list[str]:
 
 def script(jobs: Sequence[jobs_lib.Job], options: options_lib.Options) -> str:
   """Returns the sbatch script of jobs that have the same resources."""
-  codes = [exits.PREEMPTED, exits.PEER_LOST, exits.STALLED, 128 + 15]
+  codes = [errors.PREEMPTED, errors.PEER_LOST, errors.STALLED, 128 + 15]
   if jobs[0].hosts > 1:
     # srun returns the highest exit code, which a killed process raises.
     codes += [128 + signal.SIGABRT, 128 + signal.SIGKILL, 128 + signal.SIGSEGV]
@@ -104,7 +104,7 @@ def script(jobs: Sequence[jobs_lib.Job], options: options_lib.Options) -> str:
   lines += [
     '*)',
     '  echo "no run has the number $SLURM_ARRAY_TASK_ID" >&2',
-    f'  exit {exits.USAGE}',
+    f'  exit {errors.USAGE}',
     '  ;;',
     'esac',
   ]

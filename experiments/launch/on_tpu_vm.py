@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from experiments.launch import jobs as jobs_lib
 from experiments.launch import options as options_lib
 from experiments.launch import submission, tpus
-from posttrain.util import exits
+from posttrain.util import errors
 
 LOG = '/var/log/posttrain.log'
 _LONGEST_NAME = 60
@@ -65,7 +65,7 @@ def submit(
       with open(path, 'w') as file:
         file.write(text)
       submission.run('tpu_vm', arguments(job, options, path))
-  return exits.DONE
+  return errors.DONE
 
 
 def job_name(job: jobs_lib.Job, options: options_lib.Options) -> str:
@@ -103,12 +103,12 @@ def script(job: jobs_lib.Job, options: options_lib.Options) -> str:
     docker = ('docker', 'run', '--rm', '--privileged', '--user=0')
     words = [*docker, '--network=host', volume, options.image, *words]
   final = (
-    *(exits.DONE, exits.FAILED, exits.USAGE, exits.NO_REWARD),
-    exits.INTERRUPTED,
+    *(errors.DONE, errors.FAILED, errors.USAGE, errors.NO_REWARD),
+    errors.INTERRUPTED,
   )
   loop = _LOOP.replace('FINAL', ' | '.join(map(str, final)))
   values = {
-    'LOST': exits.PEER_LOST,
+    'LOST': errors.PEER_LOST,
     'SHORT': _SHORT_SECONDS,
     'PAUSE': _PAUSE_SECONDS,
   }

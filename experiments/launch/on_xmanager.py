@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from experiments.launch import jobs as jobs_lib
 from experiments.launch import options as options_lib
 from experiments.launch import results, sweep
-from posttrain.util import exits
+from posttrain.util import errors
 
 
 class _Failed(Exception):
@@ -39,14 +39,14 @@ def submit(
     )
     for job in jobs:
       print(shlex.join([sys.executable, *arguments(job, options)]))
-    return exits.DONE
+    return errors.DONE
   with sweep.handled(_stop):
     failures = asyncio.run(_run(jobs, options))
   print('\n'.join(results.write(jobs, options.workdir)), flush=True)
   for name, failure in failures.items():
     line = f'error: {name} must end with exit code 0: got {failure}'
     print(line, file=sys.stderr)
-  return exits.FAILED if failures else exits.DONE
+  return errors.FAILED if failures else errors.DONE
 
 
 def _stop(number: int, _: object) -> None:
@@ -65,7 +65,7 @@ def _stop(number: int, _: object) -> None:
   psutil.wait_procs(processes)
   print('stopped; the same command continues the runs', file=sys.stderr)
   is_interrupt = number == signal.SIGINT
-  sys.exit(exits.INTERRUPTED if is_interrupt else exits.PREEMPTED)
+  sys.exit(errors.INTERRUPTED if is_interrupt else errors.PREEMPTED)
 
 
 def arguments(job: jobs_lib.Job, options: options_lib.Options) -> list[str]:

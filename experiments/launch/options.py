@@ -8,7 +8,7 @@ from typing import Any
 from experiments.launch import jobs as jobs_lib
 from experiments.launch import tpus
 from posttrain import config, main
-from posttrain.util import errors, flags, preemption
+from posttrain.util import commands, errors, preemption
 
 PLACES = ('local', 'ray', 'xmanager', 'slurm', 'gke', 'tpu_vm')
 
@@ -17,33 +17,33 @@ PLACES = ('local', 'ray', 'xmanager', 'slurm', 'gke', 'tpu_vm')
 class Options:
   """The command line."""
 
-  on: str = flags.required('', 'Where the runs start.', choices=PLACES)
+  on: str = commands.required('', 'Where the runs start.', choices=PLACES)
 
-  config: str = flags.required(
+  config: str = commands.required(
     'FILE',
     'The recipe, as posttrain.main takes it. The file must be here, where the '
     'config is checked, and at the same relative path on the hosts.',
   )
 
-  workdir: str = flags.required(
+  workdir: str = commands.required(
     'DIR',
     'The folder of the run; with --sweep each run has a folder in it, named '
     'after its values. All hosts of a run must see it.',
   )
 
-  overrides: list[tuple[str, str]] = flags.overrides()
+  overrides: list[tuple[str, str]] = commands.overrides()
 
-  sweep: list[str] = flags.several(
+  sweep: list[str] = commands.several(
     'KEY=VALUE,VALUE',
     'Runs each of these values of a key of the config; with several --sweep '
     'all combinations. Commas within brackets or quotes belong to a value.',
   )
 
-  dry_run: bool = flags.flag(
+  dry_run: bool = commands.flag(
     False, 'Prints what would be submitted; submits and writes nothing.'
   )
 
-  hosts: int | None = flags.flag(
+  hosts: int | None = commands.flag(
     None,
     'The number of hosts of each run, with one process on each; local starts '
     'all processes on this machine.',
@@ -52,21 +52,21 @@ class Options:
     least=1,
   )
 
-  gpus: int = flags.flag(0, 'GPUs of each host.', least=0)
-  gpu_type: str = flags.flag(
+  gpus: int = commands.flag(0, 'GPUs of each host.', least=0)
+  gpu_type: str = commands.flag(
     '', "The cluster's name of the GPUs, as nvidia-h100-80gb.", if_absent='any'
   )
-  tpu: str = flags.flag(
+  tpu: str = commands.flag(
     '', 'The TPU slice of each run, as v5litepod-16.', if_absent='none'
   )
-  cpus: int | None = flags.flag(
+  cpus: int | None = commands.flag(
     None,
     'Processor cores of each host.',
     value='N',
     if_absent="the cluster's default",
     least=1,
   )
-  memory: int | None = flags.flag(
+  memory: int | None = commands.flag(
     None,
     'GiB of memory of each host.',
     value='N',
@@ -74,7 +74,7 @@ class Options:
     least=1,
   )
 
-  time_limit: str | None = flags.flag(
+  time_limit: str | None = commands.flag(
     None,
     'A run saves and stops before it has run for so long, as in 3h50m, and is '
     'started again; slurm asks for a little more time than that.',
@@ -82,60 +82,60 @@ class Options:
     if_absent='none',
   )
 
-  restarts: int = flags.flag(
+  restarts: int = commands.flag(
     20,
     'How often a run is started again after it has saved and stopped (exit '
     'code 75), has lost a process (5) or has made no progress (4).',
     least=0,
   )
 
-  jobs: int = flags.flag(
+  jobs: int = commands.flag(
     1, 'Runs at a time: local, xmanager, ray, and slurm.', least=1
   )
 
-  name: str = flags.flag(
+  name: str = commands.flag(
     '', 'The name of the launch.', if_absent="the workdir's last part"
   )
 
-  trust_config: bool = flags.flag(False, flags.TRUST_CONFIG)
+  trust_config: bool = commands.flag(False, commands.TRUST_CONFIG)
 
-  python: str = flags.flag(
+  python: str = commands.flag(
     '',
     'The interpreter on the hosts.',
     value='PATH',
     if_absent='python3; local, xmanager, ray: the one that runs this command',
   )
 
-  setup: list[str] = flags.several(
+  setup: list[str] = commands.several(
     'TEXT',
     'A line of shell before the run, as in --setup="module load cuda": slurm '
     'runs it on the first host, whose variables all get, tpu_vm on each.',
   )
 
-  image: str = flags.flag(
+  image: str = commands.flag(
     '',
     'The container image with the code (gke; tpu_vm may have one).',
     if_absent='none',
   )
-  claim: str = flags.flag(
+  claim: str = commands.flag(
     '',
     'gke: the PersistentVolumeClaim of the file system with the workdir.',
     if_absent='none',
   )
-  mount: str = flags.flag(
+  mount: str = commands.flag(
     '/data', 'gke and tpu_vm with --image: the folder of that file system.'
   )
-  queue: str = flags.flag(
+  queue: str = commands.flag(
     '', "gke: Kueue's queue; slurm: the partition.", if_absent='none'
   )
-  address: str | None = flags.flag(
+  address: str | None = commands.flag(
     None,
     "ray: the cluster's address.",
     value='HOST:PORT',
     if_absent='RAY_ADDRESS; else a cluster on this machine',
   )
 
-  extra: list[str] = flags.several(
+  extra: list[str] = commands.several(
     'ARGUMENT',
     'A further argument of sbatch, kubectl or gcloud, as --extra=--account=me.',
   )

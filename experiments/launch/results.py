@@ -13,7 +13,7 @@ from typing import Any
 
 from experiments.launch import jobs as jobs_lib
 from posttrain.metrics import estimates, statistics, writers
-from posttrain.util import files
+from posttrain.util import disk
 
 # Columns after the main numbers, `posttrain.metrics.statistics`.
 OTHERS = ('eval/reward/', 'eval/entropy/')
@@ -81,9 +81,9 @@ def write(jobs: Sequence[jobs_lib.Job], folder: str) -> list[str]:
   rows = collect(jobs)
   lines = table(rows)
   os.makedirs(folder, exist_ok=True)
-  with files.replacing(os.path.join(folder, 'results.jsonl')) as file:
+  with disk.replacing(os.path.join(folder, 'results.jsonl')) as file:
     file.writelines(f'{json.dumps(row)}\n' for row in rows)
-  with files.replacing(os.path.join(folder, 'results.md')) as file:
+  with disk.replacing(os.path.join(folder, 'results.md')) as file:
     file.writelines(f'{line}\n' for line in lines)
   return lines
 

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from experiments.launch import __main__ as launch
 from experiments.launch import jobs as jobs_lib
 from experiments.launch import options, results
-from posttrain.util import errors, exits, files, json_files
+from posttrain.util import disk, errors
 
 LOG = 'log.txt'
 _FINISHED = 'finished.json'
@@ -257,8 +257,8 @@ def play(
   if left:
     _say(f'stopped; the same command continues {left} of {len(jobs)} runs')
     is_interrupt = signal.SIGINT in sweep.signals
-    return exits.INTERRUPTED if is_interrupt else exits.PREEMPTED
-  return exits.FAILED if sweep.failures else exits.DONE
+    return errors.INTERRUPTED if is_interrupt else errors.PREEMPTED
+  return errors.FAILED if sweep.failures else errors.DONE
 
 
 def is_finished(job: jobs_lib.Job) -> bool:
@@ -267,14 +267,14 @@ def is_finished(job: jobs_lib.Job) -> bool:
   if not os.path.exists(os.path.join(job.workdir, 'metrics.jsonl')):
     return False
   try:
-    return json_files.read_object(path) == options.resolved(job)
+    return disk.read_json_object(path) == options.resolved(job)
   except (OSError, ValueError):  # absent, or no JSON: the run tells
     return False
 
 
 def mark_finished(job: jobs_lib.Job) -> None:
   """Notes the config of a job that has ended with 0 in its workdir."""
-  with files.replacing(os.path.join(job.workdir, _FINISHED)) as file:
+  with disk.replacing(os.path.join(job.workdir, _FINISHED)) as file:
     json.dump(options.resolved(job), file)
 
 

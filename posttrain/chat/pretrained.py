@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from posttrain import schema
 from posttrain.chat import templates, tokenizers
-from posttrain.util import json_files
+from posttrain.util import disk
 
 _SPECIAL = (
   'bos_token',
@@ -56,7 +56,7 @@ def resolve(cfg: schema.Tokenizer) -> TextSettings:
   Raises:
     ValueError: a file is missing or has another form; names it.
   """
-  variables = json_files.parse(
+  variables = disk.parse_json(
     cfg.template_variables, 'config.tokenizer.template_variables'
   )
   template = None
@@ -200,7 +200,7 @@ def _closing(
   first special token there (a base model may have a chat template, but end its
   texts with another token).
   """
-  added = json_files.read_object(file).get('added_tokens') or []
+  added = disk.read_json_object(file).get('added_tokens') or []
   ends = [token['content'] for token in added if token['id'] in stops]
   eos = variables.get('eos_token')
   ends = [*ends, eos] if eos else ends
@@ -291,4 +291,4 @@ def _text(path: pathlib.Path) -> str:
 
 def _json(path: pathlib.Path) -> dict[str, Any]:
   """Reads the JSON object in a file; {} if there is no file."""
-  return json_files.read_object(path) if path.is_file() else {}
+  return disk.read_json_object(path) if path.is_file() else {}

@@ -22,7 +22,7 @@ from posttrain import machine
 from posttrain.checkpoints import weight_folders
 from posttrain.data import tfds_names
 from posttrain.metrics import estimates, writers
-from posttrain.util import errors, files, hub
+from posttrain.util import disk, errors, hub
 
 FILE, BASE_FILE = 'README.md', 'BASE_README.md'
 _LIBRARIES = {'hf': 'transformers', 'peft': 'peft'}
@@ -47,7 +47,7 @@ def write(folder: str, exported: str | pathlib.Path, form: str) -> None:
   path = pathlib.Path(exported) / FILE
   if path.exists():
     os.replace(path, path.with_name(BASE_FILE))
-  with files.replacing(path) as file:
+  with disk.replacing(path) as file:
     file.write(text(folder, form))
 
 

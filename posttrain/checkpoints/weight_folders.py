@@ -21,7 +21,7 @@ from posttrain.checkpoints import reading
 from posttrain.data import sources
 from posttrain.models import hf_config, peft
 from posttrain.schema import base as schema_base
-from posttrain.util import errors, hub, json_files
+from posttrain.util import disk, errors, hub
 
 
 def is_hf(path: str) -> bool:
@@ -30,7 +30,7 @@ def is_hf(path: str) -> bool:
   A workdir has a config.json as well, but without a `model_type`.
   """
   try:
-    return 'model_type' in json_files.read_object(_inside(path, 'config.json'))
+    return 'model_type' in disk.read_json_object(_inside(path, 'config.json'))
   except ValueError:
     return False
 
@@ -56,7 +56,7 @@ def find(path: str) -> str:
   except ValueError as error:
     config = _inside(path, 'config.json')
     if os.path.isfile(config):
-      json_files.read_object(config)  # raises if it cannot be read
+      disk.read_json_object(config)  # raises if it cannot be read
     place = os.path.abspath(os.path.expanduser(path))
     if not os.path.exists(place):
       raise ValueError(

@@ -23,7 +23,7 @@ from ml_collections import config_dict
 from posttrain import schema
 from posttrain.config import names
 from posttrain.models import hf_config
-from posttrain.util import errors, hub, json_files
+from posttrain.util import disk, errors, hub
 
 # Type of an option -> how a value is written.
 _EXAMPLES = {
@@ -37,7 +37,7 @@ _EXAMPLES = {
 def literal(text: str, key: str) -> Any:
   """Returns an override's value: JSON, a Python literal, or the text itself."""
   try:
-    return json_files.parse(text, key)
+    return disk.parse_json(text, key)
   except ValueError as error:
     problem = error
   try:

@@ -23,7 +23,7 @@ from ml_collections import config_dict
 
 from posttrain import schema
 from posttrain.config import conversion, names
-from posttrain.util import errors, json_files
+from posttrain.util import disk, errors
 
 RECIPE_PREFIX = 'recipe_'  # begins the module name of a recipe file
 _FOLDER = pathlib.Path(__file__).parents[2] / 'configs'
@@ -56,7 +56,7 @@ def load(spec: str) -> config_dict.ConfigDict:
   """
   path, argument = _split(spec)
   if path.endswith('.json'):
-    return from_dict(json_files.read_object(path), path)
+    return from_dict(disk.read_json_object(path), path)
   name = os.path.splitext(os.path.basename(path))[0]
   try:
     recipe = runpy.run_path(path, run_name=RECIPE_PREFIX + name)

@@ -24,7 +24,7 @@ import numpy as np
 
 from posttrain import types
 from posttrain.data import row_files, rows
-from posttrain.util import files
+from posttrain.util import disk
 
 COLUMNS = ('prompt', 'chosen', 'rejected', 'completion', 'label', 'margin')
 # What a preference may have, for errors.
@@ -74,7 +74,7 @@ def read(
 def write(path: str | pathlib.Path, pairs: Sequence[Preference]) -> None:
   """Writes pairs for `read`, atomically."""
   pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-  with files.replacing(path) as file:
+  with disk.replacing(path) as file:
     for pair in pairs:
       file.write(json.dumps(_raw(pair)) + '\n')
 
@@ -89,7 +89,7 @@ def check_writable(path: str | pathlib.Path) -> None:
     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
-  with files.replacing(path.with_name(f'{path.name}.check')):
+  with disk.replacing(path.with_name(f'{path.name}.check')):
     pass
   path.with_name(f'{path.name}.check').unlink()
 

@@ -17,7 +17,7 @@ from typing import Any
 from posttrain import schema
 from posttrain.data import rows, tfds
 from posttrain.envs import base, registry
-from posttrain.util import flags
+from posttrain.util import commands
 
 OPTIONS = tuple(
   field
@@ -30,7 +30,7 @@ Flags = dataclasses.make_dataclass(
     (
       'env',
       str,
-      flags.required(
+      commands.required(
         'ENV',
         'The environment: arithmetic.',
         choices=('arithmetic',),
@@ -40,18 +40,18 @@ Flags = dataclasses.make_dataclass(
     (
       'folder',
       str,
-      flags.required(
+      commands.required(
         'DIR', 'The folder of all TFDS data sets.', by_position=True
       ),
     ),
-    ('seed', int, flags.flag(0, 'The seed of the training questions.')),
+    ('seed', int, commands.flag(0, 'The seed of the training questions.')),
     *(
-      (field.name, field.type, flags.option(schema.Arithmetic, field.name))
+      (field.name, field.type, commands.option(schema.Arithmetic, field.name))
       for field in OPTIONS
     ),
   ],
 )
-PARSER = flags.Parser(Flags, __doc__)
+PARSER = commands.Parser(Flags, __doc__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

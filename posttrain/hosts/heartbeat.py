@@ -4,7 +4,7 @@
    progress, and at its end how it ended. The answer is what process 0 knows.
 2. A process is lost if its connection closes before it has said that it ends,
    or if nothing has come through it for `LOST_SECONDS`: it has ended, or is
-   stopped, or its host is gone. All others then end with `exits.PEER_LOST`.
+   stopped, or its host is gone. All others then end with `errors.PEER_LOST`.
 3. One that fails says so. The others end after `GRACE_SECONDS` with its code,
    unless they fail in the same way before.
 
@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from posttrain import processes
-from posttrain.util import errors, exits, preemption, watchdog
+from posttrain.util import errors, preemption, watchdog
 
 LOST_SECONDS = 25.0  # without a heartbeat
 BEAT_SECONDS = 1.0
@@ -160,16 +160,16 @@ class Heartbeat(threading.Thread):
     if self._done:
       return
     for index, (reason, code) in list(self._ends.items()):
-      if index != self._index and code != exits.DONE:
+      if index != self._index and code != errors.DONE:
         self._failed += BEAT_SECONDS
-        seconds = GRACE_SECONDS if code == exits.FAILED else SAVED_SECONDS
+        seconds = GRACE_SECONDS if code == errors.FAILED else SAVED_SECONDS
         # When process 0 is gone, jax aborts all others.
         seconds += 3 * BEAT_SECONDS if not self._index else 0.0
         if self._lost or self._failed > seconds:
           self._end(f'process {index} has ended: {reason}', code)
         return
     if self._lost:
-      self._end(self._lost, exits.PEER_LOST)
+      self._end(self._lost, errors.PEER_LOST)
 
   def _describe(self, index: int) -> str:
     beat, text = self._beats.get(index), f'process {index}'
@@ -184,7 +184,7 @@ class Heartbeat(threading.Thread):
 
   def _end(self, reason: str, code: int) -> NoReturn:
     text = f'{reason}; process {self._index} ends in phase {watchdog.current()}'
-    if code in (exits.PEER_LOST, exits.PREEMPTED):
+    if code in (errors.PEER_LOST, errors.PREEMPTED):
       text += '; start all of them again'
     watchdog.end(text, code=code)
 
@@ -204,27 +204,27 @@ class Heartbeat(threading.Thread):
     It may have failed because another one is lost, as a collective does: the
     thread then knows it within a few heartbeats, and ends this process.
     """
-    code = exits.FAILED
+    code = errors.FAILED
     if isinstance(error, preemption.Preempted):
-      code = exits.PREEMPTED
+      code = errors.PREEMPTED
     elif isinstance(error, KeyboardInterrupt):
-      code = exits.INTERRUPTED
+      code = errors.INTERRUPTED
     else:
       time.sleep(4 * BEAT_SECONDS)
     self.finish(errors.describe(error), code)
 
-  def finish(self, reason: str = '', code: int = exits.DONE) -> None:
+  def finish(self, reason: str = '', code: int = errors.DONE) -> None:
     """Tells the others how this process ends; process 0 waits for them."""
     self._done = True
     self._beat([reason, code])
-    saved = code in (exits.PREEMPTED, exits.INTERRUPTED)
+    saved = code in (errors.PREEMPTED, errors.INTERRUPTED)
     end = time.monotonic() + (SAVED_SECONDS if saved else 2 * GRACE_SECONDS)
     others = range(1, 1 if self._index else self._count)
     while time.monotonic() < end and any(
       i not in self._ends and self._idle[i] < LOST_SECONDS for i in others
     ):
       time.sleep(0.1)
-    if not self._index and code != exits.DONE:
+    if not self._index and code != errors.DONE:
       time.sleep(2 * BEAT_SECONDS)  # until all others have read it
     how = socket.SHUT_WR if self._index else socket.SHUT_RDWR
     with contextlib.suppress(OSError):

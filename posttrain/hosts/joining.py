@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from posttrain import processes
 from posttrain.hosts import heartbeat
-from posttrain.util import cluster, exits, watchdog
+from posttrain.util import commands, errors, watchdog
 
 START_SECONDS = 45  # for all processes to join
 JAX_SECONDS = 120  # without a heartbeat of jax, after which it ends all
@@ -51,12 +51,12 @@ class _Peers:
 
 
 @contextlib.contextmanager
-def join(place: cluster.Place | None, folder: str | None) -> Iterator[None]:
+def join(place: commands.Place | None, folder: str | None) -> Iterator[None]:
   """Joins the other processes of a run; must come before jax uses a device.
 
   Process 0 keeps stderr; the others write it to `folder`/<index>.log, if there
   is a folder. A process that others do not join in time ends with
-  `exits.PEER_LOST`.
+  `errors.PEER_LOST`.
 
   Args:
     place: the place of this process; None = there are no others.
@@ -96,7 +96,7 @@ def _log_to(folder: str, name: str) -> None:
   os.close(log)
 
 
-def _initialize(place: cluster.Place) -> None:
+def _initialize(place: commands.Place) -> None:
   # jax's own handler of SIGTERM would replace the train loop's.
   jax.config.update('jax_enable_preemption_service', False)
   # jax would abort the process at its own limit, which comes later.
@@ -118,12 +118,12 @@ def _initialize(place: cluster.Place) -> None:
   limit.cancel()
 
 
-def _end_alone(place: cluster.Place) -> NoReturn:
+def _end_alone(place: commands.Place) -> NoReturn:
   """Ends this process, because others have not joined."""
   watchdog.end(
     f'all processes must join at {place.coordinator or "their coordinator"} '
     f'within {START_SECONDS} s: process {place.index} on '
     f'{socket.gethostname()} ends before its first phase; start all of them '
     'again, at the same time',
-    code=exits.PEER_LOST,
+    code=errors.PEER_LOST,
   )

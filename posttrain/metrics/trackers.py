@@ -33,7 +33,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from posttrain.metrics import writers
-from posttrain.util import errors, files, imports, json_files
+from posttrain.util import disk, errors, imports
 
 FILE = 'trackers.json'
 KEY = 'config.metrics.trackers'
@@ -197,7 +197,7 @@ class _Trackers:
         self._last[name] = written if last is None else last
         self._active[name] = tracker
     begun = list(dict.fromkeys([*begun, *self._active]))
-    with files.replacing(os.path.join(workdir, FILE)) as f:
+    with disk.replacing(os.path.join(workdir, FILE)) as f:
       json.dump({'run': run, 'trackers': begun}, f)
     for row in rows:
       self.log(row)
@@ -294,7 +294,7 @@ def _read(workdir: str) -> tuple[str, list[str]]:
   """Returns the run's name, and the trackers that have begun."""
   path = os.path.join(workdir, FILE)
   if os.path.exists(path):
-    values = json_files.read_object(path)
+    values = disk.read_json_object(path)
     return values['run'], values['trackers']
   folder = os.path.basename(os.path.abspath(workdir))
   # Signs that every tracker takes.

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.util import errors, json_files, preemption
+from posttrain.util import disk, errors, preemption
 
 ELAPSED, CPU = 'time/elapsed', 'time/cpu'
 GOODPUT = 'time/goodput'
@@ -274,7 +274,7 @@ def _objects(path: str, size: int = -1) -> list[tuple[str, Row]]:
     if not line.strip():
       continue
     where = f'{path}:{number}'
-    value = json_files.parse(line, where)
+    value = disk.parse_json(line, where)
     if not isinstance(value, dict):
       raise ValueError(
         f'{where} must be a JSON object: got {errors.quote(value)}'

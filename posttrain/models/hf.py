@@ -23,8 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from posttrain import processes, schema, sharding, tree
 from posttrain.models import hf_config, hf_files, transformer
-from posttrain.util import files as files_lib
-from posttrain.util import watchdog
+from posttrain.util import disk, watchdog
 
 SHARD_BYTES = 2**30  # size of a file, unless one tensor is larger
 _LAYER = 'model.layers.{}.'
@@ -189,7 +188,7 @@ def save(
   if not processes.is_first():
     return
   if like is None:
-    with files_lib.replacing(folder / 'config.json') as file:
+    with disk.replacing(folder / 'config.json') as file:
       json.dump(config, file, indent=2)
   else:
     _copy_rest(pathlib.Path(like), folder)

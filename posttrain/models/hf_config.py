@@ -13,7 +13,7 @@ import pathlib
 from typing import Any
 
 from posttrain import schema
-from posttrain.util import json_files
+from posttrain.util import disk
 
 # Fields that do not change a model's function.
 _OURS = ('dtype', 'remat', 'attention')
@@ -146,7 +146,7 @@ def read(folder: str | pathlib.Path) -> schema.Model:
         f'--config.init={folder}'
       )
     raise ValueError(f'{folder} must hold a config.json: got none; {hint}')
-  text = json_files.read_object(path)
+  text = disk.read_json_object(path)
   try:
     return _parse(text)
   except schema.FieldError as error:

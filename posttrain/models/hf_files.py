@@ -19,8 +19,7 @@ import numpy as np
 import safetensors
 
 from posttrain import processes
-from posttrain.util import files as files_lib
-from posttrain.util import json_files
+from posttrain.util import disk
 
 SINGLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 DTYPES = {'F32': 'float32', 'F16': 'float16', 'BF16': 'bfloat16'}
@@ -46,7 +45,7 @@ def find(folder: pathlib.Path, shapes: Shapes, single: str = SINGLE) -> Files:
   """
   paths, index = [folder / single], folder / INDEX
   if single == SINGLE and not paths[0].is_file() and index.is_file():
-    files = json_files.read_object(index).get('weight_map')
+    files = disk.read_json_object(index).get('weight_map')
     if not isinstance(files, dict) or not files:
       raise ValueError(
         f"{index} must have a 'weight_map' of tensors to files: got {files!r}"
@@ -160,7 +159,7 @@ def write(
     text = {'metadata': total, 'weight_map': index}
     if not processes.is_first():
       return
-    with files_lib.replacing(folder / INDEX) as file:
+    with disk.replacing(folder / INDEX) as file:
       json.dump(text, file, indent=2)
 
 
@@ -198,7 +197,7 @@ def write_file(
     }
   text = json.dumps(header, separators=(',', ':')).encode()
   text += b' ' * (-len(text) % 8)
-  with files_lib.replacing(path, 'xb') as file:
+  with disk.replacing(path, 'xb') as file:
     file.write(len(text).to_bytes(8, 'little') + text)
     for name, shape in shapes.items():
       array = get(name)

@@ -18,7 +18,7 @@ import numpy as np
 
 from posttrain import schema, tree
 from posttrain.models import hf, hf_files, lora, transformer
-from posttrain.util import files, json_files
+from posttrain.util import disk
 
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 # Keys that may have any value: they do not change W + s A B, or are read.
@@ -95,7 +95,7 @@ def save(
     'fan_in_fan_out': False,
     'target_modules': sorted({name.split('.')[-3] for name in shapes}),
   }
-  with files.replacing(folder / CONFIG) as file:
+  with disk.replacing(folder / CONFIG) as file:
     json.dump(config, file, indent=2)
 
 
@@ -106,7 +106,7 @@ def read(folder: str | pathlib.Path) -> dict[str, Any]:
     ValueError: the adapter is no plain LoRA; names the key.
   """
   path = pathlib.Path(folder) / CONFIG
-  config = json_files.read_object(path)
+  config = disk.read_json_object(path)
   if config.get('peft_type') != 'LORA':
     raise ValueError(
       f"{path}: peft_type must be 'LORA': got {config.get('peft_type')!r}"

@@ -8,13 +8,13 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from posttrain.util import errors, exits
+from posttrain.util import errors
 
 
 class NoReward(RuntimeError):
   """No rollout of a stage had a reward, because rewards or episodes failed."""
 
-  exit_code = exits.NO_REWARD
+  exit_code = errors.NO_REWARD
 
 
 @dataclasses.dataclass

@@ -39,7 +39,7 @@ from posttrain.rollout import (
   sampler,
   side_by_side,
 )
-from posttrain.util import timers
+from posttrain.util import watchdog
 
 UIDS_PER_STAGE = 2**40  # a rollout's uid is unique over the whole run
 
@@ -139,7 +139,7 @@ class TokenPipeline(base.Pipeline):
     judge: Callable[[schema.Reference], grading.Judge] | None = None,
     reward_model: Callable[[str], grading.Model] | None = None,
     workers: env_calls.Workers | None = None,
-    clock: timers.Timers | None = None,
+    clock: watchdog.Timers | None = None,
   ):
     """Starts at the first task of every source.
 
@@ -161,7 +161,7 @@ class TokenPipeline(base.Pipeline):
     self._stage, self._seed = data.stage, data.seed
     self._uid = data.index * UIDS_PER_STAGE
     self._players, self._scorer = players or {}, scorer
-    self._workers, self._clock = workers, clock or timers.Timers()
+    self._workers, self._clock = workers, clock or watchdog.Timers()
     self._rewards = {
       name: environment.rewards(judge, reward_model, workers)
       for name, environment in data.environments.items()

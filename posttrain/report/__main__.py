@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from posttrain.util import exits, flags, locks
+from posttrain.util import commands, disk, errors
 
 _POLL = 0.5  # seconds between two looks at the files of a run
 # Seconds without a process of a run, and without a change of its files, after
@@ -32,26 +32,26 @@ _IDLE = 30.0
 class Flags:
   """The command line."""
 
-  runs: list[str] = flags.required(
+  runs: list[str] = commands.required(
     'RUN', 'Workdirs of runs; several are overlaid.', by_position=True
   )
-  output: str | None = flags.flag(
+  output: str | None = commands.flag(
     None,
     'The page.',
     value='FILE',
     if_absent='RUN/report.html; of several runs, report.html in this folder',
   )
-  live: bool = flags.flag(
+  live: bool = commands.flag(
     False,
     'Writes the page again when a run has new steps, until all runs have '
     'ended or stopped, or Ctrl-C; an open page loads itself again.',
   )
-  seconds: float = flags.flag(
+  seconds: float = commands.flag(
     5.0, 'With --live: the least seconds between two pages.', least=1.0
   )
 
 
-PARSER = flags.Parser(Flags, __doc__)
+PARSER = commands.Parser(Flags, __doc__)
 
 
 def report(options: Flags) -> int:
@@ -98,7 +98,7 @@ def report(options: Flags) -> int:
         file=sys.stderr,
       )
       break
-  return exits.DONE
+  return errors.DONE
 
 
 def _has_metrics(run: str) -> bool:
@@ -126,7 +126,7 @@ def _wait(runs: Sequence[str], seconds: float) -> bool:
   time.sleep(seconds)
   while written() == before:
     begun = all(map(_has_metrics, runs))
-    if not begun or any(map(locks.is_held, runs)):
+    if not begun or any(map(disk.is_locked, runs)):
       idle = 0.0
     elif idle >= _IDLE:
       return False

@@ -21,7 +21,7 @@ from typing import Any
 
 from posttrain.metrics import writers
 from posttrain.report import panels, results, runs, stories
-from posttrain.util import errors, files
+from posttrain.util import disk, errors
 
 MAX_CHARACTERS = 100_000  # of the summary and of the config
 SECONDS = 20.0  # between two reports of a run under way, at least
@@ -108,7 +108,7 @@ def write_all(
   all_runs = [runs.read(*pair) for pair in zip(workdirs, names, strict=True)]
   finished = all(run.finished for run in all_runs)
   text = render(all_runs, None if finished else reload)
-  with files.replacing(path) as f:
+  with disk.replacing(path) as f:
     # Texts may have halves of surrogate pairs, which no UTF-8 can hold.
     f.write(text.encode(errors='replace').decode())
   return finished

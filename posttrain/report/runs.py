@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from posttrain.metrics import estimates, statistics, writers
-from posttrain.util import json_files
+from posttrain.util import disk
 
 PANELS = (  # title, metric or its prefix, how it is drawn
   *((x.panel, x.key, x.kind) for x in statistics.MEASURES),
@@ -133,7 +133,7 @@ def read(workdir: str, name: str | None = None) -> Run:
   path = os.path.join(workdir, 'metrics.jsonl')
   rows = writers.read_metrics(path)
   config, about = (
-    json_files.read_object(file) if os.path.exists(file) else {}
+    disk.read_json_object(file) if os.path.exists(file) else {}
     for file in (
       os.path.join(workdir, name) for name in ('config.json', 'about.json')
     )

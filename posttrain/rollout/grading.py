@@ -44,7 +44,7 @@ from posttrain import processes, schema, types
 from posttrain.chat import rendering
 from posttrain.decode import requests
 from posttrain.rollout import calls, env_calls, side_by_side, worker
-from posttrain.util import errors, exits, imports, watchdog
+from posttrain.util import errors, imports, watchdog
 
 _LOGGERS = ('log_metric', 'log_extra')
 # Names of the arguments of all functions, besides the columns of the rows.
@@ -69,7 +69,7 @@ class TooManyFaults(RuntimeError):
 class OnlyFaults(TooManyFaults):
   """TooManyFaults in a stage where no rollout has had a reward yet."""
 
-  exit_code = exits.NO_REWARD
+  exit_code = errors.NO_REWARD
 
 
 @dataclasses.dataclass(frozen=True)

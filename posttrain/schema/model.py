@@ -5,7 +5,7 @@ import datetime
 from typing import Any
 
 from posttrain.schema import base
-from posttrain.util import json_files
+from posttrain.util import disk
 
 # Bounds of a model's options: far beyond any model, and small enough that a
 # check, an estimate or a list of its tensors takes milliseconds.
@@ -299,7 +299,7 @@ class Tokenizer:
 
   def __post_init__(self):
     try:
-      variables = json_files.parse(self.template_variables, 'it')
+      variables = disk.parse_json(self.template_variables, 'it')
       datetime.date.fromisoformat(variables.get('today', '2025-01-31'))
       ok = True
     except (ValueError, TypeError, AttributeError):

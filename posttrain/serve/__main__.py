@@ -24,7 +24,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from posttrain.util import flags
+from posttrain.util import commands
 
 SWITCH = 5e-4  # seconds between two turns of a Python thread
 
@@ -33,58 +33,58 @@ SWITCH = 5e-4  # seconds between two turns of a Python thread
 class Flags:
   """The command line."""
 
-  checkpoint: str = flags.checkpoint()
-  port: int = flags.flag(
+  checkpoint: str = commands.checkpoint()
+  port: int = commands.flag(
     8000, 'The port; 0 takes a free one.', least=0, most=65535
   )
-  host: str = flags.flag('127.0.0.1', 'The address to bind.', value='HOST')
-  name: str = flags.flag(
+  host: str = commands.flag('127.0.0.1', 'The address to bind.', value='HOST')
+  name: str = commands.flag(
     '',
     "The model's name in requests.",
     value='NAME',
     if_absent="the checkpoint folder's name",
   )
-  slots: int = flags.flag(16, 'Sequences decoded at a time.', least=1)
-  max_model_len: int = flags.flag(
+  slots: int = commands.flag(16, 'Sequences decoded at a time.', least=1)
+  max_model_len: int = commands.flag(
     2048, 'Longest prompt plus answer, in tokens.', least=2
   )
-  chunk: int = flags.flag(
+  chunk: int = commands.flag(
     8,
     'Tokens decoded between two checks for new and cancelled requests.',
     least=1,
   )
-  api_key_env: str = flags.flag(
+  api_key_env: str = commands.flag(
     '',
     'The environment variable with the key that every request must carry.',
     value='VARIABLE',
     if_absent='none; needs --no_auth where --host is not this machine',
   )
-  no_auth: bool = flags.flag(
+  no_auth: bool = commands.flag(
     False, 'Serves without a key to whoever reaches --host.'
   )
-  allowed_hosts: str = flags.flag(
+  allowed_hosts: str = commands.flag(
     '',
     'Names besides those of this machine that the Host header may have, with '
     'commas; for a proxy in front of the server.',
     value='NAMES',
     if_absent='none; where other machines reach --host, any name will do',
   )
-  max_queue: int = flags.flag(
+  max_queue: int = commands.flag(
     256, 'Sequences that may wait; further requests get status 429.', least=0
   )
-  max_body_bytes: int = flags.flag(
+  max_body_bytes: int = commands.flag(
     8 * 2**20, 'Largest body of a request, in bytes.', least=1
   )
-  template_variables: str = flags.flag(
+  template_variables: str = commands.flag(
     '{}',
     'Variables of the chat template, a JSON object; for directories, as a run '
     'has its own.',
     value='JSON',
   )
-  compilation_cache: str | None = flags.compilation_cache()
+  compilation_cache: str | None = commands.compilation_cache()
 
 
-PARSER = flags.Parser(Flags, __doc__)
+PARSER = commands.Parser(Flags, __doc__)
 
 
 def api_key(options: Flags) -> str | None:

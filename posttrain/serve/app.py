@@ -53,7 +53,7 @@ from starlette import (
 
 import posttrain
 from posttrain.serve import call, protocol, worker
-from posttrain.util import exits
+from posttrain.util import errors
 
 LEAVE = 2  # seconds of grace for the clients, and then for the engine
 MAX_CONNECTIONS = 500
@@ -430,7 +430,7 @@ class Server(uvicorn.Server):
     """Handles a signal; uvicorn's own way ends the process by the signal."""
     if self.should_exit:
       os._exit(self.code)
-    self.code = exits.INTERRUPTED if sig == signal.SIGINT else 0
+    self.code = errors.INTERRUPTED if sig == signal.SIGINT else 0
     self.leave()
 
   def leave(self) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 from posttrain.checkpoints import policies
 from posttrain.decode import requests, schedule
 from posttrain.serve import token_logprobs
-from posttrain.util import json_files
+from posttrain.util import disk
 
 CHARACTERS_PER_TOKEN = 32  # ordinary text has about 4
 MAX_MESSAGE = 600  # characters of an error's text
@@ -266,7 +266,7 @@ def read(content: bytes, served: Served, *, chat: bool) -> ApiRequest:
     Refused: with 400 or 404.
   """
   try:
-    body = json_files.parse(content, 'the body')
+    body = disk.parse_json(content, 'the body')
   except ValueError as error:
     raise Refused(400, f'{error}') from error
   if not isinstance(body, dict):

@@ -23,7 +23,7 @@ from posttrain.stage import job, learner, logbook, profiles, progress, selection
 from posttrain.stage import models as stage_models
 from posttrain.stage import pairs as stage_pairs
 from posttrain.training import token_export
-from posttrain.util import preemption, timers
+from posttrain.util import preemption, watchdog
 
 
 def make(
@@ -52,7 +52,7 @@ def make(
     Preempted: `stop` ended the wait for it.
   """
   cfg, name = components.cfg, components.name
-  clock, compiling = timers.Timers(), compilation.CompileCounter().open()
+  clock, compiling = watchdog.Timers(), compilation.CompileCounter().open()
   with clock('setup'):
     # 1. The learner's shapes, its newest checkpoint, the initial weights.
     spec = learner.make_spec(
@@ -218,7 +218,7 @@ def _models(
   metadata: dict[str, Any],
   spec: learner.LearnerSpec,
   stop: preemption.Signal,
-  clock: timers.Timers,
+  clock: watchdog.Timers,
 ) -> stage_models.Models:
   """Returns the stage's models; adds the frozen weights' sums to `metadata`."""
   load = components.outside.loader(

@@ -20,7 +20,7 @@ from posttrain.training import arrays, objectives, optim
 from posttrain.training import base as training_base
 from posttrain.training import state as train_state
 from posttrain.training import step as train_step
-from posttrain.util import files
+from posttrain.util import disk
 
 
 class NonFiniteError(RuntimeError):
@@ -81,7 +81,7 @@ class Learner:
     if processes.is_first():
       arrays = dict(vars(batch))
       arrays['live'] = arrays.pop('num_micro_batches')  # its stored name
-      with files.replacing(path, 'xb') as file:
+      with disk.replacing(path, 'xb') as file:
         np.savez_compressed(file, **arrays)
     raise NonFiniteError(
       f'gradients must be finite: {limit} in a row were not, the last at step '

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from posttrain import compilation, processes, schema
 from posttrain.metrics import display, estimates, writers
 from posttrain.pipeline import rollout_rows
-from posttrain.util import files, timers
+from posttrain.util import disk, watchdog
 
 _MOST = 3  # rewards, and pass rates, that are shown
 
@@ -43,7 +43,7 @@ class Logbook:
   workdir: str
   writer: writers.Writer
   shown: display.Display
-  clock: timers.Timers
+  clock: watchdog.Timers
   compiling: compilation.CompileCounter
   goodput: writers.Goodput
   rollouts_every: int | None = None  # steps between files; None = no files
@@ -97,7 +97,7 @@ class Logbook:
       with contextlib.suppress(FileNotFoundError):
         os.remove(path)
       return
-    with files.replacing(path) as f:
+    with disk.replacing(path) as f:
       for error in errors:
         f.write(json.dumps({'error': error}) + '\n')
 
@@ -125,7 +125,7 @@ class Logbook:
     """Writes a file of rows; a repeated step replaces its own."""
     if not processes.is_first():
       return
-    with files.replacing(self._rollouts(what, step)) as f:
+    with disk.replacing(self._rollouts(what, step)) as f:
       for row in rows:
         f.write(writers.dumps(row) + '\n')
 
@@ -148,7 +148,7 @@ def make(
   cfg: schema.Run,
   name: str,
   workdir: str,
-  clock: timers.Timers,
+  clock: watchdog.Timers,
   compiling: compilation.CompileCounter,
   step: int = 0,
   position: int = 0,

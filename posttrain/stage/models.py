@@ -21,7 +21,7 @@ from posttrain.rollout import calls, grading
 from posttrain.rollout import driver as drivers
 from posttrain.rollout import references as refs
 from posttrain.stage import components as components_lib
-from posttrain.util import preemption, timers
+from posttrain.util import preemption, watchdog
 
 
 def engine(
@@ -88,7 +88,7 @@ class Models:
   load: components_lib.Loader
   base: lora.Base | None  # the frozen weights, with LoRA
   stop: preemption.Signal  # ends waits for servers
-  clock: timers.Timers = dataclasses.field(default_factory=timers.Timers)
+  clock: watchdog.Timers = dataclasses.field(default_factory=watchdog.Timers)
 
   def references(self) -> refs.References:
     """Returns the references of the stage, none of which is loaded yet."""

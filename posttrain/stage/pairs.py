@@ -28,8 +28,7 @@ from posttrain.pipeline import pairs as pair_pipeline
 from posttrain.rollout import calls, pairing
 from posttrain.stage import components as components_lib
 from posttrain.stage import models as stage_models
-from posttrain.util import errors, json_files
-from posttrain.util import files as files_lib
+from posttrain.util import disk, errors
 
 
 def pipeline(
@@ -133,7 +132,7 @@ def write_pairs(
 
   def write(split: str, pairs: Sequence[preferences.Preference]) -> None:
     os.makedirs(os.path.dirname(key_path), exist_ok=True)
-    with files_lib.replacing(key_path) as file:
+    with disk.replacing(key_path) as file:
       json.dump(key, file)
     preferences.write(files[split], pairs)
 
@@ -145,7 +144,7 @@ def write_pairs(
 def _read_key(path: str) -> dict[str, str]:
   """Returns the key of existing pairs; {} if its file is gone or damaged."""
   try:
-    return json_files.read_object(path)
+    return disk.read_json_object(path)
   except ValueError:
     return {}
 
@@ -187,7 +186,7 @@ def cached(
 
   def write() -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with files_lib.replacing(path, 'xb') as file:
+    with disk.replacing(path, 'xb') as file:
       np.savez(file, logprobs=logprobs, key=np.str_(json.dumps(key)))
 
   processes.on(0, write)
@@ -200,7 +199,7 @@ def _read_cache(path: str) -> tuple[dict[str, str], np.ndarray] | None:
   try:
     with open(path, 'rb') as file, np.load(file) as arrays:
       logprobs = np.asarray(arrays['logprobs'], np.float32)
-      key = json_files.parse(str(arrays['key']), f'the key in {path}')
+      key = disk.parse_json(str(arrays['key']), f'the key in {path}')
     if not isinstance(key, dict) or not np.isfinite(logprobs).all():
       raise ValueError('it must hold a key and finite logprobs')
     return key, logprobs

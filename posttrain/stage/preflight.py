@@ -30,7 +30,7 @@ from posttrain.rollout import references as refs
 from posttrain.rollout.endpoint import client
 from posttrain.stage import components, loading, plan
 from posttrain.training import objectives
-from posttrain.util import errors, files, json_files
+from posttrain.util import disk, errors
 
 
 def make(
@@ -398,7 +398,7 @@ def check_resume(run: schema.Run, workdir: str) -> None:
   if not os.path.exists(path):
     return
   try:
-    old = json_files.read_object(path)
+    old = disk.read_json_object(path)
     config.from_dict(old, path)
   except ValueError as error:
     if not stored:
@@ -419,7 +419,7 @@ def check_resume(run: schema.Run, workdir: str) -> None:
 def write_config(run: schema.Run, workdir: str) -> None:
   """Writes config.json, whole or not at all."""
   path = os.path.join(workdir, 'config.json')
-  with files.replacing(path) as f:
+  with disk.replacing(path) as f:
     json.dump(config.to_dict(run), f, indent=2)
     f.flush()
     os.fsync(f.fileno())

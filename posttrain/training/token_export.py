@@ -33,7 +33,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from posttrain import processes, schema, scoring, sharding, types
-from posttrain.util import files
+from posttrain.util import disk
 
 SCHEMA_VERSION = 1
 FOLDER = 'token_exports'
@@ -100,7 +100,7 @@ class Exporter:
       'stage': self._stage,
       'step': step,
     }
-    with files.replacing(path) as f:
+    with disk.replacing(path) as f:
       for micro, values in enumerate(scored):
         for record in records(batch, micro, *values, self._envs):
           f.write(json.dumps({**head, **record}, allow_nan=False) + '\n')

@@ -1,4 +1,4 @@
-"""Expected errors as one line, and values shortened for messages.
+"""Exit codes, expected errors as one line, and values shortened for messages.
 
 Expected are failures of the machine (OSError, MemoryError), and a ValueError or
 RuntimeError that posttrain's own code raises; anything else is a bug and keeps
@@ -13,7 +13,17 @@ import sysconfig
 import traceback
 from collections.abc import Iterable
 
-from posttrain.util import exits
+# Exit codes of all commands.
+DONE = 0
+FAILED = 1  # the run or the world failed; the message says how
+USAGE = 2  # the command line, the config or a file it names is wrong
+# No rollout of a stage had a reward, because reward functions or episodes
+# failed.
+NO_REWARD = 3
+STALLED = 4  # a run that made no progress was ended
+PEER_LOST = 5  # another process of the run has ended or does not answer
+PREEMPTED = 75  # saved and stopped; start it again (EX_TEMPFAIL)
+INTERRUPTED = 130  # Ctrl-C
 
 LIMIT = 200  # characters of a quoted value
 _LONGEST = 4000  # characters of a message
@@ -39,7 +49,7 @@ def report(error: Exception, *packages: str) -> int:
     raise error
   message = text(error, _LONGEST) or type(error).__name__
   print(f'error: {message}', file=sys.stderr)
-  code = exits.USAGE if isinstance(error, ValueError) else exits.FAILED
+  code = USAGE if isinstance(error, ValueError) else FAILED
   return getattr(error, 'exit_code', code)
 
 

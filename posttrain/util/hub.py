@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from posttrain.util import json_files
+from posttrain.util import disk
 
 _ID = re.compile(r'[A-Za-z0-9][\w.-]*/[\w.-]+', re.ASCII)
 _SNAPSHOT = re.compile(r'.*/models--([^/]+)/snapshots/([^/]+)')
@@ -88,7 +88,7 @@ def _config(workdir: str | None) -> Any:
   if workdir is None or not os.path.isfile(path):
     return {}
   try:
-    return json_files.read(path)
+    return disk.read_json(path)
   except ValueError:  # the checks of a workdir refuse it
     return {}
 

@@ -10,7 +10,7 @@ import pytest
 
 from posttrain import config, export, main
 from posttrain.metrics import writers
-from posttrain.util import exits
+from posttrain.util import errors
 
 SMALL = {
   'metrics.progress': False,
@@ -125,7 +125,7 @@ def test_a_mistake_ends_all_with_the_same_line(flags, tmp_path):
   """An error of the config is a line in each log, and exit code 2."""
   processes = _start(flags(tmp_path, **{'grpo.rollout.slots': 7}), 2)
   outputs = [process.communicate(timeout=120) for process in processes]
-  assert [x.returncode for x in processes] == [exits.USAGE] * 2, outputs
+  assert [x.returncode for x in processes] == [errors.USAGE] * 2, outputs
   log = (tmp_path / 'hosts' / '1.log').read_text()
   for text in (outputs[0][1], log):
     assert re.search(r'error: config.grpo.rollout.slots must be a mul', text)

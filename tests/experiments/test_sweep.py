@@ -9,7 +9,7 @@ import pytest
 from experiments.launch import jobs, results, sweep
 from experiments.trials import base
 from posttrain.metrics import writers
-from posttrain.util import exits
+from posttrain.util import errors
 from tests.experiments.launch import fake_runs
 
 CONFIG = 'configs/arithmetic.py:tiny'
@@ -38,7 +38,7 @@ def play(fake, tmp_path):
 
 def test_all_runs_finish_and_end_with_one_table(play, tmp_path, capsys):
   found = seeds(tmp_path / 'w')
-  assert play(found, dict.fromkeys('123', [0]), 2) == exits.DONE
+  assert play(found, dict.fromkeys('123', [0]), 2) == errors.DONE
   table = (
     '| seed | stage | step | pass_rate/sums |\n|---|---|---|---|\n'
     '| 1 | grpo | 3 | 0.1 |\n| 2 | grpo | 3 | 0.2 |\n| 3 | grpo | 3 | 0.3 |\n'
@@ -56,8 +56,8 @@ def test_all_runs_finish_and_end_with_one_table(play, tmp_path, capsys):
 def test_only_unfinished_runs_and_other_configs_run_again(play, tmp_path):
   found = seeds(tmp_path / 'w')
   codes = {'1': [0, 0], '2': [0], '3': [1, 0]}
-  assert play(found, codes, 3) == exits.FAILED
-  assert play(found, codes, 3) == exits.DONE
+  assert play(found, codes, 3) == errors.FAILED
+  assert play(found, codes, 3) == errors.DONE
   assert [len(starts(job)) for job in found] == [1, 1, 2]
   (other,) = seeds(tmp_path / 'w', '1', [('sft.steps', '30')])
   play([other], codes)
@@ -69,17 +69,17 @@ def test_runs_start_again_after_some_codes_and_failures_are_named(
 ):
   found = seeds(tmp_path / 'w', '1,2,3,4')
   codes = {'1': [75, 5, 0], '2': [75], '3': [1], '4': [-9]}
-  assert play(found, codes, 4, restarts=3) == exits.FAILED
+  assert play(found, codes, 4, restarts=3) == errors.FAILED
   assert [len(starts(job)) for job in found] == [3, 4, 1, 1]
-  errors = capsys.readouterr().err
-  assert 'seed=3 must end with exit code 0: got exit code 1' in errors
-  assert 'seed=4 must end with exit code 0: got killed by signal 9' in errors
+  shown = capsys.readouterr().err
+  assert 'seed=3 must end with exit code 0: got exit code 1' in shown
+  assert 'seed=4 must end with exit code 0: got killed by signal 9' in shown
 
 
 def test_processes_of_a_run_have_one_coordinator_and_own_gpus(play, tmp_path):
   resources = jobs.Resources(gpus=2)
   found = seeds(tmp_path / 'w', '1,2', hosts=2, resources=resources)
-  assert play(found, {'1': [[5, -9], 0], '2': [0]}, 2) == exits.DONE
+  assert play(found, {'1': [[5, -9], 0], '2': [0]}, 2) == errors.DONE
   first = starts(found[0])
   assert sorted(start['process_id'] for start in first) == ['0', '0', '1', '1']
   assert {start['num_processes'] for start in first} == {'2'}
@@ -93,7 +93,7 @@ def test_a_process_that_outlives_a_failure_is_ended(
 ):
   monkeypatch.setattr(sweep, '_OTHERS_SECONDS', 0.3)
   found = seeds(tmp_path / 'w', '1', hosts=2)
-  assert play(found, {'1': [[1, 'wait']]}) == exits.FAILED
+  assert play(found, {'1': [[1, 'wait']]}) == errors.FAILED
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_a_signal_reaches_the_runs_and_the_same_command_continues(
   process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
   base.wait_for((tmp_path / 'w' / 'seed=1' / 'ready').exists)
   process.send_signal(number)
-  _, errors = process.communicate(timeout=60)
-  assert process.returncode == code, errors
-  assert 'the same command continues 2 of 2 runs' in errors
+  _, shown = process.communicate(timeout=60)
+  assert process.returncode == code, shown
+  assert 'the same command continues 2 of 2 runs' in shown
   first, second = seeds(tmp_path / 'w', '1,2')
   assert [start['code'] for start in starts(first)] == [code]
   assert not starts(second)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from posttrain.hosts import heartbeat
-from posttrain.util import exits, preemption
+from posttrain.util import errors, preemption
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_process_whose_connection_closes_is_lost_for_all_others(world):
   made[2]._connection.shutdown(socket.SHUT_RDWR)
   wait(lambda: ends.keys() >= {0, 1})
   for code, text in (ends[0], ends[1]):
-    assert code == exits.PEER_LOST
+    assert code == errors.PEER_LOST
     assert f'process 2 on {socket.gethostname()} (pid ' in text
     assert 'is lost, last in phase ' in text
 
@@ -78,9 +78,9 @@ def test_without_answers_process_0_is_lost(world, monkeypatch):
 @pytest.mark.parametrize(
   ('error', 'code'),
   [
-    (ValueError('bad'), exits.FAILED),
-    (preemption.Preempted('step 3'), exits.PREEMPTED),
-    (KeyboardInterrupt(), exits.INTERRUPTED),
+    (ValueError('bad'), errors.FAILED),
+    (preemption.Preempted('step 3'), errors.PREEMPTED),
+    (KeyboardInterrupt(), errors.INTERRUPTED),
   ],
 )
 def test_the_others_end_as_one_that_failed(error, code, world):

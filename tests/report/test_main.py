@@ -7,7 +7,7 @@ import pytest
 
 from posttrain.report import __main__ as command
 from posttrain.report import page
-from posttrain.util import locks
+from posttrain.util import disk
 
 
 def make_run(folder, step=1, ended=None):
@@ -87,7 +87,7 @@ def test_a_live_page_ends_half_a_minute_after_all_runs_have_stopped(
     if clock[0] > 70.0:
       held.clear()
 
-  monkeypatch.setattr(locks, 'is_held', lambda run: run in held)
+  monkeypatch.setattr(disk, 'is_locked', lambda run: run in held)
   monkeypatch.setattr(command.time, 'sleep', sleep)
   path = tmp_path / 'page.html'
   assert command.main([*runs, '--live', f'--output={path}']) == 0

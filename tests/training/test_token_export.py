@@ -13,7 +13,7 @@ from posttrain import types as host
 from posttrain.models import transformer
 from posttrain.stage import job
 from posttrain.training import token_export
-from posttrain.util import timers
+from posttrain.util import watchdog
 from tests import fixtures
 
 MESH = sharding.make_mesh(schema.Mesh())
@@ -232,7 +232,7 @@ def test_every_nth_step_is_exported_with_the_whole_model(
         '__call__': lambda self, *args: calls.append(args),
       },
     )(),
-    logbook=types.SimpleNamespace(clock=timers.Timers()),
+    logbook=types.SimpleNamespace(clock=watchdog.Timers()),
     learner=types.SimpleNamespace(policy=lambda params: ('whole', params)),
   )
   state = types.SimpleNamespace(params='adapter')

@@ -2,7 +2,7 @@
 
 import pytest
 
-from posttrain.util import errors, exits, imports
+from posttrain.util import errors, imports
 
 
 def caught(function, *args):
@@ -16,16 +16,16 @@ def fail(error):
 
 
 class Coded(RuntimeError):
-  exit_code = exits.NO_REWARD
+  exit_code = errors.NO_REWARD
 
 
 @pytest.mark.parametrize(
   ('error', 'code'),
   [
-    (ValueError('x must be y'), exits.USAGE),
-    (RuntimeError('the run failed'), exits.FAILED),
-    (Coded('no reward'), exits.NO_REWARD),
-    (MemoryError(), exits.FAILED),
+    (ValueError('x must be y'), errors.USAGE),
+    (RuntimeError('the run failed'), errors.FAILED),
+    (Coded('no reward'), errors.NO_REWARD),
+    (MemoryError(), errors.FAILED),
   ],
 )
 def test_an_expected_error_is_one_line_and_an_exit_code(error, code, capsys):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from posttrain.util import exits, watchdog
+from posttrain.util import errors, watchdog
 
 RUN = """
 import os, signal, sys, time
@@ -35,7 +35,7 @@ with watchdog.watch(0.3, first, None if kind == 'report' else 0.6, code=4):
 @pytest.mark.parametrize(
   ('kind', 'code', 'ends'),
   [
-    ('hang', exits.STALLED, True),
+    ('hang', errors.STALLED, True),
     ('lock', -signal.SIGKILL, True),
     ('report', 0, False),
     ('first', 0, False),
@@ -77,8 +77,20 @@ def test_the_phase_and_the_oldest_waits_are_described(monkeypatch):
 
 
 def test_a_watched_process_leaves_no_watchdog_and_no_handler():
-  with watchdog.watch(5.0, 5.0, 9.0, exits.STALLED):
+  with watchdog.watch(5.0, 5.0, 9.0, errors.STALLED):
     pass
   with pytest.raises(ChildProcessError):
     os.waitpid(-1, os.WNOHANG)
   assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+def test_timers_accumulate_until_taken(monkeypatch):
+  now = iter([0.0, 1.0, 10.0, 12.0])
+  monkeypatch.setattr(watchdog.time, 'perf_counter', lambda: next(now))
+  clock = watchdog.Timers()
+  with clock('data'):
+    pass
+  with pytest.raises(KeyError), clock('data'):
+    raise KeyError
+  assert clock.take() == {'data': 3.0}
+  assert clock.take() == {}

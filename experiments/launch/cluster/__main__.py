@@ -23,45 +23,44 @@ from experiments.launch.cluster import attempts
 from posttrain import config
 from posttrain import main as posttrain_main
 from posttrain.rollout import ray_workers
-from posttrain.util import flags as flags_lib
-from posttrain.util import preemption
+from posttrain.util import commands, preemption
 
 
 @dataclasses.dataclass
 class Flags:
   """The command line."""
 
-  config: str = flags_lib.required(
+  config: str = commands.required(
     'FILE', 'The recipe, as posttrain.main takes it; on every node.'
   )
-  workdir: str = flags_lib.required(
+  workdir: str = commands.required(
     'DIR', 'The folder of the run, which every node must see.'
   )
-  overrides: list[tuple[str, str]] = flags_lib.overrides()
-  hosts: int = flags_lib.flag(1, 'The number of trainers.', least=1)
-  restarts: int = flags_lib.flag(
+  overrides: list[tuple[str, str]] = commands.overrides()
+  hosts: int = commands.flag(1, 'The number of trainers.', least=1)
+  restarts: int = commands.flag(
     3, 'How often the trainers are started again after a failure.', least=0
   )
-  address: str | None = flags_lib.flag(
+  address: str | None = commands.flag(
     None,
     "The cluster's address; auto = the one that `ray start` started here.",
     value='HOST:PORT',
     if_absent='RAY_ADDRESS; else a new one on this machine',
   )
-  cpus: float = flags_lib.flag(1.0, 'Cores that a trainer reserves.', least=0)
-  gpus: float = flags_lib.flag(0.0, 'GPUs of each trainer.', least=0)
-  resources: str = flags_lib.flag(
+  cpus: float = commands.flag(1.0, 'Cores that a trainer reserves.', least=0)
+  gpus: float = commands.flag(0.0, 'GPUs of each trainer.', least=0)
+  resources: str = commands.flag(
     '{}',
     'Further resources of each trainer, as the nodes name them: {"TPU": 4}.',
     value='JSON',
   )
-  time_limit: str | None = flags_lib.flag(
+  time_limit: str | None = commands.flag(
     None,
     'As posttrain.main takes it; counts anew after a restart.',
     value='DURATION',
     if_absent='none',
   )
-  trust_config: bool = flags_lib.flag(False, flags_lib.TRUST_CONFIG)
+  trust_config: bool = commands.flag(False, commands.TRUST_CONFIG)
 
   @property
   def bundle(self) -> dict[str, float]:
@@ -117,7 +116,7 @@ def say(text: str) -> None:
   print(f'cluster {time.strftime("%X")}: {text}', file=sys.stderr, flush=True)
 
 
-PARSER = flags_lib.Parser(Flags, __doc__)
+PARSER = commands.Parser(Flags, __doc__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

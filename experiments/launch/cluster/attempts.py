@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from posttrain.util import exits, preemption
+from posttrain.util import errors, preemption
 
 LOST = 'lost'  # the actor of a trainer, or its node
 # An attempt that ends with one of these would end with it again, or was asked
 # to stop. They are in order: the first that any trainer has is the run's.
-FINAL = (exits.INTERRUPTED, exits.USAGE, exits.NO_REWARD, exits.PREEMPTED)
+FINAL = (errors.INTERRUPTED, errors.USAGE, errors.NO_REWARD, errors.PREEMPTED)
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 60.0
 PAUSES = 1.0, 60.0  # seconds before a restart: the first, the longest
@@ -72,11 +72,11 @@ def run(
       pause = min(2 * pause, PAUSES[1])
     if stop.requested:
       say('stopped before the trainers started')
-      return exits.PREEMPTED
+      return errors.PREEMPTED
     ends, lines = _attempt(start, stop, say)
     code = outcome(ends, stop.requested)
     say(f'trainers ended with {_text(ends)}')
-    if code == exits.DONE:
+    if code == errors.DONE:
       print(lines[0], flush=True)
       return code
     for index, line in enumerate(lines):
@@ -84,7 +84,7 @@ def run(
     if code is not None:
       return code
   say(f'no restart is left of {restarts}; the same command continues')
-  return exits.FAILED
+  return errors.FAILED
 
 
 def outcome(ends: Sequence[End], stopped: bool) -> int | None:
@@ -94,11 +94,11 @@ def outcome(ends: Sequence[End], stopped: bool) -> int | None:
     ends: of all trainers.
     stopped: whether they were asked to stop.
   """
-  if all(end == exits.DONE for end in ends):
-    return exits.DONE
+  if all(end == errors.DONE for end in ends):
+    return errors.DONE
   code = next((code for code in FINAL if code in ends), None)
   # Some may have been lost meanwhile: what they had saved is there.
-  return exits.PREEMPTED if code is None and stopped else code
+  return errors.PREEMPTED if code is None and stopped else code
 
 
 def _attempt(
@@ -117,7 +117,7 @@ def _attempt(
       ends = trainers.ends()
       if None not in ends:
         return ends, trainers.last_lines()
-      failed = any(end not in (None, exits.DONE) for end in ends)
+      failed = any(end not in (None, errors.DONE) for end in ends)
       if failed and limit == float('inf'):
         say(f'a trainer has failed: {_text(ends)}; the others are to end')
         limit = time.monotonic() + GRACE_SECONDS

@@ -18,24 +18,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from posttrain.envs.sql import questions, synth, words
-from posttrain.util import flags
+from posttrain.util import commands
 
 
 @dataclasses.dataclass
 class Flags:
   """The command line."""
 
-  folder: str = flags.required(
+  folder: str = commands.required(
     'DIR', 'The output; a new or empty folder.', by_position=True
   )
-  databases: int = flags.flag(100, 'Number of databases.')
-  split: str = flags.flag(
+  databases: int = commands.flag(100, 'Number of databases.')
+  split: str = commands.flag(
     'train', 'The split they belong to.', choices=synth.SPLITS
   )
-  seed0: int = flags.flag(0, 'Number of the first database of the split.')
+  seed0: int = commands.flag(0, 'Number of the first database of the split.')
 
 
-PARSER = flags.Parser(Flags, __doc__)
+PARSER = commands.Parser(Flags, __doc__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

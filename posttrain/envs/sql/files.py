@@ -22,7 +22,7 @@ from posttrain import schema
 from posttrain.data import sources
 from posttrain.envs import base
 from posttrain.envs.sql import database, dialogue, ordering, questions, verifier
-from posttrain.util import errors, json_files
+from posttrain.util import disk, errors
 
 
 class Files:
@@ -108,7 +108,7 @@ class Files:
     for where, row in rows.items():
       try:
         if isinstance(row, bytes):  # a line
-          rows[where] = row = json_files.parse(row, where)
+          rows[where] = row = disk.parse_json(row, where)
         question = questions.parse(row, where)
         if question.id in ids:
           raise ValueError(
@@ -282,7 +282,7 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
   data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
   rows = data.splitlines()
   if data.lstrip().startswith(b'['):
-    rows = json_files.parse(data, str(path))
+    rows = disk.parse_json(data, str(path))
   rows = {
     f'{path}:{i}': row
     for i, row in enumerate(rows, start=1)

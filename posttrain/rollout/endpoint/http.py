@@ -23,7 +23,7 @@ import httpx
 from posttrain import schema
 from posttrain.rollout import calls
 from posttrain.rollout.endpoint import loops
-from posttrain.util import errors, json_files, watchdog
+from posttrain.util import disk, errors, watchdog
 
 # The largest answer: the ids, texts and logprobs of some tokens, and the rest.
 # vLLM takes about 100 bytes per token, many more where a text is escaped.
@@ -242,7 +242,7 @@ class Client:
   def _read(self, data: bytes, most: int) -> dict[str, Any]:
     problem = ''
     try:
-      body = json_files.parse(data, 'the answer')
+      body = disk.parse_json(data, 'the answer')
     except ValueError as error:
       body, problem = None, f'; {error}'
     if not isinstance(body, dict):
@@ -264,7 +264,7 @@ class Client:
 def _message(response: httpx.Response, data: bytes) -> str:
   """Returns the error message of a refusal; servers use several forms."""
   try:
-    message = json_files.parse(data, 'the answer')
+    message = disk.parse_json(data, 'the answer')
   except ValueError:
     message = data[:4096].decode(errors='replace')
   for key in ('error', 'message', 'detail'):

@@ -11,7 +11,7 @@ import pytest
 
 from experiments.launch.cluster import __main__ as cluster
 from posttrain.rollout import ray_workers
-from posttrain.util import exits
+from posttrain.util import errors
 
 BASE = ['--config=configs/arithmetic.py:tiny']
 
@@ -32,7 +32,7 @@ def test_resources_of_a_trainer():
 @pytest.mark.parametrize('text', ['TPU', '[1]', '{"TPU": "x"}', '3'])
 def test_wrong_resources_are_one_line(text, capsys):
   words = [*BASE, '--workdir=x', f'--resources={text}']
-  assert cluster.main(words) == exits.USAGE
+  assert cluster.main(words) == errors.USAGE
   error = capsys.readouterr().err
   assert error.startswith('error: --resources must be a JSON object of numbers')
   assert error.count('\n') == 1
@@ -40,7 +40,7 @@ def test_wrong_resources_are_one_line(text, capsys):
 
 def test_an_installation_without_ray_is_one_line(capsys, monkeypatch):
   monkeypatch.setattr(ray_workers, 'is_installed', lambda: False)
-  assert cluster.main([*BASE, '--workdir=x']) == exits.USAGE
+  assert cluster.main([*BASE, '--workdir=x']) == errors.USAGE
   assert "pip install 'posttrain[cluster]'" in capsys.readouterr().err
 
 
@@ -81,11 +81,11 @@ def test_sigterm_saves_and_the_same_command_continues(
   process = launch(module, tmp_path, *words)
   wait_for_rows(tmp_path, 4)
   process.send_signal(signal.SIGTERM)
-  _, errors = process.communicate(timeout=300)
-  assert process.returncode == exits.PREEMPTED, errors
+  _, shown = process.communicate(timeout=300)
+  assert process.returncode == errors.PREEMPTED, shown
   process = launch(module, tmp_path, *words)
-  output, errors = process.communicate(timeout=600)
-  assert process.returncode == 0, errors
+  output, shown = process.communicate(timeout=600)
+  assert process.returncode == 0, shown
   result = json.loads(output.splitlines()[-1])
   assert (result['stage'], result['step']) == last
   rows = (tmp_path / 'metrics.jsonl').read_text().splitlines()

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from experiments.launch import jobs, on_gke
-from posttrain.util import cluster
+from posttrain.util import commands
 from tests.experiments.launch import scripts
 
 
@@ -64,7 +64,7 @@ def test_the_processes_find_each_other(capsys, hosts):
   assert spec['completions'] == spec['parallelism'] == hosts
   env = {x['name']: x['value'] for x in container_of(document)['env']}
   env['JOB_COMPLETION_INDEX'] = str(hosts - 1)  # Kubernetes sets it
-  place = cluster.find(None, None, None, env)
+  place = commands.place(None, None, None, env)
   assert place[1:] == (hosts, hosts - 1)
   name = document['metadata']['name']
   (role,) = (x['name'] for x in document['spec']['replicatedJobs'])

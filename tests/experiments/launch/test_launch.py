@@ -8,7 +8,7 @@ import pytest
 
 from experiments.launch import __main__ as launch
 from experiments.launch import options
-from posttrain.util import exits
+from posttrain.util import errors
 
 BASE = (
   '--config=configs/arithmetic.py:tiny',
@@ -33,7 +33,7 @@ def test_a_dry_run_prints_every_run_and_writes_nothing(
   words = [f'--on={place}', *BASE, *PLACES[place], '--dry_run']
   # A relative workdir must not appear here either.
   before = set(pathlib.Path().iterdir())
-  assert launch.main(words) == exits.DONE
+  assert launch.main(words) == errors.DONE
   text = capsys.readouterr().out
   for rate in ('1e-4', '3e-4'):
     assert re.search(rf'--config\.grpo\.optim\.lr={rate}\b', text)
@@ -46,7 +46,7 @@ def test_a_missing_program_is_one_line(place, capsys, monkeypatch, tmp_path):
   monkeypatch.setenv('PATH', str(tmp_path))
   words = [f'--on={place}', *BASE, *PLACES[place]]
   words = [word.replace('runs/', f'{tmp_path}/runs/') for word in words]
-  assert launch.main(words) == exits.USAGE
+  assert launch.main(words) == errors.USAGE
   assert re.fullmatch(
     rf'error: --on={place} must have the program \w+: .*--dry_run\n',
     capsys.readouterr().err,
@@ -72,7 +72,7 @@ def test_mistakes_are_one_line_before_anything_starts(
 ):
   workdir = tmp_path / 'w'
   base = ['--on=local', BASE[0], f'--workdir={workdir}']
-  assert launch.main([*base, *words]) == exits.USAGE
+  assert launch.main([*base, *words]) == errors.USAGE
   text = capsys.readouterr()
   assert not text.out and text.err.count('\n') == 1
   assert re.search(error, text.err), text.err

@@ -10,8 +10,7 @@ import sys
 
 import pytest
 
-from posttrain.util import exits
-from posttrain.util import flags as flags_lib
+from posttrain.util import commands, errors
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 COMMANDS = (
@@ -33,27 +32,27 @@ COMMANDS = (
 class Flags:
   """Flags of each type."""
 
-  config: str = flags_lib.required('FILE', 'The recipe.')
-  overrides: list[tuple[str, str]] = flags_lib.overrides()
-  prompt: str | None = flags_lib.flag(None, 'A text.')
-  port: int = flags_lib.flag(80, 'The port.', least=0, most=65535)
-  temperature: float = flags_lib.flag(1.0, 'The temperature.')
-  ids: tuple[int, ...] | None = flags_lib.flag(None, 'Token ids.')
-  ops: tuple[str, ...] = flags_lib.flag(('+',), 'Operators.')
-  split: str = flags_lib.flag('train', 'The split.', choices=('train', 'eval'))
-  dry_run: bool = flags_lib.flag(False, 'Trains nothing.')
-  sweep: list[str] = flags_lib.several('KEY=VALUES', 'Some values.')
+  config: str = commands.required('FILE', 'The recipe.')
+  overrides: list[tuple[str, str]] = commands.overrides()
+  prompt: str | None = commands.flag(None, 'A text.')
+  port: int = commands.flag(80, 'The port.', least=0, most=65535)
+  temperature: float = commands.flag(1.0, 'The temperature.')
+  ids: tuple[int, ...] | None = commands.flag(None, 'Token ids.')
+  ops: tuple[str, ...] = commands.flag(('+',), 'Operators.')
+  split: str = commands.flag('train', 'The split.', choices=('train', 'eval'))
+  dry_run: bool = commands.flag(False, 'Trains nothing.')
+  sweep: list[str] = commands.several('KEY=VALUES', 'Some values.')
 
 
 @dataclasses.dataclass
 class Many:
   """Any number of arguments by position."""
 
-  paths: list[str] = flags_lib.required('PATH', 'Paths.', by_position=True)
-  dry_run: bool = flags_lib.flag(False, 'Writes nothing.')
+  paths: list[str] = commands.required('PATH', 'Paths.', by_position=True)
+  dry_run: bool = commands.flag(False, 'Writes nothing.')
 
 
-PARSER = flags_lib.Parser(
+PARSER = commands.Parser(
   Flags,
   'The test command.',
   hint=lambda name: '--config.a.lr' if name == 'learning_rate' else '',
@@ -86,7 +85,7 @@ def test_values(words, name, value):
 
 
 def test_arguments_by_position_stand_anywhere():
-  parser = flags_lib.Parser(Many, '')
+  parser = commands.Parser(Many, '')
   assert parser.parse(['a', '--dry_run', 'b']) == Many(['a', 'b'], True)
   assert parser.parse(['--dry_run', 'a']) == Many(['a'], True)
 
@@ -94,12 +93,12 @@ def test_arguments_by_position_stand_anywhere():
 @pytest.mark.parametrize(
   ('words', 'parts'),
   [
-    ('--prt=1', ("'--prt=1'", 'did you mean --port?')),
+    ('--prt=1', ("'--prt=1'", 'did you mean port?')),
     ('--learning_rate=1', ('did you mean --config.a.lr?',)),
     ('extra', ("'extra'",)),
     ('--port', ('--port',)),
     ('--port=1.5', ('--port', "'1.5'")),
-    ('--port=70000', ('--port', 'at most 65535', '70000')),
+    ('--port=70000', ('--port', '65535', '70000')),
     ('--temperature=hot', ('--temperature', "'hot'")),
     ('--ids=1,,2', ('--ids', "'1,,2'")),
     ('--split=test', ('--split', "'test'", 'train', 'eval')),
@@ -107,7 +106,7 @@ def test_arguments_by_position_stand_anywhere():
 )
 def test_a_mistake_is_one_line_that_names_the_argument(words, parts, capsys):
   argv = ['--config=c.py', *words.split()]
-  assert PARSER.run(lambda _: 0, argv) == exits.USAGE
+  assert PARSER.run(lambda _: 0, argv) == errors.USAGE
   out, err = capsys.readouterr()
   (line,) = err.splitlines()
   assert line.startswith('error: ') and not out
@@ -149,9 +148,9 @@ def test_an_option_of_the_schema_has_its_default_and_comment():
     length: int = 3
     other: str = 'x'
 
-  field = flags_lib.option(Options, 'length', least=1)
+  field = commands.option(Options, 'length', least=1)
   assert field.default == 3
-  assert field.metadata['flag'] == flags_lib.Flag(
+  assert field.metadata['flag'] == commands.Flag(
     'The length, in tokens.', least=1
   )
 
@@ -198,3 +197,52 @@ def test_help_and_mistakes_need_no_jax():
     [sys.executable, '-c', LIGHT], cwd=ROOT, capture_output=True, text=True
   )
   assert done.returncode == 0, done.stderr
+
+
+# --- the place of a process ---------------------------------------------------
+
+JAX = {'JAX_COORDINATOR_ADDRESS': 'head:1234', 'JAX_NUM_PROCESSES': '4'}
+SLURM = {
+  'SLURM_JOB_ID': '7',
+  'SLURM_STEP_NODELIST': 'n[1-2]',
+  'SLURM_PROCID': '1',
+}
+NONE = (None, None, None)
+ASKS = commands.Place()  # jax asks the launcher
+
+
+@pytest.mark.parametrize(
+  ('flags', 'environ', 'place'),
+  [
+    (NONE, {}, None),
+    (('head:12', 4, 3), {}, commands.Place('head:12', 4, 3)),
+    (('head:12', 1, 0), {}, None),
+    (('head:12', 2, 1), JAX, commands.Place('head:12', 2, 1)),
+    (('auto', None, None), {}, ASKS),
+    (NONE, {**JAX, 'JAX_PROCESS_ID': '2'}, commands.Place('head:1234', 4, 2)),
+    (NONE, {**SLURM, 'SLURM_NTASKS': '2'}, ASKS),
+    (NONE, {**SLURM, 'SLURM_NTASKS': '1'}, None),
+    (NONE, {'OMPI_COMM_WORLD_SIZE': '2'}, ASKS),
+    (NONE, {'TPU_WORKER_HOSTNAMES': 'a,b'}, ASKS),
+    (NONE, {'TPU_WORKER_HOSTNAMES': 'a'}, None),
+    (NONE, {'MEGASCALE_NUM_SLICES': '2'}, ASKS),
+  ],
+)
+def test_the_place(flags, environ, place):
+  assert commands.place(*flags, environ) == place
+
+
+@pytest.mark.parametrize(
+  ('flags', 'environ', 'text'),
+  [
+    (('head:12', 4, None), {}, '--process_id=I must be'),
+    (('head', 4, 1), {}, "got ['head', 4, 1]"),
+    (('head:12', 2, 2), {}, "got ['head:12', 2, 2]"),
+    (NONE, JAX, 'JAX_PROCESS_ID must be'),
+    (NONE, {**JAX, 'JAX_PROCESS_ID': 'x'}, "'4', 'x']"),
+  ],
+)
+def test_a_wrong_place_names_the_flag_or_variable(flags, environ, text):
+  with pytest.raises(ValueError) as raised:
+    commands.place(*flags, environ)
+  assert text in str(raised.value)
