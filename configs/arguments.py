@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from posttrain import schema
-from posttrain.data import tfds_names
+from posttrain.data import row_files
 from posttrain.util import errors, hub
 
 # How names of files of rows end, see `posttrain.data.row_files`.
@@ -157,8 +157,8 @@ def _path(part: str) -> str:
 
 def _data(part: str) -> str:
   """Returns a file's path, or a TFDS name with the version that is here."""
-  if tfds_names.is_name(part):
-    return tfds_names.with_version(part)
+  if row_files.is_tfds(part):
+    return row_files.with_version(part)
   return absolute(part)
 
 
@@ -174,8 +174,8 @@ def _check_apart(paths: Sequence[str]) -> None:
   if len(paths) < 2:
     return
   data, held_out = paths
-  if tfds_names.is_name(data):
-    is_same = data == held_out and tfds_names.parse(data).split is not None
+  if row_files.is_tfds(data):
+    is_same = data == held_out and row_files.parse_tfds(data).split is not None
   else:
     is_same = os.path.realpath(data) == os.path.realpath(held_out)
   if is_same:
@@ -229,7 +229,7 @@ def _kind_of(part: str, rewards: bool, form: str) -> str:
       return 'reward model'
   elif os.path.isdir(path) or hub.folder(part) is not None:
     return 'folder'
-  elif tfds_names.is_name(part):
+  elif row_files.is_tfds(part):
     return 'file'
   elif part.lower().endswith(ROW_FILES):
     if os.path.isfile(path):

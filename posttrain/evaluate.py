@@ -91,11 +91,11 @@ def measure(
     TooManyErrors: environments failed too often.
   """
   # Imported here so that command-line mistakes are reported without jax.
-  from posttrain.checkpoints import weight_folders
+  from posttrain.checkpoints import weights
   from posttrain.stage import from_checkpoint
   from posttrain.training import objectives
 
-  folder = weight_folders.find(flags.checkpoint)
+  folder = weights.find(flags.checkpoint)
   run, name = from_checkpoint.stage_of(
     folder, flags.config, flags.stage, flags.overrides, flags.trust_config
   )
@@ -178,12 +178,12 @@ def _rival(
   path: str | None, check: Callable[[str], None], kind: str
 ) -> list[str]:
   """Returns the folder of the second model, if any; refuses another model."""
-  from posttrain.checkpoints import weight_folders
+  from posttrain.checkpoints import weights
 
   if path is None:
     return []
   try:
-    folder = weight_folders.find(path)
+    folder = weights.find(path)
   except ValueError as error:
     raise ValueError(f'--against must name a {kind}: {error}') from error
   try:

@@ -90,10 +90,10 @@ def export(flags: Flags) -> None:
 
 
 def _export(flags: Flags) -> None:
-  from posttrain.checkpoints import weight_folders
+  from posttrain.checkpoints import weights
 
-  folder = weight_folders.find(flags.checkpoint)
-  checkpoint = weight_folders.read(folder)
+  folder = weights.find(flags.checkpoint)
+  checkpoint = weights.read(folder)
   if checkpoint.kind == 'hf':
     raise ValueError(
       '--checkpoint must name a run or a PEFT directory: got '
@@ -113,17 +113,17 @@ def _export(flags: Flags) -> None:
 
 
 def _save_peft(flags: Flags, folder: str) -> None:
-  from posttrain.checkpoints import cards, weight_folders, weights
+  from posttrain.checkpoints import cards, weights
   from posttrain.models import peft, transformer
 
-  checkpoint = weight_folders.read(folder)
+  checkpoint = weights.read(folder)
   adapter, start = weights.adapter(folder, average=True), checkpoint.start()
   if adapter is None:
     raise ValueError(
       '--checkpoint must name a stage with lora.rank > 0: got '
       f'{folder}, which trained all weights; use --format=hf'
     )
-  if flags.like is None and not weight_folders.is_hf(start):
+  if flags.like is None and not weights.is_hf(start):
     raise ValueError(
       f'--like must name the base model of the adapter: got none, and its '
       f'stage started from {start}; export that with --format=hf and pass the '
@@ -151,10 +151,10 @@ def _check_base(base: str, folder: str, model: schema.Model) -> None:
   import jax.numpy as jnp
 
   from posttrain import tree
-  from posttrain.checkpoints import weight_folders, weights
+  from posttrain.checkpoints import weights
   from posttrain.models import hf, transformer
 
-  if not weight_folders.is_hf(base):
+  if not weights.is_hf(base):
     raise ValueError(f'--like must name a HuggingFace directory: got {base!r}')
   hf.check_like(base, model)
   like = transformer.shapes(model)
@@ -165,7 +165,7 @@ def _check_base(base: str, folder: str, model: schema.Model) -> None:
     if not error < 2**-7:  # the rounding error of bfloat16 is half of that
       raise ValueError(
         '--like must hold the weights the adapter was trained on, '
-        f'{weight_folders.read(folder).start()}: '
+        f'{weights.read(folder).start()}: '
         f'{path} differs by {error:.1%}; export that with --format=hf'
       )
 
@@ -173,13 +173,13 @@ def _check_base(base: str, folder: str, model: schema.Model) -> None:
 def _save_hf(flags: Flags, folder: str) -> None:
   from posttrain import sharding
   from posttrain.chat import pretrained
-  from posttrain.checkpoints import cards, weight_folders, weights
+  from posttrain.checkpoints import cards, weights
   from posttrain.models import hf, transformer
 
-  checkpoint, like = weight_folders.read(folder), flags.like
+  checkpoint, like = weights.read(folder), flags.like
   model = checkpoint.model
   if like is None and flags.dtype is None:
-    *_, first = weight_folders.chain(folder)
+    *_, first = weights.chain(folder)
     like = None if first == 'random' else first
   shapes = sharding.spread(transformer.shapes(model))
   params = weights.load(folder, shapes, average=True)

@@ -113,12 +113,12 @@ def make(flags: Flags) -> str:
 
 def _sample(flags: Flags) -> tuple[list[Any], str]:
   """Samples a policy's answers; returns their pairs and a line of counts."""
-  from posttrain.checkpoints import weight_folders
+  from posttrain.checkpoints import weights
   from posttrain.config import checks
   from posttrain.rollout import pairing
   from posttrain.stage import from_checkpoint
 
-  folder = weight_folders.find(flags.checkpoint)
+  folder = weights.find(flags.checkpoint)
   run, name = from_checkpoint.stage_of(
     folder, flags.config, flags.stage, flags.overrides, flags.trust_config
   )

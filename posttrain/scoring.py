@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from posttrain import schema, sharding
 from posttrain.data import packing
 from posttrain.losses import logprobs as logprobs_lib
-from posttrain.models import reward_head, transformer
+from posttrain.models import transformer
 from posttrain.util import watchdog
 
 
@@ -139,7 +139,7 @@ def _logprobs(params, rows, cfg, place):
 def _rewards(params, rows, cfg, place):
   with sharding.use(place and place.mesh):
     hidden, _ = transformer.trunk(params, cfg, *rows[:3])
-    rewards = reward_head.rewards(params, hidden)
+    rewards = transformer.rewards(params, hidden)
   return _placed(rewards, place)
 
 

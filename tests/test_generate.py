@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from posttrain import generate, main, schema, scoring
-from posttrain.checkpoints import policies, reading
+from posttrain.checkpoints import policies, store
 from posttrain.models import transformer
 from tests import fixtures
 
@@ -58,7 +58,7 @@ def average(workdir):
   like = jax.eval_shape(
     lambda: transformer.init(jax.random.key(0), fixtures.MODEL)
   )
-  return reading.restore_params(str(workdir), like, average=True)
+  return store.restore_params(str(workdir), like, average=True)
 
 
 def logits(params, ids):

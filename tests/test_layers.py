@@ -175,7 +175,7 @@ def test_only_util_commands_reads_the_command_line(module):
 FOR_RECIPES = {
   'configs.common': ('posttrain.models.hf_config', 'posttrain.util.hub'),
   'configs.arguments': (
-    'posttrain.data.tfds_names',
+    'posttrain.data.row_files',
     'posttrain.util.errors',
     'posttrain.util.hub',
   ),

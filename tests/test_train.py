@@ -12,7 +12,7 @@ import pytest
 
 from experiments.trials import kill_resume
 from posttrain import main, train
-from posttrain.checkpoints import reading
+from posttrain.checkpoints import store
 from posttrain.metrics import writers
 from posttrain.stage import build, preflight
 from posttrain.training import step as train_step
@@ -102,7 +102,7 @@ def test_sigterm_saves_and_the_resumed_run_is_bitwise_the_same(
     patch.setattr(train_step, 'TrainStep', TermAfter)
     assert main.main(_args(tmp_path)) == 75
   assert 'run the same command to continue' in capsys.readouterr().err
-  assert reading.find(str(tmp_path)).name == '3'
+  assert store.find(str(tmp_path)).name == '3'
   assert main.main(_args(tmp_path)) == 0
   truth = kill_resume.outcome(finished[0])
   assert len(truth['arrays']) > 20 and len(truth['rows']) == 21

@@ -452,7 +452,7 @@ def make(args) -> dict:
   import jax.numpy as jnp
 
   from posttrain import schema
-  from posttrain.models import hf, hf_config, hf_files, transformer
+  from posttrain.models import hf, hf_config, transformer
 
   def size(layers):
     cfg = dataclasses.replace(schema.PRESETS['qwen3_1p7b'], layers=layers)
@@ -461,7 +461,7 @@ def make(args) -> dict:
   (_, one), (_, two) = size(1), size(2)
   more = (args.gigabytes * 1e9 / 2 - one) / (two - one)
   cfg, count = size(1 + max(round(more), 0))
-  shapes = {name: tensor.shape for name, tensor in hf.tensors(cfg).items()}
+  shapes = hf.shapes(cfg)
   dtypes = dict.fromkeys(shapes, jnp.dtype('bfloat16'))
   rng = np.random.default_rng(0)
 
@@ -473,7 +473,7 @@ def make(args) -> dict:
 
   folder = pathlib.Path(args.folder) / 'model'
   folder.mkdir()
-  hf_files.write(folder, shapes, dtypes, draw, SHARD_BYTES)
+  hf.write_shards(folder, shapes, dtypes, draw, SHARD_BYTES)
   text = json.dumps(hf_config.write(cfg))
   (folder / 'config.json').write_text(text)
   files = list(folder.glob('*.safetensors'))

@@ -19,8 +19,8 @@ from typing import Any
 import yaml
 
 from posttrain import machine
-from posttrain.checkpoints import weight_folders
-from posttrain.data import tfds_names
+from posttrain.checkpoints import weights
+from posttrain.data import row_files
 from posttrain.metrics import estimates, writers
 from posttrain.util import disk, errors, hub
 
@@ -40,7 +40,7 @@ def write(folder: str, exported: str | pathlib.Path, form: str) -> None:
   is kept as BASE_README.md.
 
   Args:
-    folder: the folder that the weights are from, see `weight_folders.find`.
+    folder: the folder that the weights are from, see `weights.find`.
     exported: the folder that holds them now.
     form: 'hf' or 'peft'.
   """
@@ -53,8 +53,8 @@ def write(folder: str, exported: str | pathlib.Path, form: str) -> None:
 
 def text(folder: str, form: str) -> str:
   """Returns the card of weights; arguments as `write`."""
-  chain = weight_folders.chain(folder)
-  all_read = [weight_folders.read(x) for x in chain[::-1] if x != 'random']
+  chain = weights.chain(folder)
+  all_read = [weights.read(x) for x in chain[::-1] if x != 'random']
   runs = [x for x in all_read if x.kind == 'run']
   origin = None if chain[-1] == 'random' else chain[-1]
   lines = [
@@ -78,7 +78,7 @@ def text(folder: str, form: str) -> str:
 
 
 def _front_matter(
-  runs: list[weight_folders.Checkpoint], origin: str | None, form: str
+  runs: list[weights.Checkpoint], origin: str | None, form: str
 ) -> dict[str, Any]:
   matter: dict[str, Any] = {'library_name': _LIBRARIES[form]}
   if origin is not None:
@@ -94,7 +94,7 @@ def _front_matter(
 
 
 def _summary(
-  runs: list[weight_folders.Checkpoint], origin: str | None, form: str
+  runs: list[weights.Checkpoint], origin: str | None, form: str
 ) -> str:
   what = 'A LoRA adapter' if form == 'peft' else 'A language model'
   start = 'random weights' if origin is None else _span(_name(origin))
@@ -180,7 +180,7 @@ def _envs(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _evaluation(folder: str) -> list[str]:
   """Returns the section of the numbers that were measured at a step."""
-  host = weight_folders.read(folder).host
+  host = weights.read(folder).host
   row = _measured(folder, host)
   keys = [
     key
@@ -244,7 +244,7 @@ def _node(options: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _name(path: str) -> str:
   """Returns what may be shown of a path: an id, a data set or a last part."""
-  if tfds_names.is_name(path):
+  if row_files.is_tfds(path):
     return errors.text(path, _LONGEST)
   name = hub.id_of(path) or re.split(r'[/\\]', path.rstrip('/\\'))[-1]
   return errors.text(name, _LONGEST)

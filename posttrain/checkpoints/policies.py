@@ -56,11 +56,11 @@ def load(
       missing or has changed.
   """
   from posttrain import compilation
-  from posttrain.checkpoints import weight_folders, weights
+  from posttrain.checkpoints import weights
   from posttrain.models import transformer
 
-  folder = weight_folders.find(path)
-  checkpoint = weight_folders.read(folder)
+  folder = weights.find(path)
+  checkpoint = weights.read(folder)
   checkpoint.print_named()
   max_tokens, default = DEFAULT_MAX_TOKENS, schema.Run.compilation_cache
   if checkpoint.kind == 'run':

@@ -1,22 +1,283 @@
-"""Weights of a folder: a run's, a HuggingFace directory's, a PEFT adapter's.
+"""Weights by path: of a run, a HuggingFace directory or a PEFT adapter.
 
-1. `check` compares the folder, and the headers of its weights, with a given
+    WORKDIR, WORKDIR/checkpoints/STAGE, .../STEP   checkpoints of a run
+    a HuggingFace directory     config.json, safetensors, tokenizer.json
+    a PEFT directory            adapter_config.json, which names the former
+
+1. `find` resolves a path to a folder: a step's, or the directory.
+2. `read` parses such a folder into a `Checkpoint`: its kind, its model, and
+   what it started from. It reads no arrays.
+3. `check` compares the folder, and the headers of its weights, with a given
    model; it reads no weights.
-2. `load` reads the weights. A checkpoint of a stage with LoRA, and a PEFT
+4. `load` reads the weights. A checkpoint of a stage with LoRA, and a PEFT
    directory, hold an adapter only; it is merged into its base weights.
 
-Every `folder` is one of `weight_folders.find`.
+Every `folder` is one of `find`.
 """
 
-from typing import Any
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from posttrain import schema, sharding, tree
 from posttrain.chat import pretrained, rendering
-from posttrain.checkpoints import reading, weight_folders
-from posttrain.models import hf, hf_config, lora, peft, reward_head, transformer
+from posttrain.checkpoints import store
+from posttrain.data import sources
+from posttrain.models import hf, hf_config, lora, peft, transformer
+from posttrain.schema import base as schema_base
+from posttrain.util import disk, errors, hub
+
+
+def is_hf(path: str) -> bool:
+  """Returns whether a path is a HuggingFace directory.
+
+  A workdir has a config.json as well, but without a `model_type`.
+  """
+  try:
+    return 'model_type' in disk.read_json_object(_inside(path, 'config.json'))
+  except ValueError:
+    return False
+
+
+def is_peft(path: str) -> bool:
+  """Returns whether a path is a PEFT directory."""
+  return os.path.isfile(_inside(path, peft.CONFIG))
+
+
+def find(path: str) -> str:
+  """Resolves a path to a step's folder, or a HuggingFace or PEFT directory.
+
+  The id of a model in the hub's cache is the directory of its commit.
+
+  Raises:
+    ValueError: the path is neither.
+  """
+  path = hub.folder(path) or path
+  if is_hf(path) or is_peft(path):
+    return os.path.realpath(os.path.expanduser(path))
+  try:
+    return str(store.find(path))
+  except ValueError as error:
+    config = _inside(path, 'config.json')
+    if os.path.isfile(config):
+      disk.read_json_object(config)  # raises if it cannot be read
+    place = os.path.abspath(os.path.expanduser(path))
+    if not os.path.exists(place):
+      raise ValueError(
+        f'a checkpoint path must exist: got {errors.quote(path)}, but there '
+        f'is no {errors.text(place)}; it names a workdir, a folder in it, or '
+        f'a HuggingFace or PEFT directory{hub.hint(path)}'
+      ) from error
+    raise ValueError(
+      f'{error}; it is not a HuggingFace directory (a config.json with a '
+      'model_type) or a PEFT directory (an adapter_config.json) either'
+      f'{hub.hint(path)}'
+    ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+  """What a folder of weights says of them.
+
+  Attributes:
+    folder: the folder, from `find`.
+    kind: of a run, or a HuggingFace or PEFT directory.
+    model: the options of the whole model. Their `attention` is 'auto': what
+      the weights were trained with may not run on this machine.
+    origin: the path of the weights that a stage or an adapter started from, or
+      'random'; None for a HuggingFace directory.
+    host: the `host` dict of a run's step; {} for a directory.
+    stage: the options of the stage that saved the step; {} for a directory.
+    adapter: the LoRA options of a run's step that holds an adapter alone.
+  """
+
+  folder: str
+  kind: Literal['run', 'hf', 'peft']
+  model: schema.Model
+  origin: str | None
+  host: dict[str, Any] = dataclasses.field(default_factory=dict)
+  stage: dict[str, Any] = dataclasses.field(default_factory=dict)
+  adapter: schema.Lora | None = None
+
+  @property
+  def is_adapter(self) -> bool:
+    """Whether the folder holds an adapter, and no whole weights."""
+    return self.kind == 'peft' or self.adapter is not None
+
+  @property
+  def selects(self) -> bool:
+    """Whether the folder is a step of a stage with `eval.best`.
+
+    Such a stage hands on its averaged weights, if it keeps them: they are those
+    that were evaluated. Others hand on the weights that they trained.
+    """
+    return self.stage.get('eval', {}).get('best') is not None
+
+  def start(self) -> str:
+    """Returns the folder of the weights that these started from, or 'random'.
+
+    Raises:
+      ValueError: the folder is missing.
+    """
+    assert self.origin is not None, self.folder
+    if self.origin == 'random':
+      return self.origin
+    try:
+      return find(self.origin)
+    except ValueError as error:
+      raise ValueError(
+        f'{self.origin} must hold the weights that {self.folder} started from: '
+        'got none; put them, or a link to them, there'
+      ) from error
+
+  def renderer(self, variables: str = '{}') -> rendering.Renderer | None:
+    """Loads the tokenizer and template that the weights were trained with.
+
+    Args:
+      variables: template variables (JSON) for a directory; a run has its own.
+
+    Returns:
+      The renderer; None for a directory without a tokenizer.json.
+
+    Raises:
+      ValueError: their files are missing, or have changed since.
+    """
+    if self.kind == 'peft':
+      return read(self.start()).renderer(variables)
+    if self.kind == 'hf':
+      if not os.path.isfile(os.path.join(self.folder, 'tokenizer.json')):
+        return None
+      return rendering.load(
+        schema.Tokenizer(path=self.folder, template_variables=variables)
+      )
+    options = self.host['config']['tokenizer']
+    stored = rendering.load(schema.Tokenizer(**options))
+    rendering.check_fingerprint(
+      stored.fingerprint,
+      self.host['tokenizer'],
+      f'the tokenizer {options}',
+      self.folder,
+    )
+    return stored
+
+  def print_named(self) -> None:
+    """Prints the folders and files that the folder names, to stderr.
+
+    They are read as data: the base weights of an adapter, and the tokenizer.
+    """
+    lines = []
+    if self.is_adapter:
+      folders = [x for x in chain(self.folder)[1:] if x != 'random']
+      lines = [f'base weights {x}' for x in folders]
+    if self.kind == 'run':
+      options = self.host['config']['tokenizer']
+      paths = (options.get('path'), options.get('chat_template'))
+      lines += [f'tokenizer {x}' for x in paths if x is not None]
+    for line in lines:
+      named = f'{self.folder} names {errors.text(line)}, read as data'
+      print(named, file=sys.stderr)
+
+
+def read(folder: str) -> Checkpoint:
+  """Parses a folder.
+
+  Args:
+    folder: a folder from `find`.
+
+  Raises:
+    ValueError: its files are damaged, or lack what reading weights needs.
+  """
+  if is_hf(folder):
+    return Checkpoint(folder, 'hf', hf_config.read(folder), None)
+  if is_peft(folder):
+    base = peft.read(folder).get('base_model_name_or_path') or ''
+    if not is_hf(base):
+      raise ValueError(
+        f'{folder}/{peft.CONFIG}: base_model_name_or_path must be a local '
+        f'HuggingFace directory: got {errors.quote(base)}; download it, and '
+        'name its folder'
+      )
+    return Checkpoint(folder, 'peft', read(find(base)).model, base)
+  host = store.read_host(folder)
+  try:
+    stage = host['config'][host['stage']]
+    adapter = schema.Lora(**stage.get('lora', {}))
+    schema_base.require_types(adapter)
+    model = schema.Model.from_json(host['model'])
+    origin = str(host.get('start', 'random'))
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
+    raise ValueError(
+      f'the host item of {folder} must have the model and the options of '
+      f'its stage: {errors.describe(error)}'
+    ) from error
+  if origin != 'random':
+    origin = os.path.join(pathlib.Path(folder).parents[2], origin)
+  return Checkpoint(
+    folder,
+    'run',
+    dataclasses.replace(model, attention='auto'),
+    origin,
+    host,
+    stage,
+    adapter if adapter.rank else None,
+  )
+
+
+def chain(folder: str) -> list[str]:
+  """Returns a folder and all that it started from, in turn; 'random' is one.
+
+  Raises:
+    ValueError: a folder on the way is missing, or comes twice.
+  """
+  chain = [folder]
+  while chain[-1] != 'random' and read(chain[-1]).kind != 'hf':
+    chain.append(read(chain[-1]).start())
+    if chain[-1] in chain[:-1]:
+      raise ValueError(
+        f'{folder} must not have started from itself: got {chain[-1]} twice'
+      )
+  return chain
+
+
+def model_text(cfg: schema.Model) -> str:
+  """Returns a model's options as text, without the kind of its attention."""
+  options = dataclasses.asdict(cfg)
+  del options['attention']
+  return json.dumps(options, sort_keys=True)
+
+
+def fingerprint(folder: str) -> str:
+  """Returns the content hash of a weights folder, with its model's options.
+
+  For a run it uses stored checksums instead of reading arrays. For an adapter
+  it includes the hash of the base weights.
+
+  Args:
+    folder: a folder from `find`.
+  """
+  checkpoint = read(folder)
+  parts = [model_text(checkpoint.model)]
+  if checkpoint.kind == 'run':
+    sums = store.read_sums(folder, checkpoint.selects)
+    parts.append(json.dumps(sums, sort_keys=True))
+  else:
+    path = pathlib.Path(folder)  # PEFT adapters differ by their options too
+    files = [*path.glob('*.safetensors'), *path.glob('adapter_config.json')]
+    parts += [sources.file_fingerprint(file) for file in sorted(files)]
+  if checkpoint.is_adapter:
+    parts.append(fingerprint(checkpoint.start()))
+  return sources.fingerprint(*(part.encode() for part in parts))
+
+
+def _inside(path: str, name: str) -> str:
+  return os.path.join(os.path.expanduser(path), name)
+
 
 Params = Any
 
@@ -31,7 +292,7 @@ def check(
   """Checks a folder's weights against a model; reads none of them.
 
   Args:
-    folder: a folder from `weight_folders.find`.
+    folder: a folder from `find`.
     cfg: the expected model options.
     tokens: the expected renderer.
     reward: whether a reward model is expected instead of a policy.
@@ -40,7 +301,7 @@ def check(
     ValueError: the weights belong to another model, tokenizer or kind, or a
       file or an array of them is missing or of another shape or dtype.
   """
-  checkpoint = weight_folders.read(folder)
+  checkpoint = read(folder)
   check_kind(checkpoint, reward=reward)
   if checkpoint.kind == 'peft':
     check(checkpoint.start(), cfg, tokens)
@@ -70,26 +331,24 @@ def _check_headers(folder: str, cfg: schema.Model, reward: bool) -> None:
   """Checks names, shapes and dtypes of a folder's weights, and of its base."""
   if folder == 'random':
     return
-  checkpoint = weight_folders.read(folder)
+  checkpoint = read(folder)
   if checkpoint.kind == 'hf':
-    hf.check(folder, cfg)
+    hf.find(folder, hf.shapes(cfg))
     return
   like = transformer.shapes(cfg)
   if checkpoint.adapter is not None:
     like = lora.shapes(checkpoint.adapter, like)
   elif reward:
-    sums = reading.read_sums(folder)
+    sums = store.read_sums(folder)
     has_lm_head = any(path.startswith('params/head/') for path in sums)
-    like = reward_head.shapes(cfg, has_lm_head)
-  reading.check_params(folder, like)
+    like = transformer.reward_shapes(cfg, has_lm_head)
+  store.check_params(folder, like)
   if checkpoint.adapter is not None:
-    weight_folders.chain(folder)  # refuses one that started from itself
+    chain(folder)  # refuses one that started from itself
     _check_headers(checkpoint.start(), cfg, reward=False)
 
 
-def check_kind(
-  checkpoint: weight_folders.Checkpoint, *, reward: bool = False
-) -> None:
+def check_kind(checkpoint: Checkpoint, *, reward: bool = False) -> None:
   """Checks whether a checkpoint is of a reward model or a policy, as expected.
 
   Raises:
@@ -108,7 +367,7 @@ def load(folder: str, like: Params, *, average: bool = False) -> Params:
   """Reads weights into the shapes, dtypes and shardings of `like`.
 
   Args:
-    folder: a folder from `weight_folders.find`.
+    folder: a folder from `find`.
     like: arrays or ShapeDtypeStructs of the folder's model.
     average: whether to read the moving average, if the run kept one.
 
@@ -117,7 +376,7 @@ def load(folder: str, like: Params, *, average: bool = False) -> Params:
       base weights of an adapter have changed; or only one of folder and
       `like` is a reward model.
   """
-  checkpoint = weight_folders.read(folder)
+  checkpoint = read(folder)
   check_kind(checkpoint, reward='reward' in like)
   if checkpoint.kind == 'hf':
     return hf.load(folder, checkpoint.model, like)
@@ -127,13 +386,13 @@ def load(folder: str, like: Params, *, average: bool = False) -> Params:
       lambda x: jax.ShapeDtypeStruct(x.shape, 'float32', sharding=x.sharding),
       like,
     )
-    params = reading.restore_params(
+    params = store.restore_params(
       folder, stored, average=average and _has_average(checkpoint)
     )
     params = jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
     _check_finite(params, folder)
     return params
-  weight_folders.chain(folder)  # refuses one that started from itself
+  chain(folder)  # refuses one that started from itself
   base = load_start(folder, like)
   if checkpoint.kind == 'run':
     check_base(folder, base)
@@ -147,11 +406,11 @@ def load_start(folder: str, like: Params) -> Params:
   They are averaged where that stage began with averages.
 
   Args:
-    folder: a folder from `weight_folders.find`.
+    folder: a folder from `find`.
     like: shapes, dtypes and shardings of the result.
   """
-  start = weight_folders.read(folder).start()
-  return load(start, like, average=weight_folders.read(start).selects)
+  start = read(folder).start()
+  return load(start, like, average=read(start).selects)
 
 
 def adapter(
@@ -160,7 +419,7 @@ def adapter(
   """Reads a folder's LoRA adapter and its options.
 
   Args:
-    folder: a folder from `weight_folders.find`.
+    folder: a folder from `find`.
     like: the whole weights, whose devices the adapter is placed on; None = the
       first device.
     average: whether to read the moving average, if the run kept one.
@@ -168,7 +427,7 @@ def adapter(
   Returns:
     (float32 adapter, options); None if the folder holds whole weights.
   """
-  checkpoint = weight_folders.read(folder)
+  checkpoint = read(folder)
   if not checkpoint.is_adapter:
     return None
   if checkpoint.kind == 'peft':
@@ -182,7 +441,7 @@ def adapter(
     return params, options
   options = checkpoint.adapter
   assert options is not None
-  params = reading.restore_params(
+  params = store.restore_params(
     folder,
     _adapter_like(options, checkpoint.model, like),
     average=average and _has_average(checkpoint),
@@ -200,7 +459,7 @@ def _check_finite(params: Params, folder: str) -> None:
     )
 
 
-def _has_average(checkpoint: weight_folders.Checkpoint) -> bool:
+def _has_average(checkpoint: Checkpoint) -> bool:
   return checkpoint.stage['optim'].get('average') is not None
 
 
@@ -230,7 +489,7 @@ def check_base(folder: str, base: Params) -> None:
   Raises:
     ValueError: the weights have changed; names the first that differs.
   """
-  checkpoint = weight_folders.read(folder)
+  checkpoint = read(folder)
   stored = checkpoint.host.get('base')
   for path, leaf in tree.flat(base).items() if stored else ():
     dtype = jnp.dtype(stored['dtypes'][path])

@@ -1,5 +1,5 @@
 """Resumable sources, readers of data files, and packing (np).
 
 file or TFDS data set -> `row_files.read` -> `rows.Row` -> (an environment's
-tasks) -> `sources.Shuffled`; samples -> `packing`; pairs -> `tokenized_pairs`
+tasks) -> `sources.Shuffled`; samples -> `packing`; pairs -> `preferences`
 """

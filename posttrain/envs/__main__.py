@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from posttrain import schema
-from posttrain.data import rows, tfds
+from posttrain.data import row_files, rows
 from posttrain.envs import base, registry
 from posttrain.util import commands
 
@@ -93,7 +93,7 @@ def export(
       )
       for task in source.take(len(source))
     ]
-  return tfds.write(splits, env.name, folder)
+  return row_files.write_tfds(splits, env.name, folder)
 
 
 if __name__ == '__main__':

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from posttrain import schema, types
-from posttrain.data import row_files, rows, sources, tfds_names
+from posttrain.data import row_files, rows, sources
 from posttrain.envs import base
 
 
@@ -56,7 +56,7 @@ class Rows(base.Env):
     """Returns the rows that an option names, and their fingerprint."""
     if field not in self._read:
       path = getattr(self._cfg, field)
-      if not tfds_names.is_name(path):
+      if not row_files.is_tfds(path):
         path = base.find(self.name, field, path, folders=True)
       split = 'train' if field == 'path' else split
       key = f'config.STAGE.envs.{self.name}.env.columns'

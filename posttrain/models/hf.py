@@ -1,8 +1,13 @@
-"""Weights of HuggingFace directories <-> our tree, tensor by tensor.
+"""HuggingFace directories <-> our tree, tensor by tensor.
+
+config.json                        the model: `hf_config`
+model.safetensors, or model-00001-of-00002.safetensors, ...
+model.safetensors.index.json       the file of each tensor, if several
 
 1. A table maps each of our leaves to its tensors: one, or one per layer.
-2. `load` checks all names, shapes and dtypes before it reads any weight; then
-   it reads tensor by tensor into leaves that are allocated sharded.
+2. `load` compares the files' headers with the model before it reads any weight
+   (`find`); then it reads tensor by tensor into leaves that are allocated
+   sharded.
 3. `save` writes one tensor at a time to files of about a gibibyte, renames
    each file once it is complete, and writes the index and config.json last: an
    incomplete directory cannot be loaded.
@@ -10,45 +15,44 @@
 Our kernels are [in, out], theirs [out, in]. Only safetensors: no pickle.
 """
 
+import contextlib
 import functools
 import json
+import math
 import pathlib
 import shutil
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import safetensors
 from jax.sharding import NamedSharding, PartitionSpec
 
 from posttrain import processes, schema, sharding, tree
-from posttrain.models import hf_config, hf_files, transformer
+from posttrain.models import hf_config, transformer
 from posttrain.util import disk, watchdog
 
+SINGLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
+DTYPES = {'F32': 'float32', 'F16': 'float16', 'BF16': 'bfloat16'}
 SHARD_BYTES = 2**30  # size of a file, unless one tensor is larger
-_LAYER = 'model.layers.{}.'
+_HEAD, _LAYER = 'lm_head.weight', 'model.layers.{}.'
 _NAMES = {
   'embed/table': 'model.embed_tokens.weight',
   'final_norm/scale': 'model.norm.weight',
-  'head/kernel': 'lm_head.weight',
+  'head/kernel': _HEAD,
   'layers/attention_norm/scale': _LAYER + 'input_layernorm.weight',
-  **{
-    f'layers/attention/{x}/kernel': f'{_LAYER}self_attn.{x}_proj.weight'
-    for x in 'qkvo'
-  },
-  **{
-    f'layers/attention/{x}/bias': f'{_LAYER}self_attn.{x}_proj.bias'
-    for x in 'qkv'
-  },
-  **{
-    f'layers/attention/{x}_norm/scale': f'{_LAYER}self_attn.{x}_norm.weight'
-    for x in 'qk'
-  },
-  **{
-    f'layers/mlp/{x}/kernel': f'{_LAYER}mlp.{x}_proj.weight'
-    for x in ('gate', 'up', 'down')
-  },
+  'layers/attention/o/kernel': _LAYER + 'self_attn.o_proj.weight',
 }
+for _x in 'qkv':
+  _NAMES |= {
+    f'layers/attention/{_x}/kernel': f'{_LAYER}self_attn.{_x}_proj.weight',
+    f'layers/attention/{_x}/bias': f'{_LAYER}self_attn.{_x}_proj.bias',
+    f'layers/attention/{_x}_norm/scale': f'{_LAYER}self_attn.{_x}_norm.weight',
+  }
+for _x in ('gate', 'up', 'down'):
+  _NAMES[f'layers/mlp/{_x}/kernel'] = f'{_LAYER}mlp.{_x}_proj.weight'
 # HuggingFace's name of the norm before the MLP, by `post_norms`.
 _MLP_NORM = {
   False: {'layers/mlp_norm/scale': 'post_attention_layernorm'},
@@ -58,6 +62,9 @@ _MLP_NORM = {
     'layers/mlp_post_norm/scale': 'post_feedforward_layernorm',
   },
 }
+
+Shapes = Mapping[str, tuple[int, ...]]
+Dtypes = Mapping[str, np.dtype]
 
 
 class Tensor(NamedTuple):
@@ -89,6 +96,11 @@ def tensors(cfg: schema.Model) -> dict[str, Tensor]:
   return by_name
 
 
+def shapes(cfg: schema.Model) -> dict[str, tuple[int, ...]]:
+  """Returns the shapes of all tensors of a model by their names."""
+  return {name: tensor.shape for name, tensor in tensors(cfg).items()}
+
+
 def load(
   folder: str | pathlib.Path, cfg: schema.Model, like: Any = None
 ) -> transformer.Params:
@@ -103,11 +115,10 @@ def load(
       shardings; None = float32 on the default device.
 
   Raises:
-    ValueError: names a tensor that is missing, unknown, of another shape, of
-      a dtype other than float32, float16 and bfloat16, or not finite.
+    ValueError: as `find`; or a number is not finite.
   """
   expected, like = tensors(cfg), like or transformer.shapes(cfg)
-  files = check(folder, cfg)
+  found = find(folder, shapes(cfg))
   places = jax.tree.map(lambda x: x.sharding, like)
 
   def zeros():
@@ -116,31 +127,41 @@ def load(
   # Without shardings, the tree of them has no leaves.
   places = places if jax.tree.leaves(places) else None
   params = tree.flat(jax.jit(zeros, out_shardings=places)())
-  for file, names in files.items():
-    for name in names:  # no variable holds a tensor while the next is read
-      path = expected[name].path
-      params[path], finite = _fill(
-        params[path], expected[name], hf_files.read(file, name)
+  for name, (file, _) in found.items():
+    tensor = expected[name]
+    leaf = params[tensor.path]
+    # The tensor is placed as its slice of the leaf is.
+    place = leaf.sharding
+    if isinstance(place, NamedSharding):
+      spec = (*place.spec, *(None,) * leaf.ndim)[: leaf.ndim]
+      spec = spec if tensor.layer is None else spec[1:]
+      spec = spec[::-1] if tensor.transposed else spec
+      place = NamedSharding(place.mesh, PartitionSpec(*spec))
+    # No variable holds a tensor while the next one is read.
+    params[tensor.path], finite = _put(
+      leaf,
+      sharding.put(read_tensor(file, name), place),
+      tensor.layer,
+      tensor.transposed,
+    )
+    watchdog.progress()
+    if not finite:
+      raise ValueError(
+        f'{file}: tensor {name} must be finite in {leaf.dtype}: got NaN or '
+        'infinity'
       )
-      watchdog.progress()
-      if not finite:
-        raise ValueError(
-          f'{file}: tensor {name} must be finite in {params[path].dtype}: got '
-          'NaN or infinity; download it again, or use other weights'
-        )
   return jax.tree.unflatten(jax.tree.structure(like), params.values())
 
 
-def check(folder: str | pathlib.Path, cfg: schema.Model) -> hf_files.Files:
-  """Checks the headers of a directory's weights against a model.
-
-  Returns:
-    {file: names of its tensors}.
-
-  Raises:
-    ValueError: as `load`, unless a number is not finite.
-  """
-  return hf_files.find(pathlib.Path(folder), _shapes(tensors(cfg)))
+@functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
+def _put(leaf, array, layer, transposed):
+  """Writes a tensor into its leaf; returns it and whether all is finite."""
+  array = (array.T if transposed else array).astype(leaf.dtype)
+  finite = jnp.isfinite(array).all()
+  if layer is None:  # an update, so that the donated memory is reused
+    start = (0,) * leaf.ndim
+    return jax.lax.dynamic_update_slice(leaf, array, start), finite
+  return jax.lax.dynamic_update_index_in_dim(leaf, array, layer, 0), finite
 
 
 def save(
@@ -176,76 +197,32 @@ def save(
     config = hf_config.write(cfg) | {'torch_dtype': dtype}
   else:
     check_like(like, cfg)
-    dtypes = hf_files.dtypes(pathlib.Path(like), _shapes(expected))
+    found = find(like, shapes(cfg))
+    dtypes = {x: jnp.dtype(DTYPES[code]) for x, (_, code) in found.items()}
   processes.on(0, lambda: folder.mkdir(parents=True, exist_ok=True))
-  hf_files.write(
-    folder,
-    _shapes(expected),
-    dtypes,
-    lambda name: _host(leaves, expected[name], dtypes[name]),
-    shard_bytes,
-  )
+
+  def get(name):
+    """Returns a tensor in HuggingFace's layout, on the host."""
+    tensor = expected[name]
+    leaf = leaves[tensor.path]
+    place = getattr(leaf, 'sharding', None)
+    if isinstance(place, NamedSharding):  # gathered in every process
+      place = NamedSharding(place.mesh, PartitionSpec())
+    array = _get(leaf, tensor.layer, tensor.transposed, dtypes[name], place)
+    return np.asarray(array.addressable_data(0))
+
+  write_shards(folder, shapes(cfg), dtypes, get, shard_bytes)
   if not processes.is_first():
     return
   if like is None:
     with disk.replacing(folder / 'config.json') as file:
       json.dump(config, file, indent=2)
-  else:
-    _copy_rest(pathlib.Path(like), folder)
-
-
-def check_empty(folder: pathlib.Path) -> None:
-  """Raises ValueError unless a folder is new or empty."""
-  if folder.exists() and not folder.is_dir():
-    raise ValueError(f'{folder} must be a folder: got a file; name another')
-  if folder.exists() and any(folder.iterdir()):
-    raise ValueError(f'{folder} must be empty: got files; name a new folder')
-
-
-def _shapes(expected: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
-  return {name: tensor.shape for name, tensor in expected.items()}
-
-
-def _fill(
-  leaf: jax.Array, tensor: Tensor, array: np.ndarray
-) -> tuple[jax.Array, bool]:
-  """Writes a tensor into its leaf, which is donated.
-
-  Returns:
-    (leaf, whether all numbers of the tensor are finite in its dtype).
-  """
-  placed = sharding.put(array, _place(leaf, tensor))
-  leaf = _put(leaf, placed, tensor.layer, tensor.transposed)
-  finite = hf_files.is_finite(array, leaf.dtype)  # while the device works
-  return jax.block_until_ready(leaf), finite
-
-
-def _place(leaf: jax.Array, tensor: Tensor) -> jax.sharding.Sharding:
-  """Returns a tensor's sharding that matches its leaf's."""
-  if not isinstance(leaf.sharding, NamedSharding):
-    return leaf.sharding
-  spec = (*leaf.sharding.spec, *(None,) * leaf.ndim)[: leaf.ndim]
-  spec = spec if tensor.layer is None else spec[1:]
-  spec = spec[::-1] if tensor.transposed else spec
-  return NamedSharding(leaf.sharding.mesh, PartitionSpec(*spec))
-
-
-@functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
-def _put(leaf, array, layer, transposed):
-  array = (array.T if transposed else array).astype(leaf.dtype)
-  if layer is None:  # an update, so that the donated memory is reused
-    return jax.lax.dynamic_update_slice(leaf, array, (0,) * leaf.ndim)
-  return jax.lax.dynamic_update_index_in_dim(leaf, array, layer, 0)
-
-
-def _host(leaves, tensor: Tensor, dtype) -> np.ndarray:
-  """Returns a tensor in HuggingFace's layout, on the host."""
-  leaf = leaves[tensor.path]
-  place = getattr(leaf, 'sharding', None)
-  if isinstance(place, NamedSharding):  # gathered in every process
-    place = NamedSharding(place.mesh, PartitionSpec())
-  array = _get(leaf, tensor.layer, tensor.transposed, dtype, place)
-  return np.asarray(array.addressable_data(0))
+    return
+  # The small files: config, tokenizer, templates, license.
+  for path in sorted(pathlib.Path(like).iterdir()):
+    small = path.suffix in ('.json', '.jinja', '.model', '.txt', '.md')
+    if path.is_file() and small and path.name != INDEX:
+      shutil.copyfile(path, folder / path.name)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
@@ -259,20 +236,172 @@ def _get(leaf, layer, transposed, dtype, place):
   return jax.lax.with_sharding_constraint(array, place)
 
 
+def check_empty(folder: pathlib.Path) -> None:
+  """Raises ValueError unless a folder is new or empty."""
+  if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    raise ValueError(f'{folder} must be a new or empty folder: got files')
+
+
 def check_like(like: str | pathlib.Path, cfg: schema.Model) -> None:
   """Raises ValueError unless a directory's config.json describes `cfg`."""
-  model = hf_config.read(like)
-  for field in hf_config.differing(model, cfg):
+  if fields := hf_config.differing(hf_config.read(like), cfg):
     raise ValueError(
-      f'{like}/config.json must describe the model to be saved: its {field} '
-      f'is {getattr(model, field)!r}, expected {getattr(cfg, field)!r}; '
-      'name another directory, or none'
+      f'{like}/config.json must describe the model to be saved: {fields[0]}'
     )
 
 
-def _copy_rest(like: pathlib.Path, folder: pathlib.Path) -> None:
-  """Copies the small files: config, tokenizer, templates, license."""
-  for path in sorted(like.iterdir()):
-    small = path.suffix in ('.json', '.jinja', '.model', '.txt', '.md')
-    if path.is_file() and small and path.name != hf_files.INDEX:
-      shutil.copyfile(path, folder / path.name)
+def find(
+  folder: str | pathlib.Path, shapes: Shapes, single: str = SINGLE
+) -> dict[str, tuple[pathlib.Path, str]]:
+  """Returns {name: (file, code of its dtype)} of the tensors in a directory.
+
+  Reads headers only. A tied head and RoPE's table are redundant and left out.
+
+  Args:
+    folder: the directory.
+    shapes: all tensors of the model, and no other.
+    single: name of the one file; that of a model may be several, in an index.
+
+  Raises:
+    ValueError: names the file or the tensor that is missing, unknown,
+      of another shape or of a dtype that is not in `DTYPES`.
+  """
+  folder = pathlib.Path(folder)
+  paths, index = [single], folder / INDEX
+  if single == SINGLE and not (folder / single).is_file() and index.is_file():
+    paths = sorted(
+      {*disk.read_json_object(index).get('weight_map', {}).values()}
+    )
+  found = {}
+  for path in (folder / path for path in paths):
+    with _open(path) as file:
+      for name in file.keys():
+        is_unused = name == _HEAD or name.endswith('rotary_emb.inv_freq')
+        if is_unused and name not in shapes:
+          continue
+        part = file.get_slice(name)
+        shape, dtype = tuple(part.get_shape()), part.get_dtype()
+        if shape != shapes.get(name) or dtype not in DTYPES:
+          raise ValueError(
+            f'{path}: tensor {name} must have the shape of the model in '
+            f'config.json, {shapes.get(name)}, and a dtype of {[*DTYPES]}: got '
+            f'{shape} of {dtype}'
+          )
+        found[name] = path, dtype
+  if missing := [name for name in shapes if name not in found]:
+    raise ValueError(
+      f'{folder} must hold all tensors of the model in config.json: '
+      f'{len(missing)} are missing, such as {missing[0]}'
+    )
+  return found
+
+
+def names(path: pathlib.Path) -> list[str]:
+  """Returns the names of the tensors in a file."""
+  with _open(path) as file:
+    return list(file.keys())
+
+
+def read_tensor(path: pathlib.Path, name: str) -> np.ndarray:
+  """Returns a tensor of a file.
+
+  It opens the file anew: the library maps an open file into memory, and pages
+  once read stay there until it is closed.
+  """
+  with _open(path) as file:
+    return file.get_tensor(name)
+
+
+@contextlib.contextmanager
+def _open(path: pathlib.Path):
+  """Opens a file; errors of the library name it."""
+  try:
+    with safetensors.safe_open(path, 'numpy') as file:
+      yield file
+  except (safetensors.SafetensorError, OSError) as error:
+    raise ValueError(
+      f'{path} must be a whole safetensors file: {error}'
+    ) from error
+
+
+def write_shards(
+  folder: pathlib.Path,
+  shapes: Shapes,
+  dtypes: Dtypes,
+  get: Callable[[str], np.ndarray],
+  shard_bytes: int,
+) -> None:
+  """Writes all tensors, one at a time, and then the index if there is one.
+
+  Args:
+    folder: the directory.
+    shapes: all tensors, in their order.
+    dtypes: each tensor's dtype: float32, float16 or bfloat16.
+    get: returns a tensor by name; called once for each.
+    shard_bytes: size of a file, unless one tensor is larger.
+  """
+  shards, total, room = [], 0, 0
+  for name, shape in shapes.items():
+    size = math.prod(shape) * dtypes[name].itemsize
+    if not shards or size > room:
+      shards.append([])
+      room = shard_bytes
+    shards[-1].append(name)
+    total, room = total + size, room - size
+  index = {}
+  for number, names in enumerate(shards, 1):
+    file = f'model-{number:05}-of-{len(shards):05}.safetensors'
+    file = file if len(shards) > 1 else SINGLE
+    # Larger dtypes first, as the library does: each number is then aligned to
+    # its size.
+    names.sort(key=lambda name: -dtypes[name].itemsize)
+    write_file(folder / file, {x: shapes[x] for x in names}, dtypes, get)
+    index |= dict.fromkeys(names, file)
+  if len(shards) > 1 and processes.is_first():
+    text = {'metadata': {'total_size': total}, 'weight_map': index}
+    with disk.replacing(folder / INDEX) as file:
+      json.dump(text, file, indent=2)
+
+
+def write_file(
+  path: pathlib.Path,
+  shapes: Shapes,
+  dtypes: Dtypes,
+  get: Callable[[str], np.ndarray],
+) -> None:
+  """Writes a safetensors file, under another name until it is complete.
+
+      u64 n | n bytes of JSON, with spaces up to a multiple of 8 | the buffers
+
+  All is little-endian, as are the machines that jax runs on.
+
+  Args:
+    path: the file.
+    shapes: its tensors, in their order.
+    dtypes: each tensor's dtype.
+    get: returns a tensor by name; called once for each, by all processes of a
+      run, of which the first one writes.
+  """
+  if not processes.is_first():
+    for name in shapes:
+      get(name)
+    return
+  codes = {jnp.dtype(dtype): code for code, dtype in DTYPES.items()}
+  header, end = {'__metadata__': {'format': 'pt'}}, 0
+  for name, shape in shapes.items():
+    start, end = end, end + math.prod(shape) * dtypes[name].itemsize
+    header[name] = {
+      'dtype': codes[dtypes[name]],
+      'shape': list(shape),
+      'data_offsets': [start, end],
+    }
+  text = json.dumps(header, separators=(',', ':')).encode()
+  text += b' ' * (-len(text) % 8)
+  with disk.replacing(path, 'xb') as file:
+    file.write(len(text).to_bytes(8, 'little') + text)
+    for name, shape in shapes.items():
+      array = get(name)
+      assert (array.shape, array.dtype) == (shape, dtypes[name]), name
+      # As bytes: bfloat16 has no buffer protocol.
+      file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+      del array  # frees it before the next `get`

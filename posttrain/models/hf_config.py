@@ -138,49 +138,97 @@ def read(folder: str | pathlib.Path) -> schema.Model:
   """
   path = pathlib.Path(folder) / 'config.json'
   if not path.is_file():
-    hint = 'name the directory of a HuggingFace model'
+    hint = ''
     if (path.parent / 'adapter_config.json').is_file():
       hint = (
-        'it is an adapter: name the directory of its base model, and the '
-        "adapter as the stage's init, as in --config=sft:BASE,data.jsonl,lora "
-        f'--config.init={folder}'
+        '; it is an adapter: name its base model, and the adapter as init, as '
+        f'in --config=sft:BASE,data.jsonl,lora --config.init={folder}'
       )
-    raise ValueError(f'{folder} must hold a config.json: got none; {hint}')
+    raise ValueError(f'{folder} must hold a config.json: got none{hint}')
   text = disk.read_json_object(path)
   try:
     return _parse(text)
-  except schema.FieldError as error:
-    key = _KEYS.get(error.field, error.field)
-    key = '' if key == error.field else f'{key}: '
-    raise ValueError(f'{path}: {key}{error}') from error
   except (TypeError, ValueError) as error:
-    raise ValueError(f'{path}: {error}') from error
+    key = _KEYS.get(getattr(error, 'field', ''))
+    where = f'{path}: {key}' if key else path
+    raise ValueError(f'{where}: {error}') from error
 
 
 def write(cfg: schema.Model) -> dict[str, Any]:
   """Returns the `config.json` of a model, with `vocab_size` resolved.
 
+  It has the format of version 4 of transformers, which all tools read.
+
   Raises:
     ValueError: no architecture of HuggingFace's computes this model.
   """
-  text = _unparse(cfg)
-  family = _FAMILIES[text['model_type']]
-  if family.divides and cfg.embed_dim % cfg.heads:
+  # The family with the model's features.
+  features = {
+    name: getattr(cfg, name)
+    for name in {key for f in _FAMILIES.values() for key in f.fixed}
+  }
+  off = {**dict.fromkeys(features, False), 'activation': 'silu'}
+  name = next(
+    (x for x, f in _FAMILIES.items() if off | f.fixed == features), ''
+  )
+  if not name:
     raise ValueError(
-      f'model.heads must divide embed_dim={cfg.embed_dim} to be written as a '
-      f'{family.architecture}, which transformers loads: got {cfg.heads}'
+      f'model must have the features of one of {[*_FAMILIES]}: got {features}'
     )
-  ours = {name: getattr(cfg, name) for name in _OURS}
-  parsed = dataclasses.replace(_parse(text), **ours)
+  family = _FAMILIES[name]
+  activation = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}[
+    cfg.activation
+  ]
+  rope = {ours: theirs for theirs, ours in _ROPES.items()}[
+    cfg.rope_scaling.kind
+  ]
+  scaling = {
+    key: getattr(cfg.rope_scaling, ours) for ours, key, _ in _SCALING[rope]
+  }
+  text = {
+    'architectures': [family.architecture],
+    'model_type': name,
+    'vocab_size': cfg.vocab_size,
+    'num_hidden_layers': cfg.layers,
+    'hidden_size': cfg.embed_dim,
+    'intermediate_size': cfg.mlp_dim,
+    'num_attention_heads': cfg.heads,
+    'num_key_value_heads': cfg.kv_heads,
+    'head_dim': cfg.head_dim,
+    'rms_norm_eps': cfg.norm_eps,
+    'tie_word_embeddings': cfg.tied_head,
+    'rope_theta': cfg.rope_theta,
+    'rope_scaling': {'rope_type': rope, **scaling} if scaling else None,
+    'hidden_act': activation,
+  }
+  if family.is_gemma:
+    text |= {
+      'hidden_activation': activation,
+      'query_pre_attn_scalar': int(cfg.query_scale or cfg.head_dim),
+      'attn_logit_softcapping': cfg.attention_softcap,
+      'final_logit_softcapping': cfg.logit_softcap,
+    }
+    if cfg.local_rope_theta is not None:
+      text['rope_local_base_freq'] = cfg.local_rope_theta
+  if family.is_gemma or cfg.local_layers:
+    text |= {
+      # Of a Gemma, transformers wants one even if no layer uses it.
+      'sliding_window': cfg.window or family.absent.get('sliding_window'),
+      'use_sliding_window': True,
+      'layer_types': [_KINDS[i in cfg.local_layers] for i in range(cfg.layers)],
+    }
+  # The model that is read from it must be the same.
+  parsed = _parse(text)
+  wrong = differing(parsed, cfg)
   if not cfg.local_layers:  # nothing reads their base
-    parsed = dataclasses.replace(parsed, local_rope_theta=cfg.local_rope_theta)
-  for field in dataclasses.fields(cfg):
-    ours, theirs = getattr(cfg, field.name), getattr(parsed, field.name)
-    if ours != theirs:
-      raise ValueError(
-        f'model.{field.name} must be {theirs!r} to be written as a '
-        f'{text["architectures"][0]}: got {ours!r}'
-      )
+    wrong = [field for field in wrong if field != 'local_rope_theta']
+  if family.divides and cfg.embed_dim % cfg.heads:
+    wrong.append('heads')
+  if wrong:
+    raise ValueError(
+      f'model.{wrong[0]} must be one that a {family.architecture} of '
+      f'transformers has: got {getattr(cfg, wrong[0])!r}'
+    )
   return text
 
 
@@ -195,45 +243,60 @@ def differing(a: schema.Model, b: schema.Model) -> list[str]:
 
 
 def _parse(text: dict[str, Any]) -> schema.Model:
-  family = _family(text)
-  for key, value in _PLAIN.items():
-    if text.get(key) not in (None, value):
-      raise ValueError(f'{key} must be {value!r}: got {text[key]!r}')
+  name, architectures = text.get('model_type'), text.get('architectures')
+  family = _FAMILIES.get(str(name))
+  if family is None or family.architecture not in (
+    architectures or [family.architecture]
+  ):
+    raise ValueError(
+      'model_type and architectures must be one of '
+      f'{ {x: f.architecture for x, f in _FAMILIES.items()} }: got '
+      f'{name!r}, {architectures!r}'
+    )
+  activation = 'hidden_activation' if family.is_gemma else 'hidden_act'
   c = {**family.absent, **text}
-
-  def get(key):
+  required = ('vocab_size', 'num_hidden_layers', 'hidden_size', activation)
+  required += ('num_attention_heads', 'intermediate_size', 'rms_norm_eps')
+  for key in required:
     if c.get(key) is None:
       raise ValueError(f'{key} must be given: got none')
-    return c[key]
-
-  activation = get('hidden_activation' if family.is_gemma else 'hidden_act')
   expected = family.fixed.get('activation', 'silu')
-  if _ACTIVATIONS.get(activation) != expected:
-    raise ValueError(
-      f'the activation of a {c["model_type"]} must be {expected!r}: got '
-      f'{activation!r}'
-    )
-  heads, width = get('num_attention_heads'), get('hidden_size')
+  expected = {k for k, ours in _ACTIVATIONS.items() if ours == expected}
+  plain = {**{k: (None, x) for k, x in _PLAIN.items()}, activation: expected}
+  for key, values in plain.items():
+    if c.get(key) not in values:
+      raise ValueError(
+        f'{key} of a {name} must be one of {values}: got {c[key]!r}'
+      )
+  heads, width = c['num_attention_heads'], c['hidden_size']
   kv_heads, head_dim = c.get('num_key_value_heads'), c.get('head_dim')
-  if head_dim is None:
-    head_dim = width // max(heads, 1)
+  scores = {}
+  if family.is_gemma:
+    scores = {
+      'query_scale': _as_float(c['query_pre_attn_scalar']),
+      # Gemma 3 has the key as well, but transformers does not read it there.
+      'attention_softcap': c['attn_logit_softcapping']
+      if family.windows == 'alternate'
+      else None,
+      'logit_softcap': c.get('final_logit_softcapping'),
+    }
   model = schema.Model(
-    vocab_size=get('vocab_size'),
-    layers=get('num_hidden_layers'),
+    vocab_size=c['vocab_size'],
+    layers=c['num_hidden_layers'],
     embed_dim=width,
     heads=heads,
     kv_heads=heads if kv_heads is None else kv_heads,
-    head_dim=head_dim,
-    mlp_dim=get('intermediate_size'),
-    norm_eps=get('rms_norm_eps'),
+    head_dim=width // max(heads, 1) if head_dim is None else head_dim,
+    mlp_dim=c['intermediate_size'],
+    norm_eps=c['rms_norm_eps'],
     tied_head=c.get('tie_word_embeddings', False),
-    **_scores(c, family),
+    **scores,
     **_rope(c, two_bases=family.windows == 'pattern'),
     **family.fixed,
   )
   # The layers are counted by now: a list of them is short.
   local = _local_layers(c, model.layers, family.windows)
-  window = get('sliding_window') if local else None
+  window = c.get('sliding_window') if local else None
   return dataclasses.replace(model, local_layers=local, window=window)
 
 
@@ -310,35 +373,6 @@ def _as_float(value: Any) -> Any:
   return float(value) if type(value) is int and abs(value) < 2**53 else value
 
 
-def _scores(c, family: _Family) -> dict[str, Any]:
-  """Returns the scale of attention scores and the caps, which Gemma has."""
-  if not family.is_gemma:
-    return {}
-  return {
-    'query_scale': _as_float(c['query_pre_attn_scalar']),
-    # Gemma 3 has the key as well, but transformers does not read it there.
-    'attention_softcap': c['attn_logit_softcapping']
-    if family.windows == 'alternate'
-    else None,
-    'logit_softcap': c.get('final_logit_softcapping'),
-  }
-
-
-def _family(text: dict[str, Any]) -> _Family:
-  """Returns the family of `model_type` and `architectures`."""
-  name, architectures = text.get('model_type'), text.get('architectures')
-  family = _FAMILIES.get(str(name))
-  if family is None or family.architecture not in (
-    architectures or [family.architecture]
-  ):
-    raise ValueError(
-      'model_type must be one of '
-      f'{ {name: f.architecture for name, f in _FAMILIES.items()} }: got '
-      f'{name!r}, architectures {architectures!r}'
-    )
-  return family
-
-
 def _local_layers(c, layers: int, windows: str) -> tuple[int, ...]:
   """Returns the indices of the layers with a sliding window.
 
@@ -357,17 +391,13 @@ def _local_layers(c, layers: int, windows: str) -> tuple[int, ...]:
   )
   kinds = c.get('layer_types')
   if kinds is not None:
-    names = ('full_attention', 'sliding_attention')
-    if len(kinds) != layers or any(kind not in names for kind in kinds):
-      raise ValueError(
-        f'layer_types must name full_attention or sliding_attention for each '
-        f'of {layers} layers: got {kinds!r}'
-      )
     local = [kind == 'sliding_attention' for kind in kinds]
-    if any(local) and not used:
+    is_known = len(kinds) == layers and not {*kinds} - {*_KINDS}
+    if not is_known or (any(local) and not used):
       raise ValueError(
-        'use_sliding_window and sliding_window must be set where layer_types '
-        'names sliding_attention: got none'
+        f'layer_types must be one of {_KINDS} for each of {layers} layers, '
+        'sliding_attention only with use_sliding_window and sliding_window: '
+        f'got {kinds!r}'
       )
   elif windows == 'upper':
     local = [used and i >= c['max_window_layers'] for i in range(layers)]
@@ -377,69 +407,3 @@ def _local_layers(c, layers: int, windows: str) -> tuple[int, ...]:
       raise ValueError(f'sliding_window_pattern must be > 0: got {pattern!r}')
     local = [(i + 1) % pattern != 0 for i in range(layers)]
   return tuple(i for i, is_local in enumerate(local) if is_local)
-
-
-def _unparse(cfg: schema.Model) -> dict[str, Any]:
-  """Returns `config.json` in the format of version 4, which all tools read."""
-  name, family = _matching_family(cfg)
-  activations = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
-  activation = activations[cfg.activation]
-  rope = {ours: theirs for theirs, ours in _ROPES.items()}[
-    cfg.rope_scaling.kind
-  ]
-  scaling: dict[str, Any] | None = {
-    key: getattr(cfg.rope_scaling, ours) for ours, key, _ in _SCALING[rope]
-  }
-  scaling = {'rope_type': rope, **scaling} if scaling else None
-  text = {
-    'architectures': [family.architecture],
-    'model_type': name,
-    'vocab_size': cfg.vocab_size,
-    'num_hidden_layers': cfg.layers,
-    'hidden_size': cfg.embed_dim,
-    'intermediate_size': cfg.mlp_dim,
-    'num_attention_heads': cfg.heads,
-    'num_key_value_heads': cfg.kv_heads,
-    'head_dim': cfg.head_dim,
-    'rms_norm_eps': cfg.norm_eps,
-    'tie_word_embeddings': cfg.tied_head,
-    'rope_theta': cfg.rope_theta,
-    'rope_scaling': scaling,
-    'hidden_act': activation,
-  }
-  if family.is_gemma:
-    text |= {
-      'hidden_activation': activation,
-      'query_pre_attn_scalar': int(cfg.query_scale or cfg.head_dim),
-      'attn_logit_softcapping': cfg.attention_softcap,
-      'final_logit_softcapping': cfg.logit_softcap,
-    }
-    if cfg.local_rope_theta is not None:
-      text['rope_local_base_freq'] = cfg.local_rope_theta
-  if family.is_gemma or cfg.local_layers:
-    text |= {
-      # Of a Gemma, transformers wants one even if no layer uses it.
-      'sliding_window': cfg.window or family.absent.get('sliding_window'),
-      'use_sliding_window': True,
-      'layer_types': [
-        'sliding_attention' if i in cfg.local_layers else 'full_attention'
-        for i in range(cfg.layers)
-      ],
-    }
-  return text
-
-
-def _matching_family(cfg: schema.Model) -> tuple[str, _Family]:
-  """Returns the `model_type`, and its family, with the model's features."""
-  features = {
-    name: getattr(cfg, name)
-    for name in {key for f in _FAMILIES.values() for key in f.fixed}
-  }
-  off = {**dict.fromkeys(features, False), 'activation': 'silu'}
-  for name, family in _FAMILIES.items():
-    if {**off, **family.fixed} == features:
-      return name, family
-  raise ValueError(
-    'model must be of one architecture to be written as a HuggingFace '
-    f'directory: got a mixture, {features}'
-  )

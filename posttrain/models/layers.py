@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 from posttrain import schema, sharding
 from posttrain.models import lora
-from posttrain.ops import attention as attention_op
+from posttrain.ops import attention
 
 Rope = tuple[jax.Array, jax.Array]  # (cos, sin), f32[B, T, 1, H / 2] each
 LayerRange = tuple[Rope, jax.Array]  # (rope, k_start i32[B, T])
@@ -130,7 +130,7 @@ class Attention(nn.Module):
       'impl': cfg.attention,
     }
     if cache is None:
-      out = attention_op.attention(q, k, v, k_start, k_end, **options)
+      out = attention.attention(q, k, v, k_start, k_end, **options)
     else:
       old_k, old_v = cache
       args = cache_slots, prefixes
@@ -138,20 +138,15 @@ class Attention(nn.Module):
       read = cache
       if prefixes is not None:
         read = _read(cache[0], prefixes), _read(cache[1], prefixes)
-      out = _attend(q, read, k_start, k_end, options)
+      if q.shape[1] > 1:
+        out = attention.cached(q, *read, k_start, k_end, **options)
+      else:  # decoding: one query per row
+        starts, stops = k_start[:, 0], k_end[:, 0]
+        out = attention.decode(q[:, 0], *read, starts, stops, **options)
     out = out.reshape(*x.shape[:-1], cfg.heads * cfg.head_dim)
     scale = residual_scale(cfg)
     out = Linear(cfg.embed_dim, sharding.ROWS, scale=scale, name='o')(out)
     return sharding.pin_batch(out), cache
-
-
-def _attend(q, cache, k_start, k_end, options):
-  """Computes attention of q [B, T, N, H] over a cache; T = 1 is decoding."""
-  if q.shape[1] > 1:
-    return attention_op.cached(q, *cache, k_start, k_end, **options)
-  q, k_start, k_end = q[:, 0], k_start[:, 0], k_end[:, 0]
-  out = attention_op.decode(q, *cache, k_start, k_end, **options)
-  return out[:, None]
 
 
 class MLP(nn.Module):
@@ -214,9 +209,8 @@ class Block(nn.Module):
       return RMSNorm(cfg, name=name)(y)
 
     y = norm('attention_norm', x)
-    attention = Attention(cfg, self.fused, name='attention')
     args = rope, cache_slots, k_start, k_end, cache, prefixes
-    y, cache = attention(y, *args)
+    y, cache = Attention(cfg, self.fused, name='attention')(y, *args)
     if cfg.post_norms:
       y = norm('attention_post_norm', checkpoint_name(y, 'kept'))
     x = checkpoint_name(x + y, 'kept')

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from posttrain import schema, tree
-from posttrain.models import hf, hf_files, lora, transformer
+from posttrain.models import hf, lora, transformer
 from posttrain.util import disk
 
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
@@ -33,7 +33,6 @@ _FREE = {
   'lora_dropout',
   'megatron_config',
   'megatron_core',
-  'peft_type',
   'peft_version',
   'qalora_group_size',
   'r',
@@ -42,10 +41,12 @@ _FREE = {
   'target_modules',
   'task_type',
   'use_rslora',
-  'init_lora_weights',
 }
-# Values of init_lora_weights that leave the base weights as they are.
-_INITIALIZERS = (None, True, False, 'gaussian', 'orthogonal', 'eva')
+# Values of other keys that leave the base weights as they are.
+_PLAIN = {
+  'peft_type': ('LORA',),
+  'init_lora_weights': (None, True, False, 'gaussian', 'orthogonal', 'eva'),
+}
 
 
 def save(
@@ -80,7 +81,7 @@ def save(
 
   folder.mkdir(parents=True, exist_ok=True)
   dtypes = dict.fromkeys(shapes, np.dtype(np.float32))
-  hf_files.write_file(folder / WEIGHTS, shapes, dtypes, get)
+  hf.write_file(folder / WEIGHTS, shapes, dtypes, get)
   alpha = options.alpha
   config = {
     'peft_type': 'LORA',
@@ -107,19 +108,13 @@ def read(folder: str | pathlib.Path) -> dict[str, Any]:
   """
   path = pathlib.Path(folder) / CONFIG
   config = disk.read_json_object(path)
-  if config.get('peft_type') != 'LORA':
-    raise ValueError(
-      f"{path}: peft_type must be 'LORA': got {config.get('peft_type')!r}"
-    )
-  for key, value in config.items():
-    plain = key in _FREE or value in (None, False, [], {}, '', 'none')
-    if not plain or (key == 'init_lora_weights' and value not in _INITIALIZERS):
+  for key, value in {'peft_type': None, **config}.items():
+    plain = _PLAIN.get(key, (None, False, [], {}, '', 'none'))
+    if key not in _FREE and value not in plain:
       raise ValueError(
-        f'{path}: {key} must not be {value!r}: that '
-        'is no plain LoRA; merge the adapter into its base with PEFT first'
+        f'{path}: {key} must be one of {plain}: got {value!r}; merge '
+        'an adapter that is no plain LoRA into its base with PEFT'
       )
-  if not isinstance(config.get('r'), int) or config['r'] < 1:
-    raise ValueError(f'{path}: r must be a number > 0: got {config.get("r")!r}')
   return config
 
 
@@ -154,13 +149,11 @@ def load(
     path: np.zeros(x.shape, np.float32) for path, x in tree.flat(like).items()
   }
   for name, (path, layer) in _places(cfg, leaves).items():
-    array = hf_files.read(folder / WEIGHTS, name)
-    if not hf_files.is_finite(array, np.float32):
+    leaves[path][layer] = hf.read_tensor(folder / WEIGHTS, name).T
+    if not np.isfinite(leaves[path][layer]).all():
       raise ValueError(
-        f'{folder / WEIGHTS}: tensor {name} must be finite: got NaN or '
-        'infinity; use another adapter'
+        f'{folder / WEIGHTS}: tensor {name} must be finite: got NaN or infinity'
       )
-    leaves[path][layer] = array.T
   adapter = jax.tree.unflatten(jax.tree.structure(like), leaves.values())
   return adapter, options
 
@@ -169,19 +162,9 @@ def _contents(
   folder: pathlib.Path, cfg: schema.Model
 ) -> tuple[schema.Lora, lora.Adapter]:
   """Returns an adapter's options and shapes, by its config and headers."""
-  config = read(folder)
-  if not (folder / WEIGHTS).is_file():
-    raise ValueError(
-      f'{folder} must hold {WEIGHTS}: got none; save the adapter as safetensors'
-    )
-  names, known = hf_files.names(folder / WEIGHTS), _places(cfg)
+  config, known = read(folder), _places(cfg)
+  names = hf.names(folder / WEIGHTS)
   kernels = {known[x][0].rpartition('/')[0] for x in names if x in known}
-  if not kernels:
-    raise ValueError(
-      f'{folder / WEIGHTS} must hold lora_A and lora_B of a matrix of this '
-      f'model: got {sorted(names)[:3]}, expected some of '
-      f'{list(known)[:3]}'
-    )
   try:
     options = schema.Lora(
       rank=config['r'],
@@ -189,15 +172,15 @@ def _contents(
       rslora=bool(config.get('use_rslora')),
       targets='^(' + '|'.join(map(re.escape, sorted(kernels))) + ')$',
     )
+    like = lora.shapes(options, transformer.shapes(cfg))
   except (KeyError, TypeError, ValueError) as error:
     raise ValueError(f'{folder / CONFIG}: {error}') from error
-  like = lora.shapes(options, transformer.shapes(cfg))
   flat = tree.flat(like)
   shapes = {
     name: flat[path].shape[:0:-1]
     for name, (path, _) in _places(cfg, flat).items()
   }
-  hf_files.find(folder, shapes, WEIGHTS)
+  hf.find(folder, shapes, WEIGHTS)
   return options, like
 
 

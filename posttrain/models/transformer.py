@@ -22,6 +22,9 @@ The decode view has the same names, except that `layers` is a tuple of layers,
 q, k and v are one `qkv`, gate and up one `gate_up`, the head is always
 explicit, and matrices have the compute dtype.
 
+A reward model has a scalar head instead (`add_reward`), `reward/kernel` [D].
+Its kernel is initialized to 0: every answer starts with the same reward.
+
 Axes: B rows, T tokens, S cache slots, L layers, N query heads, K kv heads,
 H head dim, D model, F mlp, V vocab.
 """
@@ -37,7 +40,7 @@ import jax.numpy as jnp
 
 from posttrain import schema, sharding
 from posttrain.models import layers, lora
-from posttrain.ops import attention as attention_op
+from posttrain.ops import attention
 
 Params = Any
 # Per layer; the token at position p of row b is at [b, :, p].
@@ -95,7 +98,7 @@ class Transformer(nn.Module):
   ) -> jax.Array:
     cfg = self.cfg
     x = layers.Embed(cfg, name='embed')(tokens)
-    k_start, k_end = attention_op.intervals(segment_ids, positions)
+    k_start, k_end = attention.intervals(segment_ids, positions)
     index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     ranges = layers.layer_ranges(cfg, positions, index, k_start, k_end)
     local = None
@@ -252,3 +255,38 @@ def shapes(cfg: schema.Model) -> Params:
 def num_params(cfg: schema.Model) -> int:
   """Returns the number of parameters; allocates nothing."""
   return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes(cfg)))
+
+
+Params = Any
+
+
+def add_reward(params: Params, keep_lm_head: bool = False) -> Params:
+  """Returns a transformer's parameters with a new reward head.
+
+  Args:
+    params: from `init`.
+    keep_lm_head: whether to keep an untied language-model head.
+  """
+  (width,) = params['final_norm']['scale'].shape
+  trunk = {k: x for k, x in params.items() if keep_lm_head or k != 'head'}
+  return {**trunk, 'reward': {'kernel': jnp.zeros(width, jnp.float32)}}
+
+
+def reward_shapes(cfg: schema.Model, keep_lm_head: bool = False) -> Params:
+  """Returns the parameters as `jax.ShapeDtypeStruct`s; allocates nothing."""
+  return jax.eval_shape(lambda p: add_reward(p, keep_lm_head), shapes(cfg))
+
+
+def rewards(params: Params, hidden: jax.Array) -> jax.Array:
+  """Computes the reward of each prefix of a sequence.
+
+  Args:
+    params: from `add_reward`.
+    hidden: float[B, T, D] from `trunk`.
+
+  Returns:
+    f32[B, T], the reward if the sequence ended at token t; an answer's reward
+    is that of its last token.
+  """
+  kernel = params['reward']['kernel'][None, None]
+  return jnp.sum(hidden.astype(jnp.float32) * kernel, axis=-1)

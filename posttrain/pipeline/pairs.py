@@ -1,7 +1,7 @@
 """Pairs -> batch, as one iterator with a state: data of preference stages.
 
 1. Both answers of each pair are rendered with its prompt, see
-   `data.tokenized_pairs`.
+   `data.preferences`.
 2. A share of the prompts, or another file, is held out for evaluation.
 3. The reference scores every answer once, before the stage trains, see
    `stage.pairs`.
@@ -20,7 +20,7 @@ import numpy as np
 
 from posttrain import schema, types
 from posttrain.chat import rendering
-from posttrain.data import preferences, sources, tokenized_pairs
+from posttrain.data import preferences, sources
 from posttrain.envs import base as env_base
 from posttrain.pipeline import base
 
@@ -31,8 +31,8 @@ Preferences = Sequence[preferences.Preference]
 class PairSplits:
   """Tokenized pairs to train on, and held-out ones."""
 
-  train: tokenized_pairs.TokenizedPairs
-  held_out: tokenized_pairs.TokenizedPairs
+  train: preferences.TokenizedPairs
+  held_out: preferences.TokenizedPairs
 
   @property
   def samples(self) -> list[types.Sample]:
@@ -59,9 +59,7 @@ class PairSplits:
 
   def evaluated(
     self, selects: bool
-  ) -> tuple[
-    tokenized_pairs.TokenizedPairs, tokenized_pairs.TokenizedPairs | None
-  ]:
+  ) -> tuple[preferences.TokenizedPairs, preferences.TokenizedPairs | None]:
     """Returns (held-out pairs to report, those to select by or None).
 
     Args:
@@ -82,8 +80,8 @@ class PairSplits:
       logprobs: log probability of each answer after its prompt, nats.
     """
     return PairSplits(
-      tokenized_pairs.with_ref_logprobs(self.train, logprobs),
-      tokenized_pairs.with_ref_logprobs(self.held_out, logprobs),
+      preferences.with_ref_logprobs(self.train, logprobs),
+      preferences.with_ref_logprobs(self.held_out, logprobs),
     )
 
 
@@ -178,13 +176,13 @@ class PairData(base.StageData):
     row_tokens = self.stage.batch.row_tokens
 
     def tokenize(pairs):
-      tokenized = tokenized_pairs.tokenize(
+      tokenized = preferences.tokenize(
         pairs, self._renderer, row_tokens, too_long
       )
       others = (
-        tokenized_pairs.mismatched(tokenized, row_tokens) if self._kto else ()
+        preferences.mismatched(tokenized, row_tokens) if self._kto else ()
       )
-      return tokenized_pairs.TokenizedPairs(tokenized, others)
+      return preferences.TokenizedPairs(tokenized, others)
 
     if not self._kto:
       _require_both_answers((*train, *held_out))
@@ -216,7 +214,7 @@ class PairPipeline(base.Pipeline):
     """
     self._data, self._train = data, splits.train
     every = (*splits.train.pairs, *splits.held_out.pairs)
-    shortest = min(map(tokenized_pairs.length, every))
+    shortest = min(map(preferences.length, every))
     self._per_row = data.stage.batch.packed_tokens // shortest
     self._source = sources.Shuffled(
       range(len(splits.train.pairs)), data.seed, splits.fingerprint
@@ -230,17 +228,17 @@ class PairPipeline(base.Pipeline):
     drawn = [next(self._source) for _ in range(count)]
     train = self._train
     batch = self.pack(
-      tokenized_pairs.TokenizedPairs(
+      preferences.TokenizedPairs(
         tuple(train.pairs[i] for i in drawn),
         tuple(train.mismatched[i] for i in drawn) if train.mismatched else (),
       )
     )
     return base.Item(batch, _batch_metrics(batch), self.get_state())
 
-  def pack(self, pairs: tokenized_pairs.TokenizedPairs) -> types.PairBatch:
+  def pack(self, pairs: preferences.TokenizedPairs) -> types.PairBatch:
     """Packs any number of pairs in rows of the stage's shape."""
     _, rows, row_tokens = self._data.shape
-    return tokenized_pairs.pack(
+    return preferences.pack(
       pairs.pairs,
       pairs.mismatched,
       rows=rows,
@@ -274,8 +272,8 @@ def _batch_metrics(batch: types.PairBatch) -> dict[str, float]:
 
 
 def _halves(
-  held_out: tokenized_pairs.TokenizedPairs,
-) -> list[tokenized_pairs.TokenizedPairs]:
+  held_out: preferences.TokenizedPairs,
+) -> list[preferences.TokenizedPairs]:
   """Splits held-out pairs, by a hash of their prompts' tokens.
 
   Raises:
@@ -292,7 +290,7 @@ def _halves(
       )
     parts = (held_out.pairs, held_out.mismatched)
     halves.append(
-      tokenized_pairs.TokenizedPairs(
+      preferences.TokenizedPairs(
         *(tuple(x[i] for i in mine) if x else () for x in parts)
       )
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from posttrain import compilation, config, schema, sharding
 from posttrain.chat import rendering
-from posttrain.checkpoints import weight_folders, weights
+from posttrain.checkpoints import weights
 from posttrain.config import checks, trust
 from posttrain.evaluation import measures as measures_lib
 from posttrain.models import transformer
@@ -32,7 +32,7 @@ def stage_of(
   """Returns the run's options, and the name of the stage to play.
 
   Args:
-    folder: folder of the weights, from `weight_folders.find`; a run's
+    folder: folder of the weights, from `weights.find`; a run's
       checkpoint holds the options that it was trained with.
     path: a recipe that replaces those options, see `config.load`.
     stage: the stage's name; None = the checkpoint's, or the recipe's last.
@@ -49,7 +49,7 @@ def stage_of(
     node = config.load(path)
     if config.is_json(path):
       where = path
-  elif (checkpoint := weight_folders.read(folder)).kind != 'run':
+  elif (checkpoint := weights.read(folder)).kind != 'run':
     raise ValueError(
       f'--config=FILE must be given: {folder} has no options of tasks, but a '
       'recipe has, as --config=sft:DIR,data.jsonl'
@@ -129,7 +129,7 @@ class Player:
     """Refuses weights of another model or other tokens; reads none.
 
     Args:
-      folder: a folder from `weight_folders.find`.
+      folder: a folder from `weights.find`.
     """
     weights.check(folder, self.components.model, self.components.renderer)
 
@@ -155,7 +155,7 @@ def player(
   Args:
     run: the options, from `stage_of`.
     name: the stage's name.
-    folder: a folder from `weight_folders.find`, whose weights must fit.
+    folder: a folder from `weights.find`, whose weights must fit.
     min_capacity: returns the tokens that a sequence may have at least.
 
   Raises:

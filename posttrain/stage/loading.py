@@ -15,9 +15,9 @@ import jax
 
 from posttrain import schema, scoring, sharding
 from posttrain.chat import rendering
-from posttrain.checkpoints import reading, weight_folders, weights
+from posttrain.checkpoints import store, weights
 from posttrain.data import sources
-from posttrain.models import hf_config, reward_head, transformer
+from posttrain.models import hf_config, transformer
 from posttrain.rollout import references as refs
 from posttrain.rollout import reward_models
 from posttrain.rollout.endpoint import client
@@ -51,7 +51,7 @@ def resolve(name: str, workdir: str) -> str:
     path = name
   else:
     return name
-  folder, root = weight_folders.find(path), os.path.realpath(workdir)
+  folder, root = weights.find(path), os.path.realpath(workdir)
   inside = os.path.commonpath([folder, root]) == root
   return os.path.relpath(folder, root) if inside else folder
 
@@ -105,7 +105,7 @@ class Loader:
       like = sharding.placed(
         transformer.shapes(cfg), transformer.SHARDING_RULES, self.mesh
       )
-    average = weight_folders.read(path).selects
+    average = weights.read(path).selects
     return refs.Model(weights.load(path, like, average=average), cfg)
 
   def reward_model(
@@ -119,9 +119,9 @@ class Loader:
     """Returns a hash of a model's weights."""
     folder = self.folders[name]
     if folder == 'random':
-      model = weight_folders.model_text(self.model)
+      model = weights.model_text(self.model)
       return sources.fingerprint(f'random {self.seed} {model}'.encode())
-    return weight_folders.fingerprint(os.path.join(self.workdir, folder))
+    return weights.fingerprint(os.path.join(self.workdir, folder))
 
   def base_sums(self, base: Params) -> dict[str, Any]:
     """Returns checksums of frozen weights, for `check_base`."""
@@ -149,7 +149,7 @@ def check_reference(
   Raises:
     ValueError: its tokens are others, or it has only some of them.
   """
-  cfg = weight_folders.read(folder).model
+  cfg = weights.read(folder).model
   weights.check(folder, cfg, renderer)
   if not hf_config.differing(cfg, policy):
     return policy
@@ -184,16 +184,18 @@ def reward_model(
     ValueError: the folder has no reward model, or is missing.
   """
   cfg = dataclasses.replace(
-    weight_folders.read(folder).model,
+    weights.read(folder).model,
     dtype=policy.dtype,
     remat='none',
     attention=policy.attention,
   )
   has_lm_head = any(
-    path.startswith('params/head/') for path in reading.read_sums(folder)
+    path.startswith('params/head/') for path in store.read_sums(folder)
   )
   like = sharding.placed(
-    reward_head.shapes(cfg, has_lm_head), transformer.SHARDING_RULES, mesh
+    transformer.reward_shapes(cfg, has_lm_head),
+    transformer.SHARDING_RULES,
+    mesh,
   )
   # Averaged weights where the run keeps them: evaluation used those.
   params = weights.load(folder, like, average=True)
@@ -208,7 +210,7 @@ def check_reward_model(
   Raises:
     ValueError: the folder has no reward model, or its tokens are others.
   """
-  checkpoint = weight_folders.read(folder)
+  checkpoint = weights.read(folder)
   if checkpoint.kind != 'run':
     raise ValueError(
       f'{folder} must hold a reward model, a run of kind ranking: got a '

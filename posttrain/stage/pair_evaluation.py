@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from posttrain import schema, scoring, sharding
-from posttrain.checkpoints import weight_folders
-from posttrain.data import preferences, tokenized_pairs
+from posttrain.checkpoints import weights
+from posttrain.data import preferences
 from posttrain.evaluation import pair_rewards
 from posttrain.models import transformer
 from posttrain.pipeline import pairs as pair_pipeline
@@ -29,7 +29,7 @@ from posttrain.util import preemption
 
 def held_out(
   run: schema.Run, components: components_lib.Components, folder: str
-) -> tokenized_pairs.TokenizedPairs:
+) -> preferences.TokenizedPairs:
   """Returns the held-out pairs of a stage that have two answers.
 
   Of a run whose `eval.best` is measured on pairs, the half that is reported.
@@ -37,7 +37,7 @@ def held_out(
   Args:
     run: the run's options, with the stage's file of pairs.
     components: the stage's components.
-    folder: a folder from `weight_folders.find`; a step of the run that made the
+    folder: a folder from `weights.find`; a step of the run that made the
       pairs, where no file is named.
 
   Raises:
@@ -70,7 +70,7 @@ def held_out(
     raise ValueError(
       f'stage {name!r} must hold out pairs of two answers: got 0'
     )
-  return tokenized_pairs.TokenizedPairs(pairs)
+  return preferences.TokenizedPairs(pairs)
 
 
 def selects_pairs(stage: schema.Stage, name: str, folder: str) -> bool:
@@ -79,10 +79,10 @@ def selects_pairs(stage: schema.Stage, name: str, folder: str) -> bool:
   Args:
     stage: its options, which count unless `folder` is a step of a run with it.
     name: its name.
-    folder: a folder from `weight_folders.find`.
+    folder: a folder from `weights.find`.
   """
   best = stage.eval.best
-  checkpoint = weight_folders.read(folder)
+  checkpoint = weights.read(folder)
   if checkpoint.kind == 'run':
     stored = checkpoint.host['config'].get(name, {})
     best = stored.get('eval', {}).get('best', best)
@@ -196,7 +196,7 @@ class RewardModels:
 
 def _workdir(folder: str) -> str:
   """Returns the run's folder of a step, else the current one."""
-  if weight_folders.read(folder).kind != 'run':
+  if weights.read(folder).kind != 'run':
     return os.getcwd()
   return str(pathlib.Path(folder).parents[2])
 
@@ -212,7 +212,7 @@ def _models(
   workdir, folders = _workdir(folder), {}
   if isinstance(model, str) and not refs.tracks_policy(model):
     pinned = {}
-    host = weight_folders.read(folder).host
+    host = weights.read(folder).host
     if host.get('stage') == components.name:
       pinned = {**(host.get('references') or {}), 'init': host['start']}
     name = components.stage.init if model == 'init' else model

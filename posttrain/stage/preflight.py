@@ -18,7 +18,7 @@ import jax
 
 from posttrain import config, pipeline, processes, schema, sharding
 from posttrain.chat import rendering
-from posttrain.checkpoints import reading, weight_folders, weights
+from posttrain.checkpoints import store, weights
 from posttrain.envs import base as env_base
 from posttrain.envs import registry
 from posttrain.evaluation import evaluator as evaluation
@@ -285,7 +285,7 @@ def _reference_parameters(
     model = policy
     if schema.is_path(name):
       with contextlib.suppress(ValueError):  # `preflight` reports it
-        model = weight_folders.read(weight_folders.find(name)).model
+        model = weights.read(weights.find(name)).model
     total += transformer.num_params(model)
   return total
 
@@ -309,7 +309,7 @@ def _check_paths(parts: components.Components) -> None:
       if isinstance(model, schema.Endpoint):
         _check_endpoint(model, parts.renderer, f'config.{name}.{key}')
       elif schema.is_path(model):
-        check(weight_folders.find(model), parts.model, parts.renderer)
+        check(weights.find(model), parts.model, parts.renderer)
     except ValueError as error:
       raise ValueError(
         f'config.{name}.{key} must name {what}: got {str(model)!r}; {error}'
@@ -389,7 +389,7 @@ def check_resume(run: schema.Run, workdir: str) -> None:
   """
   new, stored = config.to_dict(run), False
   for name in dict.fromkeys((*run.stages, *_stages(workdir))):
-    host = reading.newest_host(os.path.join(workdir, 'checkpoints', name)) or {}
+    host = store.newest_host(os.path.join(workdir, 'checkpoints', name)) or {}
     if isinstance(host.get('config'), dict):  # absent in the oldest ones
       config.check_resume(host['config'], new)
       stored = True

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from posttrain import processes, schema
-from posttrain.checkpoints import reading
+from posttrain.checkpoints import store
 from posttrain.pipeline import tally
 
 
@@ -30,7 +30,7 @@ def end_of(cfg: schema.Run, name: str, workdir: str) -> int | None:
   host, unread = processes.on(0, lambda: _trained(cfg, name, workdir))
   if host is None:
     return None
-  if unread is not None and not reading.is_sound(unread):
+  if unread is not None and not store.is_sound(unread):
     if os.path.basename(unread) != str(host['step']):
       raise ValueError(
         f'{unread} must hold the best step of stage {name!r}: it is missing or '
@@ -67,7 +67,7 @@ def _trained(
   The next stage would begin with that step. None: the stage is not finished.
   """
   folder = _folder(workdir, name)
-  host = reading.newest_host(folder)
+  host = store.newest_host(folder)
   later = _later_host(cfg, name, workdir)
   trained = host['step'] if host is not None else 0
   ended = host is not None and bool(host.get('finished'))
@@ -110,7 +110,7 @@ def check_order(cfg: schema.Run, name: str, workdir: str) -> None:
     ValueError: with the folder to move away.
   """
   folders = [_folder(workdir, later) for later in _later(cfg, name)]
-  begun = processes.on(0, lambda: [bool(reading.steps(x)) for x in folders])
+  begun = processes.on(0, lambda: [bool(store.steps(x)) for x in folders])
   for later, folder, has_steps in zip(
     _later(cfg, name), folders, begun, strict=True
   ):
@@ -134,7 +134,7 @@ def check_end(cfg: schema.Run, name: str, workdir: str) -> None:
     ValueError: with the step that is missing.
   """
   steps, folder = cfg.stages[name].steps, _folder(workdir, name)
-  host = reading.newest_host(folder) or {}
+  host = store.newest_host(folder) or {}
   if host.get('step') != steps and not host.get('finished'):
     raise ValueError(
       f"'stage:{name}' must be the end of the stage, step {steps}: got step "
@@ -155,7 +155,7 @@ def _later_host(
 
   def hosts() -> Iterator[dict[str, Any]]:
     for later in _later(cfg, name):
-      host = reading.newest_host(_folder(workdir, later))
+      host = store.newest_host(_folder(workdir, later))
       if host is not None and name in host.get('config', ()):
         yield host
 

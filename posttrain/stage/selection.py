@@ -6,7 +6,7 @@ Without `eval.best` they are the last ones. With it:
 2. a step with a new best is saved, and stays until there is a better one. The
    start of the stage, step 0, counts as well;
 3. after `patience` evaluations without a new best the stage ends;
-4. every checkpoint names the best step so far. `checkpoints.reading.find`
+4. every checkpoint names the best step so far. `checkpoints.store.find`
    follows it, for commands and for later stages alike.
 """
 

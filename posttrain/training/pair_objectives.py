@@ -14,7 +14,7 @@ import numpy as np
 
 from posttrain import schema, scoring, tree, types
 from posttrain.losses import combine, preference, ranking
-from posttrain.models import reward_head, transformer
+from posttrain.models import transformer
 from posttrain.training import base
 
 
@@ -153,7 +153,7 @@ class Ranking(base.Objective):
 
   @staticmethod
   def init_params(params: base.Params, loss: schema.Loss) -> base.Params:
-    return reward_head.add(params, loss.ranking.lm_coef > 0)
+    return transformer.add_reward(params, loss.ranking.lm_coef > 0)
 
   def unmeasured(
     self, batch: types.PairBatch, metrics: Mapping[str, float]
@@ -169,7 +169,7 @@ class Ranking(base.Objective):
     answers = _answer_mask(micro) & micro.mask[:, None, None]
     places = jnp.arange(micro.ids.shape[-1])[None, None, None]
     ends = jnp.max(jnp.where(answers, places, 0), axis=-1)
-    values = reward_head.rewards(params, hidden)
+    values = transformer.rewards(params, hidden)
     rewards = jnp.take_along_axis(values[:, None, None], ends[..., None], -1)
     rewards = rewards[..., 0]
     terms = ranking.loss(

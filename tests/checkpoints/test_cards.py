@@ -8,7 +8,7 @@ import yaml
 
 from configs import grpo
 from posttrain import config, schema
-from posttrain.checkpoints import cards, weight_folders
+from posttrain.checkpoints import cards, weights
 
 
 @pytest.fixture
@@ -35,12 +35,12 @@ def run(tmp_path, monkeypatch):
       'tokenizer': 'x',
     }
     lora = stage.lora if rank else None
-    made = weight_folders.Checkpoint(
+    made = weights.Checkpoint(
       folder, 'run', schema.Model(), start, host, options['grpo'], lora
     )
-    base = weight_folders.Checkpoint(start, 'hf', schema.Model(), None)
-    monkeypatch.setattr(weight_folders, 'chain', lambda _: [folder, start])
-    monkeypatch.setattr(weight_folders, 'read', {folder: made, start: base}.get)
+    base = weights.Checkpoint(start, 'hf', schema.Model(), None)
+    monkeypatch.setattr(weights, 'chain', lambda _: [folder, start])
+    monkeypatch.setattr(weights, 'read', {folder: made, start: base}.get)
     return folder
 
   return make

@@ -18,7 +18,7 @@ import optax
 import pytest
 
 from posttrain import schema
-from posttrain.checkpoints import reading, store
+from posttrain.checkpoints import store
 from posttrain.training import arrays
 from tests import fixtures
 
@@ -182,10 +182,10 @@ DAMAGE = {
 
 @pytest.mark.parametrize('kind', DAMAGE)
 def test_a_damaged_step_falls_back_and_can_be_saved_again(folder, kind):
-  assert reading.is_sound(str(folder / '20'))
+  assert store.is_sound(str(folder / '20'))
   DAMAGE[kind](folder / '20')
-  assert not reading.is_sound(str(folder / '20'))
-  assert reading.newest_host(str(folder))['step'] in (10, 20)
+  assert not store.is_sound(str(folder / '20'))
+  assert store.newest_host(str(folder))['step'] in (10, 20)
   saver = open_at(folder)
   assert saver.latest() == 20
   with pytest.warns(UserWarning, match=f'{folder / "20"} is damaged'):
@@ -267,7 +267,7 @@ def test_arrays_of_another_model_are_an_error_that_deletes_nothing(
     saver.restore(like)
   assert saver.steps() == [10, 20]
   with pytest.raises(ValueError, match=message):
-    reading.restore_params(str(folder), params)
+    store.restore_params(str(folder), params)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_storage_and_memory_errors_are_not_damage(folder, monkeypatch, error):
   def fail(*args, **kwargs):
     raise error
 
-  monkeypatch.setattr(reading.tree, 'checksums', fail)
+  monkeypatch.setattr(store.tree, 'checksums', fail)
   saver = open_at(folder)
   with pytest.raises(type(error)):
     saver.restore(make_state(0))
@@ -299,9 +299,9 @@ def test_params_and_host_are_read_from_workdir_stage_or_step(folder, tmp_path):
   with warnings.catch_warnings():
     warnings.simplefilter('error')
     for path, step in ((workdir, 20), (stage, 20), (stage / '10', 10)):
-      params = reading.restore_params(str(path), abstract(like))
+      params = store.restore_params(str(path), abstract(like))
       assert_same_bits(params, make_state(step).params)
-      assert reading.read_host(str(path)) == make_host(step)
+      assert store.read_host(str(path)) == make_host(step)
 
 
 def test_restore_params_restores_the_average_instead(tmp_path):
@@ -311,26 +311,26 @@ def test_restore_params_restores_the_average_instead(tmp_path):
   saver.save(1, arrays.TrainState(**(vars(state) | {'average': average})), {})
   saver.close()
   like = abstract(state.params)
-  got = reading.restore_params(str(tmp_path), like, average=True)
+  got = store.restore_params(str(tmp_path), like, average=True)
   assert_same_bits(got, average)
-  assert_same_bits(reading.restore_params(str(tmp_path), like), state.params)
+  assert_same_bits(store.restore_params(str(tmp_path), like), state.params)
   del like['embed']
   with pytest.raises(ValueError, match="at 'average/embed', expected nothing"):
-    reading.restore_params(str(tmp_path), like, average=True)
+    store.restore_params(str(tmp_path), like, average=True)
 
 
 def test_a_path_without_a_checkpoint_is_an_error(tmp_path):
   assert open_at(tmp_path).restore(make_state(0)) is None
   for path in (tmp_path, tmp_path / 'absent'):
     with pytest.raises(ValueError, match='which has no saved step'):
-      reading.read_host(str(path))
+      store.read_host(str(path))
 
 
 KILLED = """
 import os, signal, sys
 import jax.numpy as jnp
 from posttrain import schema
-from posttrain.checkpoints import reading, store
+from posttrain.checkpoints import store
 saver = store.Checkpointer(sys.argv[1], schema.Checkpoint())
 saver.save(1, {'x': jnp.ones(2_000_000)}, {'step': 1})
 saver.wait()
@@ -353,7 +353,7 @@ warnings.simplefilter('error')
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 from posttrain import schema
-from posttrain.checkpoints import reading, store
+from posttrain.checkpoints import store
 mesh = jax.make_mesh((4,), ('x',), axis_types=(jax.sharding.AxisType.Auto,))
 x = np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32)
 split, whole = NamedSharding(mesh, P('x')), NamedSharding(mesh, P(None, 'x'))
@@ -388,7 +388,7 @@ def test_the_best_steps_of_the_latest_ones_are_kept(tmp_path):
     assert saver.steps() == [3, 8, 12]  # 8 names 3, should 12 be damaged
     save_best(saver, (15, 12))
     assert saver.steps() == [12, 15]
-    assert reading.find(str(tmp_path)).name == '12'
+    assert store.find(str(tmp_path)).name == '12'
     save_best(saver, (18, 12), (21, 12))
     assert saver.steps() == [12, 18, 21]
 
@@ -398,4 +398,4 @@ def test_a_missing_best_step_is_named(tmp_path):
     save_best(saver, (5, 5), (7, 5))
   shutil.rmtree(tmp_path / '5')
   with pytest.raises(ValueError, match='/5 must hold the best step'):
-    reading.find(str(tmp_path))
+    store.find(str(tmp_path))

@@ -15,7 +15,7 @@ import safetensors.numpy
 
 from posttrain import evaluate, export, generate, main, schema, tree
 from posttrain.chat import pretrained, rendering
-from posttrain.checkpoints import reading, weight_folders, weights
+from posttrain.checkpoints import store, weights
 from posttrain.metrics import estimates, writers
 from posttrain.models import hf, hf_config, lora, peft, transformer
 from posttrain.rewards import texts
@@ -99,7 +99,7 @@ def ask(path, capsys, *argv):
 
 def weights_at(path):
   like = transformer.shapes(MODEL)
-  return weights.load(weight_folders.find(str(path)), like)
+  return weights.load(weights.find(str(path)), like)
 
 
 def close(a, b, atol=1e-6):
@@ -107,7 +107,7 @@ def close(a, b, atol=1e-6):
 
 
 def test_a_checkpoint_of_a_lora_stage_holds_only_the_adapter(folder, workdir):
-  host = reading.read_host(str(workdir / 'checkpoints/sft'))
+  host = store.read_host(str(workdir / 'checkpoints/sft'))
   assert host['start'] == str(folder.resolve())
   adapter, stored = weights.adapter(str(workdir / 'checkpoints/sft/3'))
   assert stored == LORA
@@ -134,7 +134,7 @@ def test_the_next_stage_starts_from_the_merged_weights(workdir):
     for name in ('sft_eval_000003', 'grpo_eval_000000')
   )
   assert before == after and len(before) == 4
-  host = reading.read_host(str(workdir))
+  host = store.read_host(str(workdir))
   assert (host['stage'], host['start']) == ('grpo', 'checkpoints/sft/3')
   changed = jax.tree.map(
     lambda a, b: float(jnp.abs(a - b).max()),
@@ -302,7 +302,7 @@ def test_exported_directories_answer_as_the_checkpoint(
   theirs = ask(folder, capsys, f'--prompt_ids={IDS}')
   assert theirs['logprobs'] != ask(step, capsys, f'--prompt_ids={IDS}')
   assert export.main(argv) == 2
-  assert 'must be empty' in capsys.readouterr().err
+  assert f'{tmp_path / "peft"} must ' in capsys.readouterr().err
   # A PEFT adapter is merged on export as well.
   argv = [f'--checkpoint={tmp_path / "peft"}', f'--folder={tmp_path / "again"}']
   assert export.main(argv) == 0
@@ -334,11 +334,11 @@ def test_an_adapter_is_refused_if_its_base_weights_changed(
   params = hf.load(folder, MODEL)
   params['layers']['mlp']['up']['kernel'] *= 1.01
   hf.save(params, MODEL, base, dtype='float32')
-  read = reading.read_host
-  theirs = weight_folders.read(step).renderer()
+  read = store.read_host
+  theirs = weights.read(step).renderer()
   assert read(step)['base']['sums'].keys() == tree.flat(params).keys()
   monkeypatch.setattr(
-    reading, 'read_host', lambda path: {**read(path), 'start': str(base)}
+    store, 'read_host', lambda path: {**read(path), 'start': str(base)}
   )
   with pytest.raises(ValueError, match='mlp/up/kernel has changed since'):
     weights_at(step)
@@ -461,12 +461,12 @@ def test_peft_loads_ours_and_we_load_theirs(
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    ({'use_dora': True}, 'use_dora must not be True'),
-    ({'of_the_future': 3}, 'of_the_future must not be 3'),
-    ({'peft_type': 'IA3'}, "peft_type must be 'LORA': got 'IA3'"),
-    ({'lora_alpha': float('nan')}, 'alpha must be > 0: got nan'),
-    ({'r': 4}, r'must have shape \(4, 32\), by config.json: got \(3, 32\)'),
-    ({'base_model_name_or_path': 'Qwen/Qwen3'}, 'must be a local HuggingFace'),
+    ({'use_dora': True}, 'use_dora must .* True'),
+    ({'of_the_future': 3}, 'of_the_future must .* 3'),
+    ({'peft_type': 'IA3'}, "peft_type must .* 'IA3'"),
+    ({'lora_alpha': float('nan')}, 'alpha must .* nan'),
+    ({'r': 4}, r'must have .*\(4, 32\).*got \(3, 32\)'),
+    ({'base_model_name_or_path': 'Qwen/Qwen3'}, 'base_model_name_or_path must'),
   ],
 )
 def test_adapters_that_are_not_plain_lora_are_refused(
@@ -476,7 +476,7 @@ def test_adapters_that_are_not_plain_lora_are_refused(
   with pytest.raises(ValueError, match=message):
     weights_at(path)
   with pytest.raises(ValueError, match=message):  # before anything is read
-    weights.check(weight_folders.find(str(path)), MODEL, fixtures.RENDERER)
+    weights.check(weights.find(str(path)), MODEL, fixtures.RENDERER)
 
 
 def edited(path, file, change):
@@ -500,7 +500,7 @@ def test_weights_that_are_not_finite_are_named(
   edited(adapter, peft.WEIGHTS, lambda t: t[name].fill(np.inf))
   with pytest.raises(ValueError, match=f'tensor {re.escape(name)} must be fin'):
     weights_at(adapter)
-  restore = reading.restore_params
+  restore = store.restore_params
 
   def damaged(*args, **kwargs):
     params = restore(*args, **kwargs)
@@ -508,7 +508,7 @@ def test_weights_that_are_not_finite_are_named(
     kernel['b'] = kernel['b'].at[-1, -1, -1].set(np.nan)
     return params
 
-  monkeypatch.setattr(reading, 'restore_params', damaged)
+  monkeypatch.setattr(store, 'restore_params', damaged)
   with pytest.raises(ValueError, match='finite weights: .* layers/mlp/up/kern'):
     weights_at(workdir / 'checkpoints/sft')
 
@@ -516,7 +516,7 @@ def test_weights_that_are_not_finite_are_named(
 def test_a_dry_run_looks_at_the_headers_of_weights(folder, tmp_path):
   base = shutil.copytree(folder, tmp_path / 'base')
   edited(base, 'model.safetensors', lambda tensors: tensors.popitem())
-  message = '^config.sft.init must name weights.*must hold tensor'
+  message = '^config.sft.init must name weights.*must hold all tensors'
   with pytest.raises(ValueError, match=message):
     main.launch(options(base), str(tmp_path / 'run'), dry_run=True)
   assert not (tmp_path / 'run').exists()
@@ -525,11 +525,11 @@ def test_a_dry_run_looks_at_the_headers_of_weights(folder, tmp_path):
 def test_a_dry_run_looks_at_the_arrays_of_a_run(workdir, monkeypatch):
   """The shapes of an adapter, and of the base that it was trained on."""
   step = str(workdir / 'checkpoints/sft/3')
-  checkpoint = weight_folders.read(step)
+  checkpoint = weights.read(step)
   weights.check(step, MODEL, checkpoint.renderer())
   other = dataclasses.replace(LORA, rank=4)
   other = dataclasses.replace(checkpoint, adapter=other)
-  monkeypatch.setattr(weight_folders, 'read', lambda folder: other)
+  monkeypatch.setattr(weights, 'read', lambda folder: other)
   with pytest.raises(ValueError, match=r'got float32\[2, 32, 3\] at'):
     weights.check(step, MODEL, checkpoint.renderer())
 

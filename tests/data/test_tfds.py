@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 
-from posttrain.data import row_files, rows, tfds
+from posttrain.data import row_files, rows
 
 MULTI = rows.Row(
   prompt=(
@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
     'validation': [single('held out')],
   }
   root = tmp_path_factory.mktemp('tfds')
-  return root, tfds.write(splits, 'toy_rows', root)
+  return root, row_files.write_tfds(splits, 'toy_rows', root)
 
 
 def test_written_rows_are_read_back(folder):
@@ -59,7 +59,7 @@ def test_written_rows_are_read_back(folder):
 def test_bad_folders_splits_and_messages_are_refused(folder, tmp_path):
   root, version = folder
   with pytest.raises(ValueError, match='must not exist yet'):
-    tfds.write({'train': [MULTI]}, 'toy_rows', root)
+    row_files.write_tfds({'train': [MULTI]}, 'toy_rows', root)
   with pytest.raises(ValueError, match="must have a split .*'train'"):
     row_files.read(version, split='nope')
   with pytest.raises(ValueError, match='must hold one data set: got '):
@@ -73,7 +73,9 @@ def test_memory_does_not_grow_with_the_texts(tmp_path, monkeypatch, kind):
   texts = [f'{i} {"x" * 60_000}' for i in range(300)]
   path = tmp_path / 'rows.jsonl'
   if kind == 'tfds':
-    path = tfds.write({'train': map(single, texts)}, 'large', tmp_path)
+    path = row_files.write_tfds(
+      {'train': map(single, texts)}, 'large', tmp_path
+    )
   else:
     path.write_text(''.join(json.dumps({'prompt': x}) + '\n' for x in texts))
   tracemalloc.start()

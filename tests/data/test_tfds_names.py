@@ -2,7 +2,7 @@
 
 import pytest
 
-from posttrain.data import tfds_names
+from posttrain.data import row_files
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def root(tmp_path, monkeypatch):
 )
 def test_other_forms_are_refused(text, root):
   with pytest.raises(ValueError, match='must have the form tfds:NAME'):
-    tfds_names.find(text)
+    row_files.find_tfds(text)
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,9 @@ def test_other_forms_are_refused(text, root):
   ],
 )
 def test_a_name_is_the_folder_of_its_newest_version(text, folder, pinned, root):
-  assert tfds_names.find(text) == str(root / folder)
-  assert tfds_names.with_version(text) == pinned
-  assert tfds_names.find(pinned) == str(root / folder)
+  assert row_files.find_tfds(text) == str(root / folder)
+  assert row_files.with_version(text) == pinned
+  assert row_files.find_tfds(pinned) == str(root / folder)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_name_is_the_folder_of_its_newest_version(text, folder, pinned, root):
 )
 def test_what_is_not_prepared_names_the_folder(text, words, root):
   with pytest.raises(ValueError) as error:
-    tfds_names.find(text)
+    row_files.find_tfds(text)
   for word in words:
     assert word.format(root=root) in str(error.value)
 
@@ -69,4 +69,4 @@ def test_the_folder_is_that_of_tfds(monkeypatch, tmp_path):
   monkeypatch.delenv('TFDS_DATA_DIR', raising=False)
   monkeypatch.setenv('HOME', str(tmp_path))
   with pytest.raises(ValueError, match=f'{tmp_path}/tensorflow_datasets: got'):
-    tfds_names.find('tfds:a')
+    row_files.find_tfds('tfds:a')

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from posttrain import types
-from posttrain.data import tokenized_pairs
+from posttrain.data import preferences
 
 
 def sample(length, first=0, prompt=2):
@@ -33,7 +33,7 @@ def make_pair(chosen, rejected, first=0, **options):
 
 
 def pack(*args, rows=2, row_tokens=16, per_row=3, longest_pairs=1):
-  return tokenized_pairs.pack(
+  return preferences.pack(
     *args,
     rows=rows,
     row_tokens=row_tokens,

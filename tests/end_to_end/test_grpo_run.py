@@ -8,7 +8,7 @@ import pytest
 
 from experiments.trials import kill_resume
 from posttrain import main, schema
-from posttrain.checkpoints import reading
+from posttrain.checkpoints import store
 from posttrain.config import checks
 from posttrain.metrics import statistics, writers
 from posttrain.stage import preflight
@@ -201,7 +201,7 @@ def test_a_resumed_run_keeps_its_reference_despite_newer_steps(
   shutil.copytree(
     finished / 'checkpoints/grpo/80', other / 'checkpoints/grpo/80'
   )
-  host = reading.read_host(str(tmp_path / 'cut'))
+  host = store.read_host(str(tmp_path / 'cut'))
   assert host['references'] == {str(other): str((other / step).resolve())}
   _launch(tmp_path / 'cut', run)
   truth = kill_resume.outcome(tmp_path / 'whole')

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from posttrain import evaluate, export, main, schema, tree
-from posttrain.checkpoints import reading, weight_folders, weights
+from posttrain.checkpoints import store, weights
 from posttrain.metrics import writers
 from posttrain.models import hf, transformer
 
@@ -81,7 +81,7 @@ def test_sft_on_the_real_file(folder, runs):
   assert 9 < steps[0]['loss/ce'] < 13  # about log 50304: nothing is learned
   assert steps[1]['loss/ce'] < steps[0]['loss/ce']
   assert steps[0]['batch/ce_tokens'] > 200
-  host = reading.read_host(str(runs / 'sft'))
+  host = store.read_host(str(runs / 'sft'))
   assert host['start'] == str(folder.resolve())
   assert host['config']['model']['dtype'] == 'bfloat16'
 
@@ -92,7 +92,7 @@ def test_grpo_with_lora_on_the_real_file(runs):
   for row in steps:
     assert row['batch/rl_tokens'] > 0 and row['rollout/errors/gsm8k'] == 0
     assert row['mismatch/abs_mean'] < 0.05  # bfloat16, and merged to decode
-  adapter, made = weights.adapter(weight_folders.find(str(runs / 'grpo')))
+  adapter, made = weights.adapter(weights.find(str(runs / 'grpo')))
   assert made.rank == 32 and len(tree.flat(adapter)) == 14
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from posttrain import evaluate, main, schema, tree
-from posttrain.checkpoints import reading, weight_folders, weights
+from posttrain.checkpoints import store, weights
 from posttrain.metrics import writers
 from posttrain.stage import build
 
@@ -77,15 +77,14 @@ def test_a_lora_learns_what_its_base_cannot_do(
 
   _, (job, before) = made
   trained = weights.load(
-    weight_folders.find(str(tmp_path / 'checkpoints/base')),
-    job.learner.base.params,
+    weights.find(str(tmp_path / 'checkpoints/base')), job.learner.base.params
   )
   for after in (job.learner.base.params, trained):
     jax.tree.map(np.testing.assert_array_equal, before, after)
 
   step = tmp_path / f'checkpoints/lora/{options(seed).stages["lora"].steps}'
   adapter, _ = weights.adapter(str(step))
-  saved = reading._read_record(reading.find(str(step)))['state_sums']
+  saved = store._read_record(store.find(str(step)))['state_sums']
   assert {x for x in saved if x.startswith('params/')} == {
     f'params/{path}' for path in tree.flat(adapter)
   }

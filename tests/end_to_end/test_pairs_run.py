@@ -10,7 +10,7 @@ import pytest
 
 from experiments.trials import kill_resume
 from posttrain import evaluate, main
-from posttrain.checkpoints import policies, reading
+from posttrain.checkpoints import policies, store
 from posttrain.data import preferences
 from posttrain.metrics import writers
 from posttrain.training import step as train_step
@@ -133,7 +133,7 @@ def test_a_preempted_run_resumes_bitwise(finished, tmp_path, monkeypatch):
     patch.setattr(TermAfter, 'calls', 44)
     patch.setattr(train_step, 'TrainStep', TermAfter)
     assert _run(stage, tmp_path) == 75
-  assert reading.find(str(tmp_path)).name == '4'
+  assert store.find(str(tmp_path)).name == '4'
   assert _run(stage, tmp_path) == 0
   truth = kill_resume.outcome(workdir)
   assert not kill_resume.differences(truth, kill_resume.outcome(tmp_path))

@@ -14,7 +14,7 @@ import pytest
 
 from experiments.trials import kill_resume
 from posttrain import config, main, schema
-from posttrain.checkpoints import reading, weight_folders, weights
+from posttrain.checkpoints import store, weights
 from posttrain.config import checks
 from posttrain.metrics import writers
 from posttrain.models import transformer
@@ -118,16 +118,16 @@ def test_the_best_step_is_kept_and_found(finished, best, rows):
   folder = finished / 'checkpoints' / 'grpo'
   last = rows[-1]['step']
   assert sorted(map(int, os.listdir(folder))) == [best, last]
-  assert reading.find(str(folder)).name == str(best)
-  assert reading.find(str(folder / str(last))).name == str(last)
-  assert reading.read_host(str(folder / str(last)))['finished'] is True
+  assert store.find(str(folder)).name == str(best)
+  assert store.find(str(folder / str(last))).name == str(last)
+  assert store.read_host(str(folder / str(last)))['finished'] is True
 
 
 def test_the_next_stage_begins_with_the_average_of_the_best(finished, best):
-  host = reading.read_host(str(finished / 'checkpoints/after/1'))
+  host = store.read_host(str(finished / 'checkpoints/after/1'))
   assert host['start'] == f'checkpoints/grpo/{best}'
   folder = str(finished / host['start'])
-  like = transformer.shapes(weight_folders.read(folder).model)
+  like = transformer.shapes(weights.read(folder).model)
   average = weights.load(folder, like, average=True)
   last = weights.load(folder, like)
   assert any(
@@ -182,7 +182,7 @@ def test_killed_after_its_first_save_it_begins_again(tmp_path):
   launch(tmp_path, dataclasses.replace(run, stages={'grpo': short}))
   rows = writers.read(str(tmp_path / 'metrics.jsonl'))
   assert [row['step'] for row in rows] == [0, 1]
-  assert reading.best_step(folder / '1') is not None
+  assert store.best_step(folder / '1') is not None
 
 
 def _interrupted(self, *args):
@@ -191,7 +191,7 @@ def _interrupted(self, *args):
 
 def test_a_checkpoint_that_is_played_does_not_select(finished):
   """Also with other environments than the one that the selection is of."""
-  folder = str(reading.find(str(finished / 'checkpoints/grpo')))
+  folder = str(store.find(str(finished / 'checkpoints/grpo')))
   envs = ('grpo.envs', '{"other": {"env": {"type": "arithmetic"}}}')
   run, name = from_checkpoint.stage_of(folder, overrides=[envs])
   played = from_checkpoint.for_playing(run, name).stages[name]
@@ -209,10 +209,10 @@ def test_an_adapter_of_averaged_weights_is_read_with_them(finished, tmp_path):
   stages = {**run.stages, 'adapter': after}
   launch(tmp_path / 'run', dataclasses.replace(run, stages=stages))
   folder = str(tmp_path / 'run/checkpoints/adapter/1')
-  like = transformer.shapes(weight_folders.read(folder).model)
+  like = transformer.shapes(weights.read(folder).model)
   weights.load(folder, like)  # raises if the base weights are others
   start = weights.load_start(folder, like)
-  best = weights.load(weight_folders.read(folder).start(), like, average=True)
+  best = weights.load(weights.read(folder).start(), like, average=True)
   assert all(jax.tree.leaves(jax.tree.map(np.array_equal, start, best)))
 
 
@@ -251,7 +251,7 @@ def test_a_stage_on_pairs_is_selected_by_half_of_those_held_out(tmp_path):
   best = max(values, key=lambda step: (values[step], -step))
   assert rows[-1]['select/best_step'] == best
   folder = tmp_path / 'checkpoints/rm'
-  assert reading.find(str(folder)).name == str(best)
+  assert store.find(str(folder)).name == str(best)
   with pytest.raises(ValueError, match=r'rm\.eval\.best must be'):
     main.load(recipe, [('rm.eval.best', 'eval/pass_rate/arithmetic')])
 

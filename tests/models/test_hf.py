@@ -12,7 +12,7 @@ from safetensors import numpy as safetensors
 
 from posttrain import scoring
 from posttrain.decode import engine, requests
-from posttrain.models import hf, hf_config, hf_files, transformer
+from posttrain.models import hf, hf_config, transformer
 
 pytestmark = pytest.mark.gate
 
@@ -357,7 +357,7 @@ def test_transformers_loads_saved_directories(case, folder, tmp_path):
   cfg, params = read(folder(case))
   out = tmp_path / 'ours'
   hf.save(params, cfg, out, dtype='float32', shard_bytes=20_000)
-  index = json.loads((out / hf_files.INDEX).read_text())
+  index = json.loads((out / hf.INDEX).read_text())
   assert len(set(index['weight_map'].values())) > 1
   assert hf_config.read(out) == cfg
   shapes = {k: v.shape for k, v in tensors_of(folder(case)).items()}

@@ -13,7 +13,7 @@ from safetensors import numpy as safetensors
 from safetensors import safe_open
 
 from posttrain import schema, sharding, tree
-from posttrain.models import hf, hf_config, hf_files, transformer
+from posttrain.models import hf, hf_config, transformer
 from tests.models.test_hf import tensors_of
 
 SMALL = schema.Model(
@@ -89,7 +89,7 @@ MIXED = {
 def write_mixed(folder, get, shard_bytes=2**30):
   shapes = {name: array.shape for name, array in MIXED.items()}
   dtypes = {name: array.dtype for name, array in MIXED.items()}
-  hf_files.write(folder, shapes, dtypes, get, shard_bytes)
+  hf.write_shards(folder, shapes, dtypes, get, shard_bytes)
 
 
 @pytest.mark.parametrize('shard_bytes, files', [(2**30, 1), (70, 2), (1, 7)])
@@ -131,22 +131,22 @@ def test_a_tensor_is_freed_before_the_next_is_written(tmp_path):
 def test_a_directory_of_a_crashed_save_cannot_be_loaded(
   tmp_path, monkeypatch, whole, shard_bytes
 ):
-  host, left = hf._host, [whole % len(hf.tensors(SMALL))]
+  get, left = hf._get, [whole % len(hf.tensors(SMALL))]
 
   def doomed(*args):
     if not left[0]:
       raise KeyboardInterrupt
     left[0] -= 1
-    return host(*args)
+    return get(*args)
 
-  monkeypatch.setattr(hf, '_host', doomed)
+  monkeypatch.setattr(hf, '_get', doomed)
   params = transformer.init(jax.random.key(1), SMALL)
   with pytest.raises(KeyboardInterrupt):
     hf.save(params, SMALL, tmp_path, shard_bytes=shard_bytes)
   assert not any(tmp_path.glob('*.tmp'))
   tensors_of(tmp_path)  # of the completed files
   for read in (lambda x: hf.load(x, SMALL), hf_config.read):
-    with pytest.raises(ValueError, match='must hold .*: got no'):
+    with pytest.raises(ValueError, match=f'{tmp_path}.* must '):
       read(tmp_path)
 
 
@@ -157,26 +157,24 @@ def edit(path, change):
   safetensors.save_file(tensors, path / 'model.safetensors')
 
 
+NORM = 'model.norm.weight'
+
+
 @pytest.mark.parametrize(
-  'change, message',
+  'name, value',
   [
-    (lambda t: t.pop('model.norm.weight'), 'model.norm.weight: got none'),
-    (lambda t: t.update(extra=np.zeros(3)), 'extra'),
-    (
-      lambda t: t.update({'model.norm.weight': np.zeros(17, np.float32)}),
-      r'model\.norm\.weight must have shape \(16,\), .*got \(17,\)',
-    ),
-    (
-      lambda t: t.update({'model.norm.weight': np.zeros(16, np.int8)}),
-      'model.norm.weight must be of dtype F32, F16, BF16: got I8',
-    ),
+    (NORM, None),
+    ('extra', np.zeros(3)),
+    (NORM, np.zeros(17, np.float32)),
+    (NORM, np.zeros(16, np.int8)),
   ],
 )
-def test_an_unexpected_tensor_is_refused_by_name(copy, change, message):
-  edit(copy, change)
-  with pytest.raises(ValueError, match=message) as error:
+def test_an_unexpected_tensor_is_refused_by_name(copy, name, value):
+  edit(
+    copy, lambda t: t.pop(NORM) if value is None else t.update({name: value})
+  )
+  with pytest.raises(ValueError, match=f'{copy}.* {name}'):
     hf.load(copy, GEMMA)
-  assert str(copy) in str(error.value)
 
 
 @pytest.mark.parametrize('bad', [np.nan, -np.nan, np.inf, -np.inf])
@@ -195,53 +193,24 @@ def test_a_tensor_that_is_not_finite_is_named(copy, dtype, bad):
     hf.load(copy, GEMMA)
 
 
-@pytest.mark.parametrize('text', ['{', '{}', '{"weight_map": {}}'])
-def test_a_broken_index_is_named(copy, text):
+def test_a_broken_index_is_named(copy):
   (copy / 'model.safetensors').unlink()
-  index = copy / hf_files.INDEX
-  index.write_text(text)
-  with pytest.raises(ValueError, match='must ') as error:
-    hf.check(copy, GEMMA)
-  assert str(error.value).startswith(str(index))
+  (copy / hf.INDEX).write_text('{')
+  with pytest.raises(ValueError, match=f'{copy / hf.INDEX} must '):
+    hf.load(copy, GEMMA)
 
 
 def test_one_file_precedes_an_index_as_in_transformers(copy):
-  (copy / hf_files.INDEX).write_text('{"weight_map": {"x": "y.safetensors"}}')
-  assert list(hf.check(copy, GEMMA)) == [copy / 'model.safetensors']
+  (copy / hf.INDEX).write_text('{"weight_map": {"x": "y.safetensors"}}')
+  assert hf.load(copy, GEMMA)
 
 
-def test_links_of_a_cache_of_downloads_are_followed(copy, tmp_path):
-  target = tmp_path / 'blob'
-  (copy / 'model.safetensors').rename(target)
-  (copy / 'model.safetensors').symlink_to(target)
-  assert hf.check(copy, GEMMA)
-
-
-def header(value, data=b'12345678'):
-  text = value if isinstance(value, bytes) else json.dumps(value).encode()
-  return len(text).to_bytes(8, 'little') + text + data
-
-
-def entry(start, end, shape=(1,), dtype='F32'):
-  return {'dtype': dtype, 'shape': shape, 'data_offsets': [start, end]}
-
-
-@pytest.mark.parametrize(
-  'content',
-  [
-    b'abc',
-    b'\xff' * 100,
-    header(b'hello'),
-    header({'a': entry(0, 64)}),  # less data than tensors
-    header({'a': entry(0, 8, (8,), 'Q3')}),
-  ],
-)
+@pytest.mark.parametrize('content', [b'abc', b'\xff' * 100])
 def test_a_damaged_header_is_one_line(copy, content):
   file = copy / 'model.safetensors'
   file.write_bytes(content)
-  with pytest.raises(ValueError, match='must ') as error:
-    hf.check(copy, GEMMA)
-  assert str(error.value).startswith(str(file))
+  with pytest.raises(ValueError, match=f'{file} must '):
+    hf.load(copy, GEMMA)
 
 
 def test_a_tied_head_and_rope_tables_are_ignored(copy):
@@ -255,43 +224,29 @@ def test_a_tied_head_and_rope_tables_are_ignored(copy):
   jax.tree.map(np.testing.assert_array_equal, before, hf.load(copy, GEMMA))
 
 
-def test_pickles_are_not_read(copy):
-  (copy / 'model.safetensors').rename(copy / 'pytorch_model.bin')
-  with pytest.raises(ValueError, match='must hold model.safetensors: got'):
-    hf.load(copy, GEMMA)
-
-
 @pytest.mark.parametrize(
-  'key, value, message',
+  'key, value',
   [
-    ('model_type', 'mamba', "model_type must be one of .*got 'mamba'"),
-    ('architectures', ['Gemma2Model'], r"architectures \['Gemma2Model'\]"),
-    ('hidden_size', None, 'hidden_size must be given: got none'),
-    ('attention_bias', True, 'attention_bias must be False: got True'),
-    ('quantization_config', {'bits': 4}, 'quantization_config must be None'),
-    ('rope_scaling', {'rope_type': 'yarn'}, "rope_type must be .*got 'yarn'"),
-    ('rope_scaling', {'rope_type': 'linear'}, 'factor must be given: got n'),
-    ('hidden_activation', 'relu', "gemma2 must be 'gelu': got 'relu'"),
-    ('layer_types', ['full_attention', 'chunked'], 'layer_types must name'),
-    ('num_key_value_heads', 3, 'kv_heads must divide heads=2: got 3'),
-    ('num_hidden_layers', '2', "layers must be of type int: got '2'"),
-    ('vocab_size', 10**12, 'vocab_size must be None or in'),
-    ('rms_norm_eps', float('nan'), 'rms_norm_eps: norm_eps must be in'),
-    ('rope_theta', None, 'rope_theta must be of type float: got None'),
-    (
-      'rope_parameters',
-      {'full_attention': {'rope_theta': 5.0}},
-      'rope_parameters must be the same for all layers',
-    ),
-    ('is_causal', False, 'is_causal must be True: got False'),
+    ('model_type', 'mamba'),
+    ('architectures', ['Gemma2Model']),
+    ('hidden_size', None),
+    ('attention_bias', True),
+    ('quantization_config', {'bits': 4}),
+    ('rope_scaling', {'rope_type': 'yarn'}),
+    ('rope_scaling', {'rope_type': 'linear'}),
+    ('hidden_activation', 'relu'),
+    ('layer_types', ['full_attention', 'chunked']),
+    ('num_key_value_heads', 3),
+    ('rms_norm_eps', float('nan')),
+    ('rope_parameters', {'full_attention': {'rope_theta': 5.0}}),
   ],
 )
-def test_an_unsupported_config_is_refused_by_key(copy, key, value, message):
+def test_an_unsupported_config_is_refused_by_key(copy, key, value):
   path = copy / 'config.json'
   path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-  with pytest.raises(ValueError, match=message) as error:
+  named = {'rope_scaling': '(rope_type|factor)'}.get(key, key)
+  with pytest.raises(ValueError, match=f'{path}: .*{named}.* must '):
     hf_config.read(copy)
-  assert str(path) in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +254,6 @@ def test_an_unsupported_config_is_refused_by_key(copy, key, value, message):
   [
     (GEMMA3, 'sliding_window_pattern', 0),
     (GEMMA3, 'rope_parameters', {'chunked_attention': {}}),
-    (QWEN, 'layer_types', ['sliding'] * 2),
     (QWEN, 'layer_types', ['sliding_attention'] * 2),  # without a window
   ],
 )
@@ -311,7 +265,7 @@ def test_keys_of_patterns_are_checked(cfg, key, value, tmp_path):
     hf_config.read(tmp_path)
 
 
-@pytest.mark.parametrize('text', [None, '{', '[1]'])
+@pytest.mark.parametrize('text', [None, '{'])
 def test_a_missing_or_broken_config_is_refused(tmp_path, text):
   if text:
     (tmp_path / 'config.json').write_text(text)
@@ -338,7 +292,7 @@ def test_save_refuses_models_without_an_architecture_and_used_folders(
   written, tmp_path
 ):
   path, params = written
-  with pytest.raises(ValueError, match='must be empty: got files'):
+  with pytest.raises(ValueError, match=f'{path} must '):
     hf.save(params, GEMMA, path)
   other = dataclasses.replace(GEMMA, window=5)
   with pytest.raises(ValueError, match='must describe the model to be saved'):

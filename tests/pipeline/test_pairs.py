@@ -7,7 +7,7 @@ import pytest
 
 import posttrain.pipeline
 from posttrain import schema
-from posttrain.data import preferences, tokenized_pairs
+from posttrain.data import preferences
 from posttrain.envs import registry
 from posttrain.pipeline import pairs as pair_pipeline
 from tests import fixtures
@@ -161,8 +161,8 @@ def test_the_next_answer_is_to_another_prompt(prompts, others, caplog):
     preferences.parse(_alone(prompt, f'answer {i}'), 'a:1')
     for i, prompt in enumerate(prompts)
   ]
-  made = tokenized_pairs.tokenize(rows, fixtures.RENDERER, 64, 'error')
-  for i, other in enumerate(tokenized_pairs.mismatched(made, 64)):
+  made = preferences.tokenize(rows, fixtures.RENDERER, 64, 'error')
+  for i, other in enumerate(preferences.mismatched(made, 64)):
     if others[i] == '-':
       assert other is None and '2 of 2 prompts have no mism' in caplog.text
       continue

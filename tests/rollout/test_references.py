@@ -280,8 +280,8 @@ def test_model_of_another_shape_scores_with_its_own_options(tmp_path):
 
 def test_model_with_a_smaller_vocabulary_is_refused(monkeypatch):
   few = dataclasses.replace(fixtures.MODEL, vocab_size=100)
-  read = loading.weight_folders.Checkpoint('x', 'hf', few, None)
-  monkeypatch.setattr(loading.weight_folders, 'read', lambda folder: read)
+  read = loading.weights.Checkpoint('x', 'hf', few, None)
+  monkeypatch.setattr(loading.weights, 'read', lambda folder: read)
   monkeypatch.setattr(loading.weights, 'check', lambda *args: None)
   with pytest.raises(ValueError, match='must have the 2.. tokens .* got 100'):
     loading.check_reference('x', fixtures.MODEL, fixtures.RENDERER)

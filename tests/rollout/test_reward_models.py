@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from posttrain import schema, scoring
-from posttrain.models import reward_head, transformer
+from posttrain.models import transformer
 from posttrain.rollout import grading, reward_models
 from posttrain.stage import loading
 from tests import fixtures, qwen3
@@ -18,7 +18,9 @@ from tests.algorithms import two_turns
 
 @pytest.fixture(scope='module')
 def params():
-  tree = reward_head.add(transformer.init(jax.random.key(0), fixtures.MODEL))
+  tree = transformer.add_reward(
+    transformer.init(jax.random.key(0), fixtures.MODEL)
+  )
   kernel = jax.random.normal(jax.random.key(1), tree['reward']['kernel'].shape)
   return {**tree, 'reward': {'kernel': kernel}}
 

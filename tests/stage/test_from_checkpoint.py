@@ -7,7 +7,7 @@ import types
 import pytest
 
 from posttrain import main, schema
-from posttrain.checkpoints import weight_folders
+from posttrain.checkpoints import weights
 from posttrain.rollout import references as refs
 from posttrain.stage import from_checkpoint, preflight
 from posttrain.stage import models as stage_models
@@ -111,5 +111,5 @@ def test_a_fingerprint_depends_on_the_options_of_an_adapter(tmp_path):
         }
       )
     )
-    found.add(weight_folders.fingerprint(str(adapter)))
+    found.add(weights.fingerprint(str(adapter)))
   assert len(found) == 2

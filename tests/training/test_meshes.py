@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from posttrain import schema, sharding
-from posttrain.models import lora, reward_head, transformer
+from posttrain.models import lora, transformer
 from posttrain.training import objectives, optim
 from posttrain.training import step as train_step
 from tests import fixtures
@@ -69,7 +69,7 @@ def outcome(kind, mesh, reduce='micro_batch'):
   optimizer, objective = optim.make(OPTIM, 10), _objective(kind)
   params, base = transformer.init(key, MODEL), None
   if kind == 'ranking':
-    params = reward_head.add(params, keep_lm_head=True)
+    params = transformer.add_reward(params, keep_lm_head=True)
   if kind == 'lora':
     params, base = _adapter(params, key), params
     base = jax.device_put(base, sharding.shardings(base, rules, mesh))

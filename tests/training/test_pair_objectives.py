@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from posttrain import schema, scoring, tree, types
-from posttrain.data import tokenized_pairs
+from posttrain.data import preferences
 from posttrain.losses import combine
-from posttrain.models import reward_head, transformer
+from posttrain.models import transformer
 from posttrain.training import pair_objectives
 from posttrain.training import step as train_step
 from tests import fixtures
@@ -63,9 +63,7 @@ def _choices(count=6, seed=0):
 
 def _pack(choices, others=(), rows=2):
   """With dead micro-batches behind: one program for all but other `rows`."""
-  batch = tokenized_pairs.pack(
-    choices, others, rows=rows, row_tokens=32, per_row=2
-  )
+  batch = preferences.pack(choices, others, rows=rows, row_tokens=32, per_row=2)
   more = 6 - len(batch.ids)
   return jax.tree.map(
     lambda x: np.pad(x, [(0, more), *[(0, 0)] * (x.ndim - 1)]) if x.ndim else x,
@@ -96,7 +94,7 @@ def _run(kind):
 def _params(kind):
   if kind != 'ranking':
     return PARAMS
-  params = reward_head.add(PARAMS)
+  params = transformer.add_reward(PARAMS)
   kernel = params['reward']['kernel']
   params['reward'] = {'kernel': jnp.cos(jnp.arange(kernel.size, dtype='f'))}
   return params
@@ -230,7 +228,7 @@ def test_a_reward_is_read_at_the_answers_last_token():
     jnp.arange(n)[None],
     jnp.ones((1, n), jnp.int32),
   )
-  value = reward_head.rewards(params, hidden)
+  value = transformer.rewards(params, hidden)
   # Of the answer, not of the sequence: a token follows that is none of its.
   np.testing.assert_allclose(alone['rewards/rejected'], value[0, -2], rtol=1e-5)
 
@@ -259,13 +257,15 @@ def test_lm_coef_adds_the_mean_nll_per_token_of_chosen_answers():
 
 def test_a_head_stays_where_it_is_needed():
   untied = dataclasses.replace(fixtures.MODEL, tied_head=False)
-  assert 'head' not in reward_head.shapes(untied)
-  assert 'head' in reward_head.shapes(untied, keep_lm_head=True)
-  assert 'head' not in reward_head.shapes(fixtures.MODEL, keep_lm_head=True)
+  assert 'head' not in transformer.reward_shapes(untied)
+  assert 'head' in transformer.reward_shapes(untied, keep_lm_head=True)
+  assert 'head' not in transformer.reward_shapes(
+    fixtures.MODEL, keep_lm_head=True
+  )
 
 
 def test_a_fresh_reward_head_scores_0_and_has_a_gradient():
-  params = reward_head.add(PARAMS)
+  params = transformer.add_reward(PARAMS)
   grads, metrics, loss = _run('ranking')(params, _pack(_choices()))
   assert metrics['rewards/accuracies'] == metrics['rewards/chosen'] == 0
   assert loss > 0 and np.abs(grads['reward']['kernel']).max() > 0
@@ -274,7 +274,7 @@ def test_a_fresh_reward_head_scores_0_and_has_a_gradient():
 @pytest.mark.parametrize('kind', [LOSSES[0], 'ranking'], ids=_name)
 def test_training_raises_margins_and_lowers_the_loss(kind):
   """Starts where both answers have equal scores."""
-  init = (lambda: reward_head.add(PARAMS)) if kind == 'ranking' else None
+  init = (lambda: transformer.add_reward(PARAMS)) if kind == 'ranking' else None
   step, state = fixtures.make(objective=_objective(kind), init=init)
   batch = _pack([dataclasses.replace(x, margin=0.0) for x in _undecided()])
   measured = []

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from posttrain import schema, types
-from posttrain.data import tokenized_pairs
+from posttrain.data import preferences
 from posttrain.training import pair_objectives
 from tests.training import torch_peer, torch_trajectories
 
@@ -61,7 +61,7 @@ def _data():
 
 def _batches(others=False):
   for step in _data():
-    batch = tokenized_pairs.pack(
+    batch = preferences.pack(
       step[0], step[1] if others else (), rows=2, row_tokens=40, per_row=2
     )
     assert (

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from posttrain import schema, sharding, tree, types
-from posttrain.models import reward_head, transformer
+from posttrain.models import transformer
 from posttrain.training import optim
 from posttrain.training import step as train_step
 from tests.training import torch_peer
@@ -36,7 +36,7 @@ def start(model: schema.Model, ranks: bool = False):
   rng = np.random.default_rng(0)
   shapes = transformer.shapes(model)
   if ranks:
-    shapes = jax.eval_shape(reward_head.add, shapes)
+    shapes = jax.eval_shape(transformer.add_reward, shapes)
 
   def draw(path, leaf):
     x = rng.normal(size=leaf.shape)

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import constants
 
 from posttrain import api, config, main
-from posttrain.checkpoints import weight_folders
+from posttrain.checkpoints import weights
 from posttrain.models import hf
 from posttrain.util import hub
 from tests import qwen3
@@ -33,7 +33,7 @@ def snapshot(tmp_path, monkeypatch):
 def test_an_id_is_the_folder_of_its_commit(snapshot):
   assert hub.folder('mine/model') == snapshot
   assert hub.folder('mine/other') is None
-  assert weight_folders.find('mine/model') == snapshot
+  assert weights.find('mine/model') == snapshot
   node = config.load('configs/gsm8k_sft.py:tiny')
   for key in ('model', 'sft.init', 'tokenizer.path'):
     config.override(node, key, 'mine/model')
@@ -103,13 +103,13 @@ def test_a_commit_that_is_not_there_any_more_is_named(
 
 def test_pickles_are_not_read(snapshot):
   (pathlib.Path(snapshot) / 'pytorch_model.bin').write_bytes(b'no pickle')
-  with pytest.raises(ValueError, match='must hold model.safetensors: got none'):
-    hf.load(snapshot, weight_folders.read(snapshot).model)
+  with pytest.raises(ValueError, match='model.safetensors must '):
+    hf.load(snapshot, weights.read(snapshot).model)
 
 
 def test_a_missing_model_names_the_cache(snapshot, tmp_path):
   with pytest.raises(ValueError, match=f'{tmp_path}/hub .*download mine/a'):
-    weight_folders.find('mine/a')
+    weights.find('mine/a')
 
 
 @pytest.mark.parametrize(
