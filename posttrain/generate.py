@@ -160,7 +160,7 @@ def answers(
   """
   # Imported here so that command-line mistakes are reported without jax.
   from posttrain import sharding
-  from posttrain.decode import engine as engines
+  from posttrain.decode import engines
 
   engine = engines.Engine(
     policy.model,

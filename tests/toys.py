@@ -5,7 +5,7 @@ import numpy as np
 
 from posttrain import schema, scoring, types
 from posttrain.data import sources
-from posttrain.decode import engine as engines
+from posttrain.decode import engines
 from posttrain.envs import base, registry
 from posttrain.models import transformer
 from posttrain.pipeline import environment as environments

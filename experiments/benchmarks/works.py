@@ -13,8 +13,7 @@ import numpy as np
 from posttrain import schema, sharding, types
 from posttrain.chat import rendering
 from posttrain.data import sources
-from posttrain.decode import engine as engines
-from posttrain.decode import requests
+from posttrain.decode import engines, requests
 from posttrain.envs import base, registry
 from posttrain.models import transformer
 from posttrain.pipeline import tokens as token_pipeline

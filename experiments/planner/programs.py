@@ -23,7 +23,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from posttrain import schema, scoring, sharding, types
-from posttrain.decode import admission, loop
+from posttrain.decode import loop, schedule
 from posttrain.models import lora, transformer
 from posttrain.training import arrays, objectives, optim
 from posttrain.training import state as train_state
@@ -75,7 +75,7 @@ def lower(
 
 def largest_call(
   sizes: Sizes, ways: int
-) -> tuple[admission.Shapes, tuple[int, int]]:
+) -> tuple[schedule.Shapes, tuple[int, int]]:
   """Returns the shapes of prefill, and the call that reads the most.
 
   Args:
@@ -86,7 +86,7 @@ def largest_call(
     The shapes, and the call's rows per device and tokens of a slot.
   """
   rows = min(sizes.prefill_rows, sizes.slots)
-  shapes = admission.Shapes(sizes.slots, rows, sizes.prefill_tokens, ways=ways)
+  shapes = schedule.Shapes(sizes.slots, rows, sizes.prefill_tokens, ways=ways)
   calls = shapes.calls(sizes.capacity)
   return shapes, max(calls, key=lambda call: (math.prod(call), call))
 
@@ -157,9 +157,9 @@ class _Builder:
     shapes, (count, length) = largest_call(sizes, ways)
     row = jax.ShapeDtypeStruct((count * shapes.ways,), np.int32)
     tokens = jax.ShapeDtypeStruct((*row.shape, sizes.prefill_tokens), np.int32)
-    args = (self._results('view'), self.model, self._results('state'), tokens)
-    most = shapes.row_counts[-1]
-    return loop.prefill, (*args, row, row, row, length, most, self.slots)
+    args = (self._results('view'), self.model, self._results('state'))
+    most, chunk = shapes.row_counts[-1], (tokens, row, row, row)
+    return loop.prefill, (*args, chunk, length, most, self.slots)
 
   def share(self) -> tuple[Any, tuple]:
     shapes, each = self._shapes(), self._each()
@@ -173,7 +173,7 @@ class _Builder:
     state, slots = self._results('state'), self._slots()
     return loop.first, (state, slots, logits, each, each, self.slots)
 
-  def _shapes(self) -> admission.Shapes:
+  def _shapes(self) -> schedule.Shapes:
     return largest_call(self.sizes, sharding.batch_ways(self.mesh))[0]
 
   def _params(self) -> Any:

@@ -19,12 +19,12 @@ import jax
 
 from posttrain import main
 from posttrain.checkpoints import store
-from posttrain.decode import engine
+from posttrain.decode import engines
 from posttrain.evaluation import evaluator
 from posttrain.training import step
 
 PHASES = {  # phase -> the function that an entry into it calls
-  'rollout': (engine.Engine, 'poll'),  # once per chunk
+  'rollout': (engines.Engine, 'poll'),  # once per chunk
   'update': (step.TrainStep, '__call__'),
   'save': (store.Checkpointer, 'save'),
   'eval': (evaluator.Evaluator, 'measure'),

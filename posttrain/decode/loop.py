@@ -29,11 +29,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from posttrain import schema, scoring
-from posttrain import sharding as sharding_lib
+from posttrain import schema, scoring, sharding
 from posttrain.decode import sampling
 from posttrain.models import layers, transformer
-from posttrain.ops import attention as attention_op
+from posttrain.ops import attention
 
 _SHORTEST = 64  # tokens; reading fewer saves less than it costs to compile
 
@@ -77,35 +76,35 @@ def placement(mesh: Mesh | None, slots: int) -> NamedSharding | None:
   """
   if mesh is None:
     return None
-  sharding_lib.check_batch(mesh, slots, 'config rollout.slots')
-  return NamedSharding(mesh, PartitionSpec(sharding_lib.BATCH_AXES))
+  sharding.check_batch(mesh, slots, 'config rollout.slots')
+  return NamedSharding(mesh, PartitionSpec(sharding.BATCH_AXES))
 
 
-def _pin(state: State, sharding: NamedSharding | None) -> State:
-  if sharding is None:
+def _pin(state: State, layout: NamedSharding | None) -> State:
+  if layout is None:
     return state
-  mesh = sharding.mesh
-  places = jax.tree.map(lambda _: sharding, state)
+  mesh = layout.mesh
+  places = jax.tree.map(lambda _: layout, state)
   heads = PartitionSpec(*layers.CACHE_AXES)
-  if state.cache[0][0].shape[1] % mesh.shape[sharding_lib.TENSOR] == 0:
+  if state.cache[0][0].shape[1] % mesh.shape[sharding.TENSOR] == 0:
     cache = jax.tree.map(lambda _: NamedSharding(mesh, heads), state.cache)
     places = dataclasses.replace(places, cache=cache)
   return jax.lax.with_sharding_constraint(state, places)
 
 
-def _mesh(sharding: NamedSharding | None) -> Mesh | AbstractMesh | None:
-  return sharding and sharding.mesh
+def _mesh(layout: NamedSharding | None) -> Mesh | AbstractMesh | None:
+  return layout and layout.mesh
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def view(params: Any, cfg: schema.Model, sharding: NamedSharding | None) -> Any:
+def view(params: Any, cfg: schema.Model, layout: NamedSharding | None) -> Any:
   """Returns `transformer.decode_view`, split over `tensor` alone."""
-  with sharding_lib.use(_mesh(sharding)):
+  with sharding.use(_mesh(layout)):
     tree = transformer.decode_view(params, cfg)
-  if sharding is None:
+  if layout is None:
     return tree
   rules = transformer.VIEW_RULES
-  places = sharding_lib.shardings(tree, rules, sharding.mesh)
+  places = sharding.shardings(tree, rules, layout.mesh)
   return jax.lax.with_sharding_constraint(tree, places)
 
 
@@ -121,12 +120,12 @@ def local_view(params: Any, cfg: schema.Model, mesh: Mesh) -> Any:
   """
   wide = jax.tree.leaves(params)[0].sharding.mesh
   tree = _spread_view(params, cfg, wide)
-  return sharding_lib.localize(tree, transformer.VIEW_RULES, mesh)
+  return sharding.localize(tree, transformer.VIEW_RULES, mesh)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _spread_view(params, cfg, mesh):
-  with sharding_lib.use(mesh):
+  with sharding.use(mesh):
     return transformer.decode_view(params, cfg)
 
 
@@ -135,16 +134,16 @@ def fit(
   cfg: schema.Model,
   slots: int,
   capacity: int,
-  sharding: NamedSharding | None,
+  layout: NamedSharding | None,
 ) -> State:
   """Returns the state, widened to `capacity` tokens if it is smaller."""
   if state is not None and state.ids.shape[1] >= capacity:
     return state
-  return _widen(state, cfg, slots, capacity, sharding)
+  return _widen(state, cfg, slots, capacity, layout)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
-def _widen(state, cfg, slots, capacity, sharding):
+def _widen(state, cfg, slots, capacity, layout):
   wide = State(
     cache=transformer.empty_cache(cfg, slots, capacity),
     length=jnp.zeros(slots, jnp.int32),
@@ -159,21 +158,18 @@ def _widen(state, cfg, slots, capacity, sharding):
       wide,
       state,
     )
-  return _pin(wide, sharding)
+  return _pin(wide, layout)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 7, 8, 9), donate_argnums=2)
+@functools.partial(jax.jit, static_argnums=(1, 4, 5, 6), donate_argnums=2)
 def prefill(
   view: Any,
   cfg: schema.Model,
   state: State,
-  tokens: jax.Array,
-  start: jax.Array,
-  count: jax.Array,
-  slot: jax.Array,
+  chunk: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
   length: int,
   most: int,
-  sharding: NamedSharding | None,
+  layout: NamedSharding | None,
 ) -> tuple[State, jax.Array]:
   """Feeds each row its next chunk.
 
@@ -181,22 +177,22 @@ def prefill(
     view: `transformer.decode_view` of the parameters.
     cfg: model options.
     state: the state of all slots.
-    tokens: i32[R, C], right-padded.
-    start: i32[R], position of the chunk's first token.
-    count: i32[R], the number of real tokens in the chunk; 0 = no row.
-    slot: i32[R], the row's slot.
+    chunk: from `schedule.chunk`: the tokens i32[R, C], right-padded; and i32[R]
+      each: the first one's position, the number of real ones (0 = no row), and
+      the row's slot.
     length: tokens of a slot that are read, at least start + count of all rows.
     most: the most rows per device of any call.
-    sharding: the state's sharding.
+    layout: the state's sharding.
 
   Returns:
     (state, logits f32[M, V] after each row's last token): on each device its
     rows, and zeros up to `most`, so that `first` has one shape.
   """
+  tokens, start, count, slot = chunk
   index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
   valid = (index < count[:, None]).astype(jnp.int32)
   prefixes = layers.Prefixes(slot, length)
-  with sharding_lib.use(_mesh(sharding)):
+  with sharding.use(_mesh(layout)):
     hidden, cache = transformer.trunk(
       view, cfg, tokens, start[:, None] + index, valid, state.cache, prefixes
     )
@@ -204,11 +200,11 @@ def prefill(
     last = jnp.maximum(count - 1, 0)[:, None, None]
     hidden = jnp.take_along_axis(hidden, last, axis=1)[:, 0]
     logits = scoring.next_logits(view, cfg, hidden)
-    place = sharding_lib.fitting(logits.shape, layers.CACHE_AXES)
-    logits = sharding_lib.split(
+    place = sharding.fitting(logits.shape, layers.CACHE_AXES)
+    logits = sharding.split(
       lambda x: jnp.pad(x, ((0, most - len(x)), (0, 0))), (place,), place
     )(logits)
-  return _pin(dataclasses.replace(state, cache=cache), sharding), logits
+  return _pin(dataclasses.replace(state, cache=cache), layout), logits
 
 
 @functools.partial(jax.jit, static_argnums=(4, 5), donate_argnums=0)
@@ -218,7 +214,7 @@ def share(
   source: jax.Array,
   length: jax.Array,
   tokens: int,
-  sharding: NamedSharding | None,
+  layout: NamedSharding | None,
 ) -> State:
   """Copies the first tokens of slots to others.
 
@@ -229,44 +225,45 @@ def share(
     source: i32[B], the slot that each is copied from.
     length: i32[], the most tokens of a source.
     tokens: tokens to copy at a time on a device, which bounds the memory.
-    sharding: the state's sharding.
+    layout: the state's sharding.
   """
   shape = state.cache[0][0].shape
-  copy = functools.partial(_copy_blocks, tokens)
-  with sharding_lib.use(_mesh(sharding)):
-    place = sharding_lib.fitting(shape, layers.CACHE_AXES)
-    batch = PartitionSpec(place[0])
-    specs = batch, batch, PartitionSpec(), place
-    copy = sharding_lib.split(copy, specs, place)
-    cache = copy(target, source, length, state.cache)
-  return _pin(dataclasses.replace(state, cache=cache), sharding)
 
-
-def _copy_blocks(tokens, target, source, length, cache):
-  """Computes `share` on the slots of one device, in blocks of 128 tokens."""
-  slots, capacity = len(target), cache[0][0].shape[2]
-  block = min(capacity, 128)
-  blocks = (length + block - 1) // block
-  rows = max(min(tokens // block, slots), 1)
-  target, source = (
-    jnp.pad(x, (0, -slots % rows), constant_values=slots)
-    for x in (target, source)
-  )
-
-  def put(i, cache):
-    # The last block ends with the slot; it may overlap the one before.
-    start = jnp.minimum(i % blocks * block, capacity - block)
-    to, origin = (
-      jax.lax.dynamic_slice(x, (i // blocks * rows,), (rows,))
+  def copy(target, source, length, cache):
+    """Copies on the slots of one device, in blocks of 128 tokens."""
+    slots, capacity = len(target), cache[0][0].shape[2]
+    block = min(capacity, 128)
+    blocks = (length + block - 1) // block
+    rows = max(min(tokens // block, slots), 1)
+    target, source = (
+      jnp.pad(x, (0, -slots % rows), constant_values=slots)
       for x in (target, source)
     )
-    return jax.tree.map(
-      lambda x: layers.put(x, layers.take(x, origin, block, start), to, start),
-      cache,
-    )
 
-  tiles = (jnp.sum(target < slots) + rows - 1) // rows
-  return jax.lax.fori_loop(0, tiles * blocks, put, cache)
+    def put(i, cache):
+      # The last block ends with the slot; it may overlap the one before.
+      start = jnp.minimum(i % blocks * block, capacity - block)
+      to, origin = (
+        jax.lax.dynamic_slice(x, (i // blocks * rows,), (rows,))
+        for x in (target, source)
+      )
+      return jax.tree.map(
+        lambda x: layers.put(
+          x, layers.take(x, origin, block, start), to, start
+        ),
+        cache,
+      )
+
+    tiles = (jnp.sum(target < slots) + rows - 1) // rows
+    return jax.lax.fori_loop(0, tiles * blocks, put, cache)
+
+  with sharding.use(_mesh(layout)):
+    place = sharding.fitting(shape, layers.CACHE_AXES)
+    batch = PartitionSpec(place[0])
+    specs = batch, batch, PartitionSpec(), place
+    copy = sharding.split(copy, specs, place)
+    cache = copy(target, source, length, state.cache)
+  return _pin(dataclasses.replace(state, cache=cache), layout)
 
 
 @functools.partial(jax.jit, static_argnums=5, donate_argnums=0)
@@ -276,7 +273,7 @@ def first(
   logits: jax.Array,
   row: jax.Array,
   length: jax.Array,
-  sharding: NamedSharding | None,
+  layout: NamedSharding | None,
 ) -> State:
   """Draws the token that follows the prompts of slots, which decode then.
 
@@ -286,17 +283,17 @@ def first(
     logits: f32[M, V], from `prefill`.
     row: i32[B], the slot's row; -1 = its prompt is not complete, or drawn from.
     length: i32[B], the tokens of the prompt.
-    sharding: the state's sharding.
+    layout: the state's sharding.
   """
   new = row >= 0
   length = jnp.where(new, length, state.length)
-  with sharding_lib.use(_mesh(sharding)):
-    place = sharding_lib.fitting(logits.shape, layers.CACHE_AXES)
+  with sharding.use(_mesh(layout)):
+    place = sharding.fitting(logits.shape, layers.CACHE_AXES)
     specs = place, PartitionSpec(place[0])
-    pick = sharding_lib.split(lambda logits, row: logits[row], specs, place)
+    pick = sharding.split(lambda logits, row: logits[row], specs, place)
     state = dataclasses.replace(state, length=length)
     state = _draw(state, slots, pick(logits, row), new)
-  return _pin(state, sharding)
+  return _pin(state, layout)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 6), donate_argnums=2)
@@ -307,7 +304,7 @@ def decode(
   slots: Slots,
   steps: jax.Array,
   min_active: jax.Array,
-  sharding: NamedSharding | None,
+  layout: NamedSharding | None,
 ) -> State:
   """Draws tokens for every active slot.
 
@@ -318,7 +315,7 @@ def decode(
     slots: options of the requests.
     steps: i32[], the most tokens of a slot.
     min_active: i32[], ends once no more slots than these are active.
-    sharding: the state's sharding.
+    layout: the state's sharding.
   """
 
   def step(carry):
@@ -338,12 +335,12 @@ def decode(
     return i + 1, _draw(state, slots, logits, state.active)
 
   capacity, carry = state.ids.shape[1], (jnp.zeros((), jnp.int32), state)
-  with sharding_lib.use(_mesh(sharding)):
+  with sharding.use(_mesh(layout)):
     # Kernels skip what a slot does not hold.
-    reads_all = attention_op.is_xla(cfg, decodes=True)
+    reads_all = attention.is_xla(cfg, decodes=True)
     for tokens in lengths(capacity) if reads_all else [capacity]:
       carry = _decode_up_to(tokens, steps, min_active, step, carry)
-  return _pin(carry[1], sharding)
+  return _pin(carry[1], layout)
 
 
 def lengths(capacity: int) -> list[int]:
@@ -392,12 +389,10 @@ def _decode_up_to(tokens, steps, min_active, step, carry):
 
 
 @functools.partial(jax.jit, static_argnums=2, donate_argnums=0)
-def stop(
-  state: State, slot: jax.Array, sharding: NamedSharding | None
-) -> State:
+def stop(state: State, slot: jax.Array, layout: NamedSharding | None) -> State:
   """Deactivates a slot, i32[]."""
   active = state.active.at[slot].set(False)
-  return _pin(dataclasses.replace(state, active=active), sharding)
+  return _pin(dataclasses.replace(state, active=active), layout)
 
 
 @jax.jit
@@ -422,38 +417,34 @@ def uniforms(keys: jax.Array, positions: jax.Array) -> jax.Array:
 
 def _draw(state: State, slots: Slots, logits, active) -> State:
   """Draws the token at position `length` of the active slots, bool[B]."""
-  rows = PartitionSpec(sharding_lib.BATCH_AXES)
-  spec = sharding_lib.fitting(logits.shape, layers.CACHE_AXES)
-  split = sharding_lib.current() is not None and spec[1] is not None
-  draw = sharding_lib.split(
-    functools.partial(_draw_rows, axis=spec[1] if split else None),
-    (rows, rows, spec, rows),
-    rows,
-  )
+  batch = PartitionSpec(sharding.BATCH_AXES)
+  spec = sharding.fitting(logits.shape, layers.CACHE_AXES)
+  split = sharding.current() is not None and spec[1] is not None
+
+  def draw(state, slots, logits, active):
+    """Draws for the slots of one device, on the fields of `State`."""
+    length = state['length']
+    tokens, logprobs = sampling.draw(
+      logits,
+      uniforms(slots.keys, length),
+      slots.temperature,
+      slots.top_k,
+      slots.top_p,
+      slots.min_p,
+      spec[1] if split else None,
+    )
+    stopped = jnp.any(slots.stop_ids == tokens[:, None], axis=1)
+    stopped |= length + 1 >= slots.limit
+    rows = jnp.arange(len(tokens))
+    places = jnp.where(active, length, state['ids'].shape[1])
+    return {
+      'length': length,
+      'token': jnp.where(active, tokens, state['token']),
+      'active': jnp.where(active, ~stopped, state['active']),
+      'ids': state['ids'].at[rows, places].set(tokens, mode='drop'),
+      'logprobs': state['logprobs'].at[rows, places].set(logprobs, mode='drop'),
+    }
+
+  draw = sharding.split(draw, (batch, batch, spec, batch), batch)
   fields = {k: v for k, v in vars(state).items() if k != 'cache'}
   return State(cache=state.cache, **draw(fields, slots, logits, active))
-
-
-def _draw_rows(state, slots, logits, active, axis):
-  """Computes `_draw` of the slots of one device, on the fields of `State`."""
-  length = state['length']
-  tokens, logprobs = sampling.draw(
-    logits,
-    uniforms(slots.keys, length),
-    slots.temperature,
-    slots.top_k,
-    slots.top_p,
-    slots.min_p,
-    axis,
-  )
-  stopped = jnp.any(slots.stop_ids == tokens[:, None], axis=1)
-  stopped |= length + 1 >= slots.limit
-  rows = jnp.arange(len(tokens))
-  places = jnp.where(active, length, state['ids'].shape[1])
-  return {
-    'length': length,
-    'token': jnp.where(active, tokens, state['token']),
-    'active': jnp.where(active, ~stopped, state['active']),
-    'ids': state['ids'].at[rows, places].set(tokens, mode='drop'),
-    'logprobs': state['logprobs'].at[rows, places].set(logprobs, mode='drop'),
-  }

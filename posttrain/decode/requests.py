@@ -1,13 +1,15 @@
 """The engine's requests and completions. Host types, numpy only."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
 
-def _require(ok: bool, field: str, must: str, got) -> None:
+def require(ok: Any, what: str, must: str, got: Any, advice: str = '') -> None:
+  """Raises ValueError unless `ok`."""
   if not ok:
-    raise ValueError(f'sampling {field} must be {must}: got {got!r}')
+    raise ValueError(f'{what} must {must}: got {got!r}{advice}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,10 +26,13 @@ class Sampling:
   min_p: float = 0.0  # keep tokens this likely relative to the likeliest
 
   def __post_init__(self):
-    _require(self.temperature >= 0, 'temperature', '>= 0', self.temperature)
-    _require(self.top_k >= 0, 'top_k', '>= 0 (0 = off)', self.top_k)
-    _require(0 < self.top_p <= 1, 'top_p', 'in (0, 1] (1 = off)', self.top_p)
-    _require(0 <= self.min_p < 1, 'min_p', 'in [0, 1) (0 = off)', self.min_p)
+    for ok, field, must in (
+      (self.temperature >= 0, 'temperature', 'be >= 0'),
+      (self.top_k >= 0, 'top_k', 'be >= 0 (0 = off)'),
+      (0 < self.top_p <= 1, 'top_p', 'be in (0, 1] (1 = off)'),
+      (0 <= self.min_p < 1, 'min_p', 'be in [0, 1) (0 = off)'),
+    ):
+      require(ok, f'sampling {field}', must, getattr(self, field))
 
 
 @dataclasses.dataclass(frozen=True)

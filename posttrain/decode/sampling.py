@@ -45,7 +45,8 @@ def draw(
     token whose probability is 0 in float32 is never drawn.
   """
   z = logits / jnp.where(temperature > 0, temperature, 1.0)[:, None]
-  top = _max(z, axis)[:, None]
+  top = jnp.max(z, axis=-1)
+  top = (top if axis is None else jax.lax.pmax(top, axis))[:, None]
   mass = jnp.exp(z - top)
   log_total = jnp.log(_sum(mass, axis))
   truncated = (top_k > 0) | (top_p < 1) | (min_p > 0)
@@ -59,29 +60,19 @@ def draw(
     min_p,
   )
   tokens = _invert(kept, uniforms, axis)
-  tokens = jnp.where(temperature > 0, tokens, _best(z == top, axis))
+  best = _first(z == top)
+  if axis is not None:  # the first of all devices
+    size = z.shape[-1]
+    vocab = size * jax.lax.axis_size(axis)
+    best = jnp.where(best < size, best + _offset(z, axis), vocab)
+    best = jax.lax.pmin(best, axis)
+  tokens = jnp.where(temperature > 0, tokens, best)
   return tokens, _at(z - top, tokens, axis) - log_total
-
-
-def _best(mask: jax.Array, axis: str | None) -> jax.Array:
-  """Returns the first token with True per row of a mask [B, V]."""
-  best = _first(mask)
-  if axis is None:
-    return best
-  vocab = mask.shape[-1] * jax.lax.axis_size(axis)
-  here = best < mask.shape[-1]
-  best = jnp.where(here, best + _offset(mask, axis), vocab)
-  return jax.lax.pmin(best, axis)
 
 
 def _sum(x: jax.Array, axis: str | None) -> jax.Array:
   total = jnp.sum(x, axis=-1)
   return total if axis is None else jax.lax.psum(total, axis)
-
-
-def _max(x: jax.Array, axis: str | None) -> jax.Array:
-  top = jnp.max(x, axis=-1)
-  return top if axis is None else jax.lax.pmax(top, axis)
 
 
 def _offset(x: jax.Array, axis: str | None) -> jax.Array | int:

@@ -2,19 +2,24 @@
 
 A request's turn begins when its tokens are known. A new request then waits in
 the queue for a slot. Its tokens are fed in chunks, then it is active until it
-stops. A held request
-keeps its slot until its next turn or its release.
+stops. A held request keeps its slot until its next turn or its release.
+`Shapes` gives the calls of prefill, and the arrays that they take.
 
 The slots are split over devices in equal ranges. Requests with the same prompt
 are placed in one range where there is space, because their prompt is computed
 in one slot and copied to the others, which must not cross devices.
 
-Order depends on submission and token counts alone. Numpy only.
+Order depends on submission and token counts alone. Numpy only. Slots and rows
+are split over devices in equal ranges; an array names them by their index in
+the range.
+
+Axes: B slots, R rows, C tokens of a prefill chunk.
 """
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,29 +27,23 @@ import numpy as np
 from posttrain.decode import requests
 
 STOP_IDS = 8  # the most stop ids of a request
-_OPTIONS = {
-  'high': np.uint32,
-  'low': np.uint32,
-  'limit': np.int32,
-  'temperature': np.float32,
-  'top_k': np.int32,
-  'top_p': np.float32,
-  'min_p': np.float32,
-}
+# A call of so many tokens is cheap: a program of fewer rows costs more to
+# compile than it saves.
+_FEW_TOKENS = 128
+# Calls that read longer prefixes have few rows, which bounds their memory.
+_LONG_PREFIX = 1024
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class RequestState:
   """A request in flight, with its slot and its turn."""
 
   request: requests.Request
   order: int  # of submission
-  slot: int | None = None
+  slot: int = -1  # -1 = none
   # The turn: tokens to feed, position of the first of them, the position at
   # which drawing ends, and whether the cache rather than the request sets it.
-  feed: np.ndarray = dataclasses.field(
-    default_factory=lambda: np.zeros(0, np.int32)
-  )
+  feed: Any = None  # i32[n]
   start: int = 0
   limit: int = 0
   cut: bool = False
@@ -72,7 +71,6 @@ class RequestState:
     Args:
       length: tokens in the cache.
     """
-    assert self.slot is not None
     return self.slot, slice(self.prompt_end, int(length) + 1)
 
 
@@ -111,30 +109,18 @@ class Schedule:
 
     Args:
       slots: number of the engine's slots.
-      share_prefill: as in `Engine`.
+      share_prefill: whether neighbours with the same prompt wait until there
+        are slots for all of them, so that their prompt is prefilled once.
       ways: number of devices that the slots are split over.
     """
     assert slots % ways == 0, f'{slots} slots over {ways} devices'
-    self._share_prefill, self._ways = share_prefill, ways
+    self.share_prefill, self._ways = share_prefill, ways
     self._slots: list[RequestState | None] = [None] * slots
     self._groups: list[Group] = []  # that are being fed, in order
-    self._in_flight: dict[int, RequestState] = {}
+    self.in_flight: dict[int, RequestState] = {}  # held ones included
     self._queue: collections.deque[RequestState] = collections.deque()
     self._extended: collections.deque[RequestState] = collections.deque()
-    self._submitted = 0
-    # See `slot_options`; (order, limit) of the request that each slot has them
-    # of.
-    self._options: dict[str, np.ndarray] = {
-      name: np.zeros(slots, dtype) for name, dtype in _OPTIONS.items()
-    }
-    self._options['stop_ids'] = np.full((slots, STOP_IDS), -1, np.int32)
-    self._written: list[tuple[int, int]] = [(-1, -1)] * slots
-    for slot in range(slots):
-      self._clear_options(slot)
-
-  def __len__(self) -> int:
-    """Returns the number of requests in flight, held ones included."""
-    return len(self._in_flight)
+    self._orders = itertools.count()
 
   @property
   def in_slots(self) -> Iterator[RequestState]:
@@ -153,45 +139,20 @@ class Schedule:
     return sum(entry.active for entry in self.in_slots)
 
   @property
-  def running(self) -> bool:
-    """Whether a request in flight has not stopped."""
-    return any(not entry.held for entry in self._in_flight.values())
-
-  @property
-  def needs_chunks(self) -> bool:
-    """Whether a request waits for prefill, or may be extended."""
-    return bool(self.num_waiting) or any(x.request.hold for x in self.in_slots)
-
-  @property
   def lacking(self) -> int:
     """How many more slots must become free for the next requests; 0 = none."""
     if not self._queue:
       return 0
-    wanted = len(self._same_prompt()) if self._share_prefill else 1
+    wanted = len(self._same_prompt()) if self.share_prefill else 1
     return max(wanted - sum(map(len, self._free_slots())), 0)
-
-  def check_some_run(self) -> None:
-    """Checks that some slot decodes, so that polling comes to an end.
-
-    Raises:
-      ValueError: all slots are held.
-    """
-    if all(entry.held for entry in self.in_slots):
-      slots = len(self._slots)
-      raise ValueError(
-        f'{self.num_waiting} requests must find free slots: all {slots} are '
-        'held; extend or release held requests before polling, or raise the '
-        'number of slots'
-      )
 
   def check(self, request: requests.Request) -> None:
     """Checks a request for `Engine.submit`; raises ValueError."""
-    ids = np.asarray(request.ids, np.int32)
     for ok, must, got in (
-      (request.id not in self._in_flight, 'not be in flight', request.id),
+      (request.id not in self.in_flight, 'not be in flight', request.id),
       (0 <= request.id < 2**63, 'have an id in [0, 2**63)', request.id),
       (0 <= request.draw_key < 2**63, 'have a key in [0, 2**63)', request.key),
-      (ids.ndim == 1 and ids.size, 'have a prompt of some tokens', ids.shape),
+      (np.size(request.ids), 'have a prompt of some tokens', request.ids),
       (
         len(request.stop_ids) <= STOP_IDS,
         f'have at most {STOP_IDS} stop ids',
@@ -199,56 +160,20 @@ class Schedule:
       ),
       (request.max_tokens > 0, 'have max_tokens >= 1', request.max_tokens),
     ):
-      require(bool(ok), request.id, must, got)
-
-  def check_all(
-    self, batch: Sequence[requests.Request], unread: set[int]
-  ) -> None:
-    """Checks requests for `Engine.generate`; raises ValueError.
-
-    Args:
-      batch: the requests.
-      unread: ids of completions that have not been polled.
-    """
-    for request in batch:
-      require(
-        not request.hold,
-        request.id,
-        'not have hold set',
-        request.hold,
-        'submit and poll it',
-      )
-      self.check(request)
-    for id, times in collections.Counter(r.id for r in batch).items():
-      require(times == 1, id, 'occur once', times)
-    if others := self._in_flight.keys() | unread:
-      raise ValueError(
-        f'generate must find no request in flight: got {sorted(others)[:8]}, '
-        'expected none; poll and release them first'
-      )
+      requests.require(ok, f'request {request.id}', must, got)
 
   def new(self, request: requests.Request) -> RequestState:
     """Returns the state of a request that has been checked."""
     ids = np.asarray(request.ids, np.int32)
-    entry = RequestState(dataclasses.replace(request, ids=ids), self._submitted)
-    self._submitted += 1
-    return entry
+    return RequestState(
+      dataclasses.replace(request, ids=ids), next(self._orders)
+    )
 
-  def held(self, id: int, action: str) -> RequestState:
-    """Returns a held request.
-
-    Args:
-      id: the request's id.
-      action: what is done to it, for the error: 'extended', 'released'.
-
-    Raises:
-      ValueError: the request is not held.
-    """
-    entry = self._in_flight.get(id)
-    ok = entry is not None and entry.held
-    require(ok, id, f'be held to be {action}', 'one that is not')
-    assert entry is not None
-    return entry
+  def held(self, id: int) -> RequestState:
+    """Returns a held request; raises ValueError if it is not held."""
+    held = id in self.in_flight and self.in_flight[id].held
+    requests.require(held, f'request {id}', 'be held', held)
+    return self.in_flight[id]
 
   def begin(
     self,
@@ -270,10 +195,10 @@ class Schedule:
     entry.feed, entry.start = ids, start
     end = entry.prompt_end + max_tokens
     entry.limit, entry.cut = min(end, capacity), end > capacity
-    self._in_flight[entry.request.id] = entry
+    self.in_flight[entry.request.id] = entry
     if entry.prompt_end >= entry.limit:
       return False
-    (self._queue if entry.slot is None else self._extended).append(entry)
+    (self._queue if entry.slot < 0 else self._extended).append(entry)
     entry.held = False
     return True
 
@@ -287,13 +212,12 @@ class Schedule:
     """
     while self._extended:
       entry = self._extended.popleft()
-      assert entry.slot is not None
       self._groups.append(Group([entry], self._device(entry.slot)))
     free = self._free_slots()
     while self._queue and any(free):
       entries, space = self._same_prompt(), sum(map(len, free))
       if len(entries) > space:
-        if self._share_prefill:
+        if self.share_prefill:
           break
         entries = entries[:space]
       for _ in entries:
@@ -360,34 +284,25 @@ class Schedule:
       The fields of `loop.Slots`, except that the keys are two u32[B] words,
       `high` and `low`. Free slots draw from the plain law.
     """
-    for slot, entry in enumerate(self._slots):
-      if entry is None or self._written[slot] == (entry.order, entry.limit):
-        continue
-      self._written[slot] = entry.order, entry.limit
-      self._write_options(slot, entry)
-    return {name: values.copy() for name, values in self._options.items()}
-
-  def _clear_options(self, slot: int) -> None:
-    """Sets a free slot's law to the plain one: one that is truncated costs.
-
-    It costs all slots, because one program draws for all of them.
-    """
-    self._written[slot] = -1, -1
-    for name, value in vars(requests.Sampling()).items():
-      self._options[name][slot] = value
-
-  def _write_options(self, slot: int, entry: RequestState) -> None:
-    request = entry.request
-    values = {
-      **vars(request.sampling),
-      'limit': entry.limit,
-      'high': request.draw_key >> 32,
-      'low': request.draw_key & 0xFFFFFFFF,
+    # A free slot has the plain law: one program draws for all slots, and a law
+    # that is truncated costs all of them.
+    free = RequestState(requests.Request(0, np.zeros(0, np.int32), 0), -1)
+    entries = [entry or free for entry in self._slots]
+    keys = [entry.request.draw_key for entry in entries]
+    laws = [entry.request.sampling for entry in entries]
+    stop_ids = np.full((len(entries), STOP_IDS), -1, np.int32)
+    for row, entry in zip(stop_ids, entries, strict=True):
+      row[: len(entry.request.stop_ids)] = entry.request.stop_ids
+    return {
+      'high': np.array([key >> 32 for key in keys], np.uint32),
+      'low': np.array([key & 0xFFFFFFFF for key in keys], np.uint32),
+      'limit': np.array([entry.limit for entry in entries], np.int32),
+      'stop_ids': stop_ids,
+      'temperature': np.array([x.temperature for x in laws], np.float32),
+      'top_k': np.array([x.top_k for x in laws], np.int32),
+      'top_p': np.array([x.top_p for x in laws], np.float32),
+      'min_p': np.array([x.min_p for x in laws], np.float32),
     }
-    for name, value in values.items():
-      self._options[name][slot] = value
-    self._options['stop_ids'][slot] = -1
-    self._options['stop_ids'][slot, : len(request.stop_ids)] = request.stop_ids
 
   def _same_prompt(self) -> list[RequestState]:
     """Returns the queue's head and its neighbours with the same prompt.
@@ -396,13 +311,11 @@ class Schedule:
     request must not wait for a held slot, which may be held until it completes.
     """
     most = len(self._slots) - sum(entry.held for entry in self.in_slots)
-    first, group = self._queue[0], []
-    for entry in self._queue:
-      same = np.array_equal(entry.feed, first.feed)
-      if not same or len(group) == most:
-        break
-      group.append(entry)
-    return group
+    feed = self._queue[0].feed
+    group = itertools.takewhile(
+      lambda entry: np.array_equal(entry.feed, feed), self._queue
+    )
+    return list(itertools.islice(group, most))
 
   def stopped(self, active: np.ndarray) -> list[RequestState]:
     """Returns the requests that have stopped, in the order of submission.
@@ -419,18 +332,13 @@ class Schedule:
     if not entry.request.hold:
       self.remove(entry)
 
-  def knows(self, id: int) -> bool:
-    """Returns whether a request is in flight."""
-    return id in self._in_flight
-
-  def cancel(self, id: int) -> int | None:
-    """Removes a request that may run; returns its slot, if it has one."""
-    entry = self._in_flight.get(id)
-    require(entry is not None, id, 'be in flight to be cancelled', None)
-    assert entry is not None
+  def cancel(self, id: int) -> int:
+    """Removes a request that may run; returns its slot, -1 = none."""
+    requests.require(id in self.in_flight, f'request {id}', 'be in flight', id)
+    entry = self.in_flight[id]
     for queue in (self._queue, self._extended):
-      for index in [i for i, other in enumerate(queue) if other is entry]:
-        del queue[index]
+      if entry in queue:
+        queue.remove(entry)
     self._leave_group(entry)
     self.remove(entry)
     return entry.slot
@@ -438,12 +346,11 @@ class Schedule:
   def _leave_group(self, entry: RequestState) -> None:
     """Removes a request from its group, whose tokens stay in the cache."""
     for group in self._groups:
-      if any(other is entry for other in group.entries):
+      if entry in group.entries:
         others = [other for other in group.entries if other is not entry]
         if entry is group.head and others:
           # The next request goes on with the slot that the tokens are in.
           a, b = entry.slot, others[0].slot
-          assert a is not None and b is not None
           entry.slot, others[0].slot = b, a
           self._slots[a], self._slots[b] = others[0], entry
         group.entries = others
@@ -451,17 +358,9 @@ class Schedule:
 
   def remove(self, entry: RequestState) -> None:
     """Removes a request; its slot is free."""
-    del self._in_flight[entry.request.id]
-    if entry.slot is not None:
+    del self.in_flight[entry.request.id]
+    if entry.slot >= 0:
       self._slots[entry.slot] = None
-      self._clear_options(entry.slot)
-
-
-def require(ok: bool, id: int, must: str, got: Any, advice: str = '') -> None:
-  """Raises ValueError with the request's id unless `ok`."""
-  if not ok:
-    advice = advice and f'; {advice}'
-    raise ValueError(f'request {id} must {must}: got {got!r}{advice}')
 
 
 def prefix_length(tokens: int, capacity: int) -> int:
@@ -485,3 +384,141 @@ def bucket(tokens: int) -> int:
     if size < tokens:
       size = size // 3 * 4
   return size
+
+
+Rows = list[list[Group]]  # the groups of each device, a row for each
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+  """A call of `loop.prefill`."""
+
+  rows: Rows
+  count: int  # rows per device, those without a group included
+  length: int  # tokens of a slot that are read
+
+
+@dataclasses.dataclass(frozen=True)
+class Shapes:
+  """The sizes of prefill, which are fixed.
+
+  Rows of a call have one of two numbers, so that few waiting requests do not
+  pay for many; the tokens that they attend to have few lengths.
+  """
+
+  slots: int
+  rows: int  # prompts prefilled at a time
+  width: int  # tokens of a prompt per prefill chunk
+  ways: int = 1  # devices that slots and rows are split over
+
+  @property
+  def device_slots(self) -> int:
+    """The number of slots per device."""
+    return self.slots // self.ways
+
+  @property
+  def row_counts(self) -> tuple[int, ...]:
+    """The numbers of rows per device, in ascending order."""
+    most = -(-self.rows // self.ways)
+    few = max(most // 8, 1) if most * self.width > _FEW_TOKENS else most
+    return tuple(sorted({few, most}))
+
+  def calls(self, capacity: int) -> list[tuple[int, int]]:
+    """Returns (rows per device, tokens of a slot read) of all prefill calls.
+
+    Args:
+      capacity: tokens of a slot.
+    """
+    few, lengths = self.row_counts[0], [0]
+    while lengths[-1] < capacity:
+      lengths.append(prefix_length(lengths[-1] + 1, capacity))
+    return [
+      (count, length)
+      for length in lengths[1:]
+      for count in self.row_counts
+      if count == few or length <= _LONG_PREFIX
+    ]
+
+  def next_call(self, waiting: Schedule, capacity: int) -> Call | None:
+    """Returns the next call; None if no group is being fed."""
+    few, most = self.row_counts[0], self.row_counts[-1]
+    rows = waiting.next_rows(most)
+    num = max(map(len, rows))
+    if not num:
+      return None
+    # Up to half of the rows, several calls of few cost no more than one of
+    # most.
+    for count in (few,) if 2 * num <= most else (most, few):
+      rows = [groups[:count] for groups in rows]
+      ends = [
+        group.position + min(group.left, self.width)
+        for groups in rows
+        for group in groups
+      ]
+      length = prefix_length(max(ends), capacity)
+      if length <= _LONG_PREFIX:
+        break
+    return Call(rows, count, length)
+
+  def chunk(
+    self, call: Call
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the next tokens of each group of a call, and their places.
+
+    Returns:
+      (tokens i32[R, C], start i32[R], count i32[R], slot i32[R]): the tokens,
+      right-padded; the first one's position; their number; and their slot.
+    """
+    size = call.count * len(call.rows)
+    tokens = np.zeros((size, self.width), np.int32)
+    start, number, slot = np.zeros((3, size), np.int32)
+    for device, groups in enumerate(call.rows):
+      for row, group in enumerate(groups, device * call.count):
+        new = group.head.feed[group.fed : group.fed + self.width]
+        tokens[row, : len(new)] = new
+        start[row], number[row] = group.position, len(new)
+        slot[row] = group.head.slot % self.device_slots
+    return tokens, start, number, slot
+
+  def copies(self, groups: Rows) -> tuple[np.ndarray, np.ndarray, int]:
+    """Returns the slots that groups' prompts are copied to.
+
+    Args:
+      groups: the groups of each device.
+
+    Returns:
+      (target i32[B], source i32[B], length): per device the slots to fill, then
+      their number for none; the slots with their prompts; and the tokens of the
+      longest of these.
+    """
+    slots = self.device_slots
+    length, target = 0, np.full((len(groups), slots), slots, np.int32)
+    source = np.zeros((len(groups), slots), np.int32)
+    for device, its_groups in enumerate(groups):
+      pairs = [(x, g.head) for g in its_groups for x in g.entries[1:]]
+      for i, (entry, head) in enumerate(pairs):
+        target[device, i] = entry.slot % slots
+        source[device, i] = head.slot % slots
+        length = max(length, head.prompt_end)
+    return target.reshape(-1), source.reshape(-1), length
+
+  def drawing(
+    self, rows: Rows, finished: Rows
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the rows whose logits slots draw their next token from.
+
+    Args:
+      rows: the groups of each device, a row for each.
+      finished: those of them whose prompt is in the cache.
+
+    Returns:
+      (row i32[B], length i32[B]): the row, -1 = none; and the tokens in the
+      slot's cache.
+    """
+    row = np.full(self.slots, -1, np.int32)
+    length = np.zeros_like(row)
+    for groups, done in zip(rows, finished, strict=True):
+      for i, group in enumerate(groups):
+        for entry in group.entries if group in done else ():
+          row[entry.slot], length[entry.slot] = i, entry.prompt_end
+    return row, length

@@ -51,7 +51,7 @@ class EpisodeSpec:
 
 
 class Engine(Protocol):
-  """The methods of `decode.engine.Engine` that episodes use."""
+  """The methods of `decode.engines.Engine` that episodes use."""
 
   def submit(self, request: requests.Request) -> None:
     """Queues a request."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from posttrain import sharding
 from posttrain.checkpoints import policies
-from posttrain.decode import engine, requests
+from posttrain.decode import engines, requests
 from posttrain.serve import token_logprobs
 
 _PREFILL = {'prefill_rows': 8, 'prefill_tokens': 64}
@@ -198,16 +198,16 @@ class Worker:
     """The reason for accepting no more jobs; None while it accepts them."""
     return self._failure
 
-  def _make_engine(self) -> engine.Engine:
-    made = engine.Engine(
+  def _make_engine(self) -> engines.Engine:
+    made = engines.Engine(
       self._policy.model,
       slots=self.slots,
       capacity=self.capacity,
       chunk=self._chunk,
-      share_prefill=False,
       mesh=sharding.one_device(),
       **_PREFILL,
     )
+    made.take_free_slots()
     made.set_params(self._policy.params, 0)
     return made
 

@@ -13,7 +13,7 @@ from typing import Any
 from posttrain import compilation, processes
 from posttrain.chat import rendering
 from posttrain.checkpoints import store
-from posttrain.decode import engine as engines
+from posttrain.decode import engines
 from posttrain.evaluation import evaluator as evaluation
 from posttrain.metrics import writers
 from posttrain.pipeline import base, pairs, tokens

@@ -9,7 +9,7 @@ from typing import Any
 
 from posttrain import processes, schema, types
 from posttrain.checkpoints import store
-from posttrain.decode import engine as engines
+from posttrain.decode import engines
 from posttrain.evaluation import evaluator as evaluation
 from posttrain.metrics import statistics
 from posttrain.pipeline import base

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from posttrain import processes, schema, scoring, sharding, types
-from posttrain.decode import engine as engines
+from posttrain.decode import engines
 from posttrain.evaluation import measures as measures_lib
 from posttrain.models import lora
 from posttrain.pipeline import tokens as token_pipeline

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from posttrain import schema, tree
-from posttrain.decode import engine as engines
-from posttrain.decode import requests
+from posttrain.decode import engines, requests
 from posttrain.models import transformer
 
 MODEL = schema.Model(

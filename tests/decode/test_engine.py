@@ -64,7 +64,7 @@ def cached(batch, completions, model):
   for i in range(helpers.WIDTH):
     chunk = ids[:, i : i + 1], i * one, one, slots
     state, logits = loop.prefill(
-      view, model, state, *chunk, helpers.WIDTH, len(ids), None
+      view, model, state, chunk, helpers.WIDTH, len(ids), None
     )
     steps.append(np.asarray(logits))
   return before_drawn(np.stack(steps, 1), batch, completions)

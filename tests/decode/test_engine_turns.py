@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from posttrain.decode import engine as engines
-from posttrain.decode import loop, requests, schedule, tree_spec
+from posttrain.decode import engines, loop, requests, schedule
 from tests.decode import helpers
 
 pytestmark = pytest.mark.gate
@@ -18,9 +17,9 @@ def test_each_prompt_of_a_group_is_prefilled_once(monkeypatch):
   counts = []
   prefill = loop.prefill
 
-  def spy(view, model, state, tokens, start, count, *args):
-    counts.append(int(np.sum(count)))
-    return prefill(view, model, state, tokens, start, count, *args)
+  def spy(view, model, state, chunk, *args):
+    counts.append(int(np.sum(chunk[2])))
+    return prefill(view, model, state, chunk, *args)
 
   monkeypatch.setattr(loop, 'prefill', spy)
   rng = np.random.default_rng(0)
@@ -306,10 +305,10 @@ def test_decoding_without_weights_raises():
 )
 def test_changed_shapes_and_dtypes_are_refused(changed, got):
   weights = {'embed': np.ones((2, 2)), 'norm': np.zeros(2, np.float32)}
-  old = tree_spec.describe(weights)
-  tree_spec.check_same(old, tree_spec.describe(jax.tree.map(np.copy, weights)))
+  old = engines.describe(weights)
+  engines.check_same(old, engines.describe(jax.tree.map(np.copy, weights)))
   with pytest.raises(ValueError, match=f'keep their shapes: got {got}'):
-    tree_spec.check_same(old, tree_spec.describe({**weights, **changed}))
+    engines.check_same(old, engines.describe({**weights, **changed}))
 
 
 def test_changed_shardings_are_refused():
@@ -319,11 +318,11 @@ def test_changed_shardings_are_refused():
   def described(*axes):
     place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
     like = jax.ShapeDtypeStruct((8, 8), np.float32, sharding=place)
-    return tree_spec.describe({'a': {'kernel': like}})
+    return engines.describe({'a': {'kernel': like}})
 
-  tree_spec.check_same(described('fsdp'), described('fsdp', None))
+  engines.check_same(described('fsdp'), described('fsdp', None))
   with pytest.raises(ValueError, match='got a/kernel = .*None, .fsdp.*; make'):
-    tree_spec.check_same(described('fsdp'), described(None, 'fsdp'))
+    engines.check_same(described('fsdp'), described(None, 'fsdp'))
   weights = jax.tree.map(jnp.copy, helpers.params())
   engine = engines.Engine(helpers.MODEL, slots=2)
   engine.set_params(weights, 0)

@@ -91,7 +91,7 @@ def test_prefill_and_admission_lower_with_a_kernel_per_layer(target):
 
   def fill(view, state, slots, tokens, row, target_slots):
     state, logits = loop.prefill(
-      view, cfg, state, tokens, row, row, row, PREFIX, ROWS, None
+      view, cfg, state, (tokens, row, row, row), PREFIX, ROWS, None
     )
     state = loop.share(state, target_slots, target_slots, row[0], PREFIX, None)
     return loop.first(state, slots, logits, target_slots, target_slots, None)

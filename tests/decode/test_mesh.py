@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from posttrain import schema, sharding, tree, types
-from posttrain.decode import engine as engines
-from posttrain.decode import requests
+from posttrain.decode import engines, requests
 from posttrain.models import transformer
 from posttrain.training import objectives
 from tests import fixtures, toys

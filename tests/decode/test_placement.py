@@ -6,8 +6,7 @@ import jax
 import numpy as np
 
 from posttrain import compilation, schema, sharding
-from posttrain.decode import engine as engines
-from posttrain.decode import requests
+from posttrain.decode import engines, requests
 from posttrain.models import transformer
 from tests.decode import helpers
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from posttrain import compilation
-from posttrain.decode import admission, loop, requests, schedule
+from posttrain.decode import loop, requests, schedule
 from posttrain.models import transformer
 from tests.decode import helpers
 
@@ -27,9 +27,10 @@ class Calls:
     self.log = []
     prefill, decode = loop.prefill, loop.decode
 
-    def spy_prefill(view, model, state, tokens, start, count, slot, *args):
+    def spy_prefill(view, model, state, chunk, *args):
+      tokens, _, count, _ = chunk
       self.log.append(('prefill', len(tokens), int(np.sum(count)), args[0]))
-      return prefill(view, model, state, tokens, start, count, slot, *args)
+      return prefill(view, model, state, chunk, *args)
 
     def spy_decode(*args):
       self.log.append(('decode',))
@@ -69,7 +70,7 @@ def compiled(capacity):
   rows = (ints(4, 32), ints(4), ints(4), ints(4))
   return (
     loop.prefill.lower(
-      view, helpers.MODEL, state, *rows, 128, 4, None
+      view, helpers.MODEL, state, rows, 128, 4, None
     ).compile(),
     loop.share.lower(state, ints(8), ints(8), ints(), 128, None).compile(),
   )
@@ -147,11 +148,11 @@ def test_prefix_lengths(tokens, capacity, length):
   ],
 )
 def test_shapes_of_calls(capacity, calls):
-  assert admission.Shapes(64, 64, 64).calls(capacity) == calls
+  assert schedule.Shapes(64, 64, 64).calls(capacity) == calls
 
 
 def test_long_prefixes_have_few_rows():
-  sizes = admission.Shapes(64, 64, 64)
+  sizes = schedule.Shapes(64, 64, 64)
   plan = schedule.Schedule(64)
   for i in range(40):
     ids = prompt(100 if i else 1200, i)
@@ -159,7 +160,7 @@ def test_long_prefixes_have_few_rows():
   plan.assign_slots()
   for group in plan.next_rows(1)[0]:
     plan.feed(group, 1088)
-  call = admission._next_call(plan, sizes, 8192)
+  call = sizes.next_call(plan, 8192)
   assert (call.count, call.length, len(call.rows[0])) == (8, 2048, 8)
 
 

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from posttrain import schema, sharding
-from posttrain.decode import engine as engines
-from posttrain.decode import loop, requests
+from posttrain.decode import engines, loop, requests
 from posttrain.models import transformer
 from tests import fixtures
 from tests.decode import helpers
@@ -89,7 +88,7 @@ def collectives(mesh):
   slots = np.zeros(SLOTS, np.int32)
   programs = (
     loop.prefill.lower(
-      view, MODEL, state, tokens, row, row, row, 128, 1, place
+      view, MODEL, state, (tokens, row, row, row), 128, 1, place
     ),
     loop.share.lower(state, slots, slots, jnp.int32(1), 128, place),
   )

@@ -11,7 +11,7 @@ import pytest
 from safetensors import numpy as safetensors
 
 from posttrain import scoring
-from posttrain.decode import engine, requests
+from posttrain.decode import engines, requests
 from posttrain.models import hf, hf_config, transformer
 
 pytestmark = pytest.mark.gate
@@ -311,7 +311,7 @@ def test_greedy_answers_equal_those_of_transformers(case, folder):
   torch = pytest.importorskip('torch')
   cfg, params = read(folder(case))
   prompts, new = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [7, 8]], 64
-  ours = engine.Engine(
+  ours = engines.Engine(
     cfg, slots=2, capacity=128, prefill_rows=2, prefill_tokens=8
   )
   ours.set_params(params, 0)

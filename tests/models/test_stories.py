@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from posttrain import schema
-from posttrain.decode import engine, requests
+from posttrain.decode import engines, requests
 from posttrain.models import hf, hf_config
 from tests.models import stories
 
@@ -62,7 +62,7 @@ def story():
 @functools.cache
 def generated():
   """Returns the engine and its greedy completion."""
-  slot_engine = engine.Engine(
+  slot_engine = engines.Engine(
     MODEL, slots=1, capacity=256, prefill_rows=1, prefill_tokens=8
   )
   slot_engine.set_params(params(), 0)

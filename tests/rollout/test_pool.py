@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from posttrain import schema, scoring
-from posttrain.decode import engine as engines
+from posttrain.decode import engines
 from posttrain.models import transformer
 from posttrain.rollout import driver
 from tests import fixtures

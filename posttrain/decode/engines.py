@@ -12,7 +12,7 @@ or, to continue sequences between turns:
 `launch` starts a chunk and returns at once; `step` is a poll of one chunk.
 
 1. Queued requests wait for free slots. Neighbours with the same prompt are
-   admitted together, and their prompt is prefilled once.
+   admitted together, and their prompt is prefilled once (`schedule`).
 2. The loop runs until all have stopped; while a request waits for a slot or its
    prompt, or holds a slot, for `chunk` tokens at a time. Between two chunks at
    most `prefill_rows` x `prefill_tokens` tokens are prefilled; while no slot
@@ -23,6 +23,8 @@ or, to continue sequences between turns:
    a rerun is bitwise the same.
 """
 
+import collections
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,8 +32,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from posttrain import schema, scoring, sharding
-from posttrain.decode import admission, loop, requests, schedule, tree_spec
+from posttrain import schema, scoring, sharding, tree
+from posttrain.decode import loop, requests, schedule
 from posttrain.util import watchdog
 
 _LONG_CHUNK = 256  # tokens of a decode call while no request waits
@@ -51,7 +53,6 @@ class Engine:
     prefill_tokens: int = 32,
     seed: int = 0,
     mesh: Mesh | None = None,
-    share_prefill: bool = True,
   ):
     """Makes an engine without weights.
 
@@ -69,28 +70,31 @@ class Engine:
       seed: the seed of all draws.
       mesh: splits slots over its axes data and fsdp, and weights over tensor.
         None = one device.
-      share_prefill: neighbours with the same prompt wait until there are slots
-        for all of them, so that their prompt is prefilled once; otherwise they
-        take free slots at once.
 
     Raises:
       ValueError: the slots do not divide over the mesh.
     """
-    self.slots, self.capacity = slots, capacity
+    self.slots, self.capacity = slots, capacity or 0
     self._grows = capacity is None
-    self._model, self._chunk = model, chunk
+    self._model, self._chunk, self._seed = model, chunk, seed
     self._mesh, self._sharding = mesh, loop.placement(mesh, slots)
     ways = 1 if mesh is None else sharding.batch_ways(mesh)
     rows = min(prefill_rows, slots)
-    self._shapes = admission.Shapes(
-      slots, rows, prefill_tokens, seed, self._sharding, ways
-    )
+    self._shapes = schedule.Shapes(slots, rows, prefill_tokens, ways)
     self._params = self._view = self._state = self._options = None
     self._spec: dict[str, jax.ShapeDtypeStruct] = {}
     self._version = -1
-    self._schedule = schedule.Schedule(slots, share_prefill, ways)
+    self._schedule = schedule.Schedule(slots, ways=ways)
     self._ready: list[requests.Completion] = []
     self._launched = False  # whether a chunk runs that was not waited for
+
+  def take_free_slots(self) -> None:
+    """Lets neighbours with the same prompt take free slots at once.
+
+    By default they wait until there are slots for all of them, so that their
+    prompt is prefilled once.
+    """
+    self._schedule.share_prefill = False
 
   def set_params(self, params: Any, version: int) -> None:
     """Sets the weights that decode from now on.
@@ -106,13 +110,9 @@ class Engine:
       ValueError: a request is in flight, whose cache belongs to the old
         weights; or a leaf's path, shape, dtype or sharding has changed.
     """
-    if len(self._schedule):
-      raise ValueError(
-        'weights must be set while no request is in flight: got '
-        f'{len(self._schedule)}; poll and release them first'
-      )
-    spec = tree_spec.describe(params)
-    tree_spec.check_same(self._spec or spec, spec)
+    self._need_idle('weights must be set')
+    spec = describe(params)
+    check_same(self._spec or spec, spec)
     self._params, self._version, self._spec = params, version, spec
     if self._mesh is None or sharding.is_local(params):
       self._view = loop.view(params, self._model, self._sharding)
@@ -125,11 +125,7 @@ class Engine:
     Raises:
       ValueError: a request is in flight, whose tokens are in the cache.
     """
-    if len(self._schedule):
-      raise ValueError(
-        'the cache must be freed while no request is in flight: got '
-        f'{len(self._schedule)}; poll and release them first'
-      )
+    self._need_idle('the cache must be freed')
     self._state = self._options = None
     self._launched = False
 
@@ -146,9 +142,10 @@ class Engine:
     """
     self._need_weights()
     assert not self._grows, 'an engine that grows compiles as it grows'
-    self._state = admission.warm_up(
-      self._fit(), self._view, self._model, self._shapes
-    )
+    self._state = self._fit()
+    for count, length in self._shapes.calls(self.capacity):
+      # A call that feeds no token.
+      self._prefill(schedule.Call([[]] * self._shapes.ways, count, length))
 
   def submit(self, request: requests.Request) -> None:
     """Queues a request.
@@ -172,14 +169,15 @@ class Engine:
     Raises:
       ValueError: the request is not held, or max_tokens is not >= 1.
     """
-    entry = self._schedule.held(id, 'extended')
-    schedule.require(max_tokens > 0, id, 'have max_tokens >= 1', max_tokens)
+    entry = self._schedule.held(id)
+    what = f'request {id}'
+    requests.require(max_tokens > 0, what, 'have max_tokens >= 1', max_tokens)
     ids = np.concatenate([[entry.token], np.asarray(ids)]).astype(np.int32)
     self._begin(entry, ids, entry.length, max_tokens)
 
   def release(self, id: int) -> None:
     """Removes a held request; its slot is free."""
-    self._schedule.remove(self._schedule.held(id, 'released'))
+    self._schedule.remove(self._schedule.held(id))
 
   def poll(self) -> list[requests.Completion]:
     """Decodes until a request has stopped; [] if none is in flight.
@@ -192,9 +190,17 @@ class Engine:
     """
     self._need_weights()
     self._harvest()  # the launched chunk
-    while not self._ready and self._schedule.running:
+    in_flight = self._schedule.in_flight.values()
+    while not self._ready and not all(entry.held for entry in in_flight):
       self._decode()
-      self._schedule.check_some_run()
+      requests.require(
+        not all(entry.held for entry in self._schedule.in_slots),
+        f'{self._schedule.num_waiting} requests',
+        'find free slots',
+        0,
+        f': all {self.slots} are held; extend or release held requests before '
+        'polling, or raise the number of slots',
+      )
       self._harvest()
     return self._collect()
 
@@ -238,8 +244,8 @@ class Engine:
       ValueError: no such request is in flight.
     """
     ready = [x for x in self._ready if x.id != id]
-    if len(ready) == len(self._ready) or self._schedule.knows(id):
-      if (slot := self._schedule.cancel(id)) is not None:
+    if len(ready) == len(self._ready) or id in self._schedule.in_flight:
+      if (slot := self._schedule.cancel(id)) >= 0:
         self._state = loop.stop(self._state, slot, self._sharding)
     self._ready = ready
 
@@ -254,7 +260,21 @@ class Engine:
         request. No request is queued then.
     """
     self._need_weights()
-    self._schedule.check_all(batch, {x.id for x in self._ready})
+    times = collections.Counter(request.id for request in batch)
+    for request in batch:
+      self._schedule.check(request)
+      what, many = f'request {request.id}', times[request.id]
+      must, advice = 'not have hold set', '; submit and poll it'
+      requests.require(not request.hold, what, must, True, advice)
+      requests.require(many == 1, what, 'occur once', many)
+    others = {*self._schedule.in_flight, *(x.id for x in self._ready)}
+    requests.require(
+      not others,
+      'generate',
+      'find no request in flight',
+      sorted(others)[:8],
+      '; poll and release them first',
+    )
     for request in batch:
       self.submit(request)
     completions = {}
@@ -284,11 +304,17 @@ class Engine:
     """
     self._need_weights()
     width = schedule.bucket(max(map(len, sequences)))
-    ways = self._shapes.ways
-    rows = -(-self._shapes.rows // ways) * ways
+    rows = self._shapes.row_counts[-1] * self._shapes.ways
     scorer = scoring.Scorer(self._model, rows, width, self._mesh, reads)
     temperatures = [np.full(len(x), temperature, np.float32) for x in sequences]
     return scorer(self._params, sequences, temperatures)
+
+  def _need_idle(self, must: str) -> None:
+    if running := len(self._schedule.in_flight):
+      raise ValueError(
+        f'{must} while no request is in flight: got {running}; poll and '
+        'release them first'
+      )
 
   def _need_weights(self) -> None:
     if self._view is None:
@@ -306,28 +332,21 @@ class Engine:
     """Starts a turn, or ends it at once if the cache has no space for it."""
     if self._grows:
       end = start + len(ids) + max_tokens
-      self.capacity = max(self.capacity or 0, schedule.bucket(end))
-    assert self.capacity is not None
+      self.capacity = max(self.capacity, schedule.bucket(end))
     if not self._schedule.begin(entry, ids, start, max_tokens, self.capacity):
       self._finish(entry, [], [], 'overflow')
 
   def _decode(self, steps: int | None = None) -> None:
     """Admits requests and starts decoding; `steps`: None = `poll`'s choice."""
     if self._schedule.num_waiting:
-      self._state, self._options = admission.admit(
-        self._schedule,
-        self._fit(),
-        self._options,
-        self._view,
-        self._model,
-        self._shapes,
-      )
+      self._admit()
     if not self._schedule.num_active:
       return
     # Chunks let waiting requests be prefilled and held ones be extended.
     # Otherwise they only let Ctrl-C and the watchdog through.
-    long = min(self.capacity or 0, _LONG_CHUNK)
-    most = self._chunk if self._schedule.needs_chunks else long
+    long = min(self.capacity, _LONG_CHUNK)
+    short = self._schedule.num_waiting or self._holds()
+    most = self._chunk if short else long
     self._state = loop.decode(
       self._view,
       self._model,
@@ -339,6 +358,59 @@ class Engine:
     )
     self._launched = True
 
+  def _admit(self) -> None:
+    """Prefills waiting requests into free slots; each draws a token.
+
+    Until none waits or no slot is free; next to active slots, which must not
+    wait long, at most a chunk of all rows.
+    """
+    self._state, plan, shapes = self._fit(), self._schedule, self._shapes
+    most = shapes.row_counts[-1]
+    left = most if plan.num_active else math.inf
+    while True:
+      plan.assign_slots()
+      call = shapes.next_call(plan, self._state.ids.shape[1])
+      if call is None or call.count > left:
+        return
+      left -= call.count
+      logits = self._prefill(call)
+      finished = [
+        [x for x in groups if plan.feed(x, min(x.left, shapes.width))]
+        for groups in call.rows
+      ]
+      if not any(finished):
+        continue
+      if any(len(x.entries) > 1 for groups in finished for x in groups):
+        self._state = loop.share(
+          self._state,
+          *shapes.copies(finished),
+          most * shapes.width,
+          self._sharding,
+        )
+      fields = plan.slot_options()
+      keys = loop.request_keys(
+        self._seed, fields.pop('high'), fields.pop('low')
+      )
+      self._options = loop.Slots(keys=keys, **fields)
+      drawing = shapes.drawing(call.rows, finished)
+      self._state = loop.first(
+        self._state, self._options, logits, *drawing, self._sharding
+      )
+
+  def _prefill(self, call: schedule.Call) -> jax.Array:
+    """Feeds a chunk to each row; returns the logits of `loop.prefill`."""
+    shapes = self._shapes
+    self._state, logits = loop.prefill(
+      self._view,
+      self._model,
+      self._state,
+      shapes.chunk(call),
+      call.length,
+      shapes.row_counts[-1],
+      self._sharding,
+    )
+    return logits
+
   def _min_active(self) -> int:
     """Returns the number of active slots at which a chunk ends.
 
@@ -347,16 +419,18 @@ class Engine:
     requests: the stopped ones idle, but to admit others costs as much as a few
     tokens of all slots.
     """
-    holds = any(entry.request.hold for entry in self._schedule.in_slots)
     lacking = self._schedule.lacking
-    if not lacking and not holds:
+    if not lacking and not self._holds():
       return 0
     stops = max(self.slots // 8, lacking, 1)
     return max(self._schedule.num_active - stops, 0)
 
+  def _holds(self) -> bool:
+    """Returns whether a request in a slot may be extended."""
+    return any(entry.request.hold for entry in self._schedule.in_slots)
+
   def _fit(self) -> loop.State:
     """Returns the state, allocated or widened to the capacity if need be."""
-    assert self.capacity is not None
     return loop.fit(
       self._state, self._model, self.slots, self.capacity, self._sharding
     )
@@ -393,3 +467,30 @@ class Engine:
       )
     )
     self._schedule.finish(entry)
+
+
+def describe(params: Any) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns the shapes, dtypes and shardings of leaves by path, no values."""
+  return {
+    path: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=getattr(x, 'sharding', None)
+    )
+    for path, x in tree.flat(params).items()
+  }
+
+
+def check_same(
+  old: dict[str, jax.ShapeDtypeStruct], new: dict[str, jax.ShapeDtypeStruct]
+) -> None:
+  """Raises ValueError with the first leaf that differs between two trees."""
+  for path in {**old, **new}:
+    a, b = old.get(path), new.get(path)
+    same = a is not None and b is not None
+    same = same and (a.shape, a.dtype) == (b.shape, b.dtype)
+    if same and a.sharding is not None and b.sharding is not None:
+      same = a.sharding.is_equivalent_to(b.sharding, len(a.shape))
+    if not same:
+      raise ValueError(
+        f'weights must keep their shapes: got {path} = {b}, expected {a}; make '
+        'an engine for other weights'
+      )
