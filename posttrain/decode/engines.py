@@ -485,10 +485,11 @@ def check_same(
   """Raises ValueError with the first leaf that differs between two trees."""
   for path in {**old, **new}:
     a, b = old.get(path), new.get(path)
-    same = a is not None and b is not None
-    same = same and (a.shape, a.dtype) == (b.shape, b.dtype)
-    if same and a.sharding is not None and b.sharding is not None:
-      same = a.sharding.is_equivalent_to(b.sharding, len(a.shape))
+    same = False
+    if a is not None and b is not None:
+      same = (a.shape, a.dtype) == (b.shape, b.dtype)
+      if same and a.sharding is not None and b.sharding is not None:
+        same = a.sharding.is_equivalent_to(b.sharding, len(a.shape))
     if not same:
       raise ValueError(
         f'weights must keep their shapes: got {path} = {b}, expected {a}; make '
