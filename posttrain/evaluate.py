@@ -141,14 +141,14 @@ def _policies(
 
 def _pair_scorer(run: Any, components: Any, folder: str) -> Any:
   """Returns the scorer of held-out pairs; without any warns, and is None."""
-  from posttrain.rollout.endpoint import client
+  from posttrain.rollout import endpoints
   from posttrain.stage import pair_evaluation
 
   if components.stage.kind != 'preference':
     return None
   try:
     return pair_evaluation.Policies(run, components, folder)
-  except (ValueError, client.EndpointError) as error:
+  except (ValueError, endpoints.EndpointError) as error:
     warnings.warn(f'held-out pairs are not measured: {error}', stacklevel=2)
     return None
 

@@ -12,7 +12,7 @@ import pytest
 from posttrain import algorithms, schema
 from posttrain.algorithms import streams
 from posttrain.envs import registry
-from posttrain.rollout import driver
+from posttrain.rollout import episodes
 from tests import test_layers
 from tests.algorithms import two_turns
 from tests.rollout import fakes
@@ -125,8 +125,8 @@ def test_the_environment_with_tools_plays_an_episode(example):
   engine = fakes.Engine(
     {1: ['multiply({"a": 100})', 'multiply({"a": 100, "b": 100})', '10000']}
   )
-  spec = driver.EpisodeSpec(1, env, task, 1.0, 64)
-  (rollout,) = driver.Driver(engine, fakes.RENDERER, 2000).run([spec])
+  spec = episodes.EpisodeSpec(1, env, task, 1.0, 64)
+  (rollout,) = episodes.Driver(engine, fakes.RENDERER, 2000).run([spec])
   error, product = (
     m['content'] for m in rollout.messages if m['role'] == 'tool'
   )

@@ -11,7 +11,7 @@ from posttrain.algorithms import length
 from posttrain.envs import registry
 from posttrain.envs.sql import env as sql
 from posttrain.losses import preference, ranking, ref_kl, rl
-from posttrain.rollout import sampler
+from posttrain.rollout import samplers
 from posttrain.stage import build
 from posttrain.training import objectives
 
@@ -20,7 +20,7 @@ REGISTRIES = {
   'algorithms': (schema.Algorithm, algorithms.TYPES),
   'environments': (schema.Env, registry.TYPES),
   'data of sql': (schema.SqlData, sql.DATA),
-  'samplers': (schema.Sampler, sampler.TYPES),
+  'samplers': (schema.Sampler, samplers.TYPES),
   'length penalties': (schema.LengthPenalty, length.TYPES),
   'rl losses': (schema.RlLoss, rl.TYPES),
   'preference losses': (schema.PreferenceLoss, preference.TYPES),

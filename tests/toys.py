@@ -10,9 +10,7 @@ from posttrain.envs import base, registry
 from posttrain.models import transformer
 from posttrain.pipeline import environment as environments
 from posttrain.pipeline import tokens as token_pipeline
-from posttrain.rollout import driver as drivers
-from posttrain.rollout import references
-from posttrain.rollout.endpoint import client
+from posttrain.rollout import endpoints, episodes, frozen_models
 from posttrain.stage import job
 from posttrain.util import preemption
 from tests import fixtures
@@ -130,7 +128,7 @@ def engine(capacity=ROW_TOKENS, mesh=None):
   )
 
 
-class Driver(drivers.Driver):
+class Driver(episodes.Driver):
   """Remembers what it played."""
 
   def play(self, specs):
@@ -149,13 +147,13 @@ def pipeline_and_driver(
   player = engine(mesh=mesh)
   player.set_params(weights, 5)
   driver = Driver(player, fixtures.RENDERER, ROW_TOKENS)
-  refs = references.References(
+  refs = frozen_models.References(
     fixtures.MODEL,
     fixtures.RENDERER,
     lambda model, width: scoring.Scorer(model, 4, width, mesh),
     capacity=ROW_TOKENS,
-    load=lambda name: references.Model(init, fixtures.MODEL),
-    connect=lambda *args: client.Endpoint(*args[:2], vocab_size=args[2]),
+    load=lambda name: frozen_models.Model(init, fixtures.MODEL),
+    connect=lambda *args: endpoints.Endpoint(*args[:2], vocab_size=args[2]),
   )
   refs.set_policy({'policy': weights})
   players = {'policy': driver}

@@ -33,7 +33,7 @@ from posttrain import main as program
 from posttrain.checkpoints import policies
 from posttrain.decode import requests
 from posttrain.models import transformer
-from posttrain.rollout import driver
+from posttrain.rollout import episodes
 from posttrain.stage import models as stage_models
 from posttrain.stage import preflight
 
@@ -97,7 +97,7 @@ def main(argv=None) -> None:
 
   def player(own, rollout):
     tokens = stage.batch.row_tokens
-    return driver.Driver(own, components.renderer, tokens, rollout)
+    return episodes.Driver(own, components.renderer, tokens, rollout)
 
   play(
     {

@@ -14,10 +14,10 @@ import argparse
 
 import jax
 
-from experiments.benchmarks import episodes
+from experiments.benchmarks.episodes import play
 from posttrain import main as program
 from posttrain.models import transformer
-from posttrain.rollout import driver
+from posttrain.rollout import episodes
 from posttrain.stage import models as stage_models
 from posttrain.stage import preflight
 
@@ -50,11 +50,11 @@ def main(argv=None) -> None:
   environment = first.data.environments['sort']
   tasks = environment.env.source('train', 0).take(args.episodes)
   specs = [
-    driver.EpisodeSpec(uid, environment.env, task, 1.0, 12)
+    episodes.EpisodeSpec(uid, environment.env, task, 1.0, 12)
     for uid, task in enumerate(tasks)
   ]
   drivers = {k: stage_models.driver(x, engine) for k, x in stages.items()}
-  episodes.play(drivers, specs, args.repeats)
+  play(drivers, specs, args.repeats)
 
 
 if __name__ == '__main__':

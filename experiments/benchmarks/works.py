@@ -17,7 +17,7 @@ from posttrain.decode import engines, requests
 from posttrain.envs import base, registry
 from posttrain.models import transformer
 from posttrain.pipeline import tokens as token_pipeline
-from posttrain.rollout import driver
+from posttrain.rollout import episodes
 from posttrain.training import objectives, optim
 from posttrain.training import step as train_step
 
@@ -215,7 +215,7 @@ def grpo(shape, tied: int) -> Callable[[], object]:
   data = token_pipeline.TokenData(
     stage, registry.make_all(stage.envs), renderer, seed=0
   )
-  player = driver.Driver(engine, renderer, length)
+  player = episodes.Driver(engine, renderer, length)
   pipeline = token_pipeline.TokenPipeline(data, {'policy': player})
   step, state = trainer(cfg, stage.envs, stage)
   version = 0

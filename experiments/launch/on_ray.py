@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from experiments.launch import jobs as jobs_lib
 from experiments.launch import options as options_lib
 from experiments.launch import sweep, tpus
-from posttrain.rollout import ray_workers
+from posttrain.rollout import remote
 from posttrain.util import errors
 
 
@@ -31,7 +31,7 @@ def submit(
     for job in jobs:
       print(shlex.join(command(job, options)))
     return errors.DONE
-  if not ray_workers.is_installed():
+  if not remote.is_installed():
     raise ValueError(
       '--on=ray must have the package ray: got an installation without it; '
       "run pip install 'posttrain[cluster]', or use --on=local"

@@ -263,14 +263,14 @@ class Child:
   def score(self, base):
     """Returns the batch with a KL leash to 'init', and that model's weights."""
     from posttrain import scoring
-    from posttrain.rollout import references
+    from posttrain.rollout import frozen_models
 
-    scorer = references.References(
+    scorer = frozen_models.References(
       self.model,
       None,
       lambda model, width: scoring.Scorer(model, ROWS, width, self.mesh),
       capacity=TOKENS,
-      load=lambda name: references.Model(self.load(name), self.model),
+      load=lambda name: frozen_models.Model(self.load(name), self.model),
       # With LoRA, as in `stage.models`.
       held=None if base is None else {'init': base.params},
     )

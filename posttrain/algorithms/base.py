@@ -37,7 +37,7 @@ class Scorer(Protocol):
     """Scores samples under a reference.
 
     Args:
-      reference: the model's name in the config, see `rollout.references`.
+      reference: the model's name in the config, see `rollout.frozen_models`.
       samples: scored at their own temperatures.
       hints: a message for the prompt of each sample in the reference's
         context; None = none.

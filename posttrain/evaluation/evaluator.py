@@ -22,8 +22,7 @@ from posttrain.evaluation import measures as measures_lib
 from posttrain.evaluation import task_sets
 from posttrain.metrics import statistics
 from posttrain.rewards import texts
-from posttrain.rollout import driver as drivers
-from posttrain.rollout import env_calls
+from posttrain.rollout import env_calls, episodes
 
 FIRST_UID = 2**62  # above the uids of training rollouts
 _ENV_UIDS, _TASK_UIDS = 2**40, 2**12
@@ -124,7 +123,7 @@ class Evaluator:
   def __init__(
     self,
     tasks: EvalTasks,
-    driver: drivers.Driver,
+    driver: episodes.Driver,
     scorer: algorithms.Scorer | None = None,
     measures: measures_lib.Measures | None = None,
   ):
@@ -204,7 +203,7 @@ class Evaluator:
       for i in range(len(part.tasks))
     ]
     prompts = [
-      drivers.EpisodeSpec(
+      episodes.EpisodeSpec(
         uid + index * _TASK_UIDS, suite, task, 0.0, self._cfg.max_tokens
       )
       for index, task in enumerate(suite.tasks)
@@ -238,8 +237,8 @@ class Evaluator:
 
   def _spec(
     self, part: task_sets.TaskSet, index: int, uid: int, temperature: float
-  ) -> drivers.EpisodeSpec:
-    return drivers.EpisodeSpec(
+  ) -> episodes.EpisodeSpec:
+    return episodes.EpisodeSpec(
       uid + index * _TASK_UIDS,
       part.env,
       part.tasks[index],

@@ -15,8 +15,7 @@ from posttrain.algorithms import streams
 from posttrain.chat import rendering
 from posttrain.envs import base
 from posttrain.metrics import statistics
-from posttrain.rollout import calls, env_calls, grading, side_by_side
-from posttrain.rollout import sampler as samplers
+from posttrain.rollout import calls, env_calls, grading, samplers, side_by_side
 
 CHECKED = 2000  # tasks of a source that `check` looks at
 

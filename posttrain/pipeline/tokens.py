@@ -32,11 +32,11 @@ from posttrain.pipeline import base, rollout_rows, tally
 from posttrain.pipeline import environment as environments
 from posttrain.rollout import (
   calls,
-  driver,
   env_calls,
+  episodes,
+  frozen_models,
   grading,
-  references,
-  sampler,
+  samplers,
   side_by_side,
 )
 from posttrain.util import watchdog
@@ -93,7 +93,7 @@ class TokenData(base.StageData):
     self.held_models = {*self.references, *self.reward_models}
     self.players = {x.sampler.model for x in all_own} - {None, 'policy'}
     self.uses_policy = any(x.sampler.on_policy for x in all_own) or any(
-      map(references.tracks_policy, self.references)
+      map(frozen_models.tracks_policy, self.references)
     )
     # The messages of an environment between turns are unknown beforehand.
     turns = max(env.max_turns for env in envs.values())
@@ -134,7 +134,7 @@ class TokenPipeline(base.Pipeline):
   def __init__(
     self,
     data: TokenData,
-    players: Mapping[schema.Reference, driver.Driver] | None = None,
+    players: Mapping[schema.Reference, episodes.Driver] | None = None,
     scorer: algorithms.base.Scorer | None = None,
     judge: Callable[[schema.Reference], grading.Judge] | None = None,
     reward_model: Callable[[str], grading.Model] | None = None,
@@ -268,7 +268,7 @@ class TokenPipeline(base.Pipeline):
     names, draws = zip(*draws, strict=True)
     groups = collections.defaultdict(list)
     for name, group in zip(
-      names, sampler.sample(draws, self._players), strict=True
+      names, samplers.sample(draws, self._players), strict=True
     ):
       groups[name].append(group)
     return groups
@@ -307,7 +307,7 @@ class TokenPipeline(base.Pipeline):
     usable = sum(map(len, graded.usable))
     self.tally.add_env(name, len(rollouts), usable, failures)
 
-  def _draw(self, name: str | None) -> tuple[str, sampler.Draw]:
+  def _draw(self, name: str | None) -> tuple[str, samplers.Draw]:
     """Draws one of an environment's tasks, and the group's uids.
 
     Args:
@@ -316,7 +316,7 @@ class TokenPipeline(base.Pipeline):
     name = name or self._pick()
     environment = self._environments[name]
     uids = range(self._uid, self._uid + environment.entry.group_size)
-    draw = sampler.Draw(next(environment.source), environment.sampler, uids)
+    draw = samplers.Draw(next(environment.source), environment.sampler, uids)
     self._uid = uids.stop
     return name, draw
 

@@ -15,7 +15,7 @@ from posttrain import schema, types
 from posttrain.data import preferences
 from posttrain.envs import base
 from posttrain.metrics import statistics
-from posttrain.rollout import driver, env_calls, episode
+from posttrain.rollout import env_calls, episodes
 from posttrain.util import errors
 
 # Above the uids of training rollouts and of evaluations.
@@ -57,7 +57,7 @@ class Count:
 
 def make(
   envs: Mapping[str, base.Env],
-  driver: driver.Driver,
+  driver: episodes.Driver,
   cfg: schema.MadePairs,
   seed: int,
   max_errors: int = 0,
@@ -84,7 +84,7 @@ def make(
     played = iter(
       driver.run(
         [
-          episode.EpisodeSpec(
+          episodes.EpisodeSpec(
             first + i * _TASK_UIDS + k,
             env,
             task,

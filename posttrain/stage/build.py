@@ -17,7 +17,7 @@ from posttrain.decode import engines
 from posttrain.evaluation import evaluator as evaluation
 from posttrain.metrics import writers
 from posttrain.pipeline import base, pairs, tokens
-from posttrain.rollout import references as refs
+from posttrain.rollout import frozen_models
 from posttrain.stage import components as components_lib
 from posttrain.stage import job, learner, logbook, profiles, progress, selection
 from posttrain.stage import models as stage_models
@@ -107,7 +107,7 @@ def make(
 def _token_pipeline(
   models: stage_models.Models,
   engine: engines.Engine,
-  references: refs.References,
+  references: frozen_models.References,
   state: dict[str, Any] | None,
 ) -> base.Pipeline:
   data = models.components.data
@@ -123,7 +123,7 @@ def _token_pipeline(
 def _pair_pipeline(
   models: stage_models.Models,
   engine: engines.Engine,
-  references: refs.References,
+  references: frozen_models.References,
   state: dict[str, Any] | None,
 ) -> base.Pipeline:
   del engine, references  # its models are released before the stage trains

@@ -14,7 +14,7 @@ from posttrain import schema, scoring
 from posttrain.chat import rendering
 from posttrain.evaluation import evaluator
 from posttrain.pipeline import base
-from posttrain.rollout import env_calls, references, reward_models
+from posttrain.rollout import env_calls, frozen_models
 from posttrain.stage import plan
 
 # Tokens of a micro-batch, and the most slots, per device of data x fsdp.
@@ -35,7 +35,7 @@ class Loader(Protocol):
     """Name -> the folder of its weights, or 'random'."""
     ...
 
-  def __call__(self, name: str) -> references.Model:
+  def __call__(self, name: str) -> frozen_models.Model:
     """Builds or restores a model; every call does so anew."""
     ...
 
@@ -44,7 +44,7 @@ class Loader(Protocol):
 
   def reward_model(
     self, name: str, scorer: Callable[[schema.Model], scoring.Scorer]
-  ) -> reward_models.RewardModel:
+  ) -> frozen_models.RewardModel:
     """Restores a reward model onto the devices."""
     ...
 

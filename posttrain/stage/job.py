@@ -13,8 +13,7 @@ from posttrain.decode import engines
 from posttrain.evaluation import evaluator as evaluation
 from posttrain.metrics import statistics
 from posttrain.pipeline import base
-from posttrain.rollout import calls, env_calls, grading
-from posttrain.rollout import references as refs
+from posttrain.rollout import calls, env_calls, frozen_models, grading
 from posttrain.stage import learner, logbook, plan, profiles
 from posttrain.stage import selection as selections
 from posttrain.training import arrays, token_export
@@ -39,7 +38,7 @@ class Sampling:
 
   pipeline: base.Pipeline
   engine: engines.Engine
-  references: refs.References
+  references: frozen_models.References
   evaluator: evaluation.Evaluator
   held_out: learner.HeldOutPairs | None
   selecting: learner.HeldOutPairs | None = None  # `eval.best` is their metric

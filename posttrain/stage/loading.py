@@ -18,10 +18,7 @@ from posttrain.chat import rendering
 from posttrain.checkpoints import store, weights
 from posttrain.data import sources
 from posttrain.models import hf_config, transformer
-from posttrain.rollout import references as refs
-from posttrain.rollout import reward_models
-from posttrain.rollout.endpoint import client
-from posttrain.rollout.endpoint import engine as endpoint_engine
+from posttrain.rollout import endpoints, frozen_models
 from posttrain.stage import components
 
 Params = Any
@@ -68,7 +65,7 @@ class Loader:
   renderer: rendering.Renderer  # the policy's
   mesh: jax.sharding.Mesh
 
-  def __call__(self, name: str) -> refs.Model:
+  def __call__(self, name: str) -> frozen_models.Model:
     """Builds or restores a model; every call does so anew.
 
     Raises:
@@ -80,7 +77,7 @@ class Loader:
         lambda: transformer.init(jax.random.key(self.seed), self.model),
         out_shardings=jax.tree.map(lambda x: x.sharding, self.like),
       )
-      return refs.Model(random(), self.model)
+      return frozen_models.Model(random(), self.model)
     path = os.path.join(self.workdir, folder)
     try:
       return self._load(path, same=name == 'init')
@@ -94,7 +91,7 @@ class Loader:
     """Returns the stage's initial parameters."""
     return self('init').params
 
-  def _load(self, path: str, same: bool) -> refs.Model:
+  def _load(self, path: str, same: bool) -> frozen_models.Model:
     if same:
       weights.check(path, self.model, self.renderer)
     cfg = (
@@ -106,11 +103,11 @@ class Loader:
         transformer.shapes(cfg), transformer.SHARDING_RULES, self.mesh
       )
     average = weights.read(path).selects
-    return refs.Model(weights.load(path, like, average=average), cfg)
+    return frozen_models.Model(weights.load(path, like, average=average), cfg)
 
   def reward_model(
     self, name: str, scorer: Callable[[schema.Model], scoring.Scorer]
-  ) -> reward_models.RewardModel:
+  ) -> frozen_models.RewardModel:
     """Restores a reward model onto the devices; see `reward_model`."""
     path = os.path.join(self.workdir, self.folders[name])
     return reward_model(name, path, self.model, scorer, self.mesh)
@@ -170,7 +167,7 @@ def reward_model(
   policy: schema.Model,
   scorer: Callable[[schema.Model], scoring.Scorer],
   mesh: Any,
-) -> reward_models.RewardModel:
+) -> frozen_models.RewardModel:
   """Restores a reward model onto the devices.
 
   Args:
@@ -199,7 +196,7 @@ def reward_model(
   )
   # Averaged weights where the run keeps them: evaluation used those.
   params = weights.load(folder, like, average=True)
-  return reward_models.RewardModel(name, params, scorer(cfg))
+  return frozen_models.RewardModel(name, params, scorer(cfg))
 
 
 def check_reward_model(
@@ -235,6 +232,6 @@ def outside(options: dict[str, Any]) -> components.Outside:
     options,
     resolve,
     Loader,
-    lambda cfg, caller, rows: client.Endpoint(cfg, caller, vocab_size=rows),
-    endpoint_engine.Engine,
+    lambda cfg, caller, rows: endpoints.Endpoint(cfg, caller, vocab_size=rows),
+    endpoints.Engine,
   )

@@ -17,9 +17,7 @@ from posttrain.decode import engines
 from posttrain.evaluation import measures as measures_lib
 from posttrain.models import lora
 from posttrain.pipeline import tokens as token_pipeline
-from posttrain.rollout import calls, grading
-from posttrain.rollout import driver as drivers
-from posttrain.rollout import references as refs
+from posttrain.rollout import calls, episodes, frozen_models, grading
 from posttrain.stage import components as components_lib
 from posttrain.util import preemption, watchdog
 
@@ -50,7 +48,7 @@ def engine(
 
 def driver(
   components: components_lib.Components, decoder: Any, max_length: int = 0
-) -> drivers.Driver:
+) -> episodes.Driver:
   """Builds the driver that plays episodes through an engine.
 
   Args:
@@ -58,7 +56,7 @@ def driver(
     decoder: an engine, or a server's.
     max_length: tokens of an episode; 0 = those of the longest one.
   """
-  return drivers.Driver(
+  return episodes.Driver(
     decoder,
     components.renderer,
     max_length or components.capacity,
@@ -90,11 +88,11 @@ class Models:
   stop: preemption.Signal  # ends waits for servers
   clock: watchdog.Timers = dataclasses.field(default_factory=watchdog.Timers)
 
-  def references(self) -> refs.References:
+  def references(self) -> frozen_models.References:
     """Returns the references of the stage, none of which is loaded yet."""
     components = self.components
     rows = components.stage.batch.rows
-    references = refs.References(
+    references = frozen_models.References(
       components.model,
       components.renderer,
       lambda model, width: scoring.Scorer(model, rows, width, components.mesh),
@@ -110,7 +108,7 @@ class Models:
     self,
     data: token_pipeline.TokenData,
     decoder: engines.Engine,
-    references: refs.References,
+    references: frozen_models.References,
   ) -> token_pipeline.TokenPipeline:
     """Builds the pipeline of a stage on tokens, with all models it needs.
 
@@ -145,7 +143,7 @@ class Models:
       self.clock,
     )
 
-  def _wait_for_endpoints(self, references: refs.References) -> None:
+  def _wait_for_endpoints(self, references: frozen_models.References) -> None:
     """Connects to the servers now, so that a missing one is noticed."""
     for model, key in self.components.data.references.items():
       if isinstance(model, schema.Endpoint):
@@ -155,7 +153,9 @@ class Models:
           self.stop.check(f'{key}, before its stage')
           raise
 
-  def _player(self, references: refs.References, model: schema.Reference):
+  def _player(
+    self, references: frozen_models.References, model: schema.Reference
+  ):
     """Builds an engine that plays episodes with a frozen model."""
     if isinstance(model, schema.Endpoint):
       names = [
@@ -195,7 +195,7 @@ class Models:
     return score
 
   def _judge(
-    self, references: refs.References, model: schema.Reference
+    self, references: frozen_models.References, model: schema.Reference
   ) -> grading.Judge:
     """Builds a judge with an engine of its own: others decode meanwhile."""
     if isinstance(model, schema.Endpoint):

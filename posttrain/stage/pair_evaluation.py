@@ -19,7 +19,7 @@ from posttrain.data import preferences
 from posttrain.evaluation import pair_rewards
 from posttrain.models import transformer
 from posttrain.pipeline import pairs as pair_pipeline
-from posttrain.rollout import references as refs
+from posttrain.rollout import frozen_models
 from posttrain.stage import components as components_lib
 from posttrain.stage import loading, preflight
 from posttrain.stage import models as stage_models
@@ -210,7 +210,7 @@ def _models(
   with.
   """
   workdir, folders = _workdir(folder), {}
-  if isinstance(model, str) and not refs.tracks_policy(model):
+  if isinstance(model, str) and not frozen_models.tracks_policy(model):
     pinned = {}
     host = weights.read(folder).host
     if host.get('stage') == components.name:

@@ -25,9 +25,7 @@ from posttrain.evaluation import evaluator as evaluation
 from posttrain.models import transformer
 from posttrain.ops import attention
 from posttrain.pipeline import base
-from posttrain.rollout import ray_workers, remote
-from posttrain.rollout import references as refs
-from posttrain.rollout.endpoint import client
+from posttrain.rollout import endpoints, frozen_models, remote
 from posttrain.stage import components, loading, plan
 from posttrain.training import objectives
 from posttrain.util import disk, errors
@@ -280,7 +278,7 @@ def _reference_parameters(
     names -= {'init'}  # the frozen weights are held anyway
   total = 0
   for name in names:
-    if isinstance(name, schema.Endpoint) or refs.tracks_policy(name):
+    if isinstance(name, schema.Endpoint) or frozen_models.tracks_policy(name):
       continue
     model = policy
     if schema.is_path(name):
@@ -321,10 +319,10 @@ def _check_endpoint(
 ) -> None:
   """Checks a server's model and tokens, in one try; it may start later."""
   once = dataclasses.replace(model, tries=1, timeout=min(model.timeout, 10.0))
-  with contextlib.closing(client.Endpoint(once, key)) as endpoint:
+  with contextlib.closing(endpoints.Endpoint(once, key)) as endpoint:
     try:
       endpoint.check(renderer)
-    except client.EndpointError as error:
+    except endpoints.EndpointError as error:
       if error.status is not None:
         raise ValueError(str(error)) from error
       logging.getLogger('absl').warning(
@@ -352,7 +350,7 @@ def make_workers(
   if stage.rollout.workers == 'threads':
     return None
   key = f'config.{name}.rollout.workers'
-  ray_workers.check(key)
+  remote.check(key)
   options = {k: stage.envs[k].env for k, env in envs.items() if env.blocking}
   for env in options:
     judge = stage.envs[env].judge
@@ -374,7 +372,7 @@ def make_workers(
       f"reward function is called without a judge: got 'ray'; nothing would "
       'use the workers'
     )
-  return remote.Remote(stage.rollout, options, ray_workers.start)
+  return remote.Remote(stage.rollout, options, remote.start)
 
 
 def check_resume(run: schema.Run, workdir: str) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from posttrain import algorithms, schema
 from posttrain.algorithms import streams
-from posttrain.rollout import driver
+from posttrain.rollout import episodes
 from tests.algorithms import two_turns
 from tests.rollout import fakes
 
@@ -50,7 +50,7 @@ def test_broadcast_turns_credits_each_turn_with_its_reward_to_go():
 
 def test_turns_of_an_episode_with_several_samples_get_their_own_credit():
   engine = fakes.Restarting({7: ['a', 'bcd', 'e']})
-  rollouts = driver.Driver(engine, fakes.RENDERER, 64).run(
+  rollouts = episodes.Driver(engine, fakes.RENDERER, 64).run(
     [fakes.spec(7, fakes.Recall(3), 3, keep_exchanges=1)]
   )
   first, second = streams.finalize(make('reward_to_go'), [rollouts])

@@ -15,7 +15,7 @@ import pytest
 
 from posttrain import schema, types
 from posttrain.chat import rendering, tokenizers
-from posttrain.rollout import references
+from posttrain.rollout import frozen_models
 
 FOLDER = pathlib.Path(__file__).parent / 'templates'
 TOKENS = json.loads((FOLDER / 'tokens.json').read_text())
@@ -236,7 +236,7 @@ def test_a_hint_changes_the_text_of_one_message_alone(folders, name, message):
     text(chat, x.ids)
     for x in (
       chat.render(prompt, add_generation_prompt=True),
-      references.render_hinted(chat, prompt, (hint,)),
+      frozen_models.render_hinted(chat, prompt, (hint,)),
     )
   )
   # Templates without system messages have it in that of the user.

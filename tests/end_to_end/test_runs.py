@@ -17,8 +17,7 @@ from posttrain.envs import registry
 from posttrain.metrics import statistics, writers
 from posttrain.pipeline import pairs as pair_pipeline
 from posttrain.pipeline import tokens as token_pipeline
-from posttrain.rollout import calls, env_calls, grading, remote
-from posttrain.rollout.endpoint import client
+from posttrain.rollout import calls, endpoints, env_calls, grading, remote
 from posttrain.stage import job
 from posttrain.training import objectives
 from posttrain.util import preemption
@@ -148,7 +147,7 @@ def test_an_error_while_prefetching_is_raised_when_the_batch_is_due():
 @pytest.mark.parametrize(
   'error',
   [
-    client.EndpointError('away'),
+    endpoints.EndpointError('away'),
     grading.TooManyFaults('x', ('a',)),
     statistics.TooManyErrors('x', ('a',)),
     calls.TooManyThreads('x'),
@@ -179,7 +178,7 @@ def test_failures_from_outside_cost_no_step(error, requested):
   if requested:
     stop.request()
   # A server that is closed by the request has not failed.
-  ended = requested and isinstance(error, client.EndpointError)
+  ended = requested and isinstance(error, endpoints.EndpointError)
   for step in (3, 5, 6):  # the start's, one that is saved already, another
     assert saved == []
     with pytest.raises(preemption.Preempted if ended else type(error)):

@@ -12,9 +12,7 @@ import pytest
 from posttrain import main, schema, scoring
 from posttrain.config import checks
 from posttrain.metrics import writers
-from posttrain.rollout import driver as drivers
-from posttrain.rollout.endpoint import client
-from posttrain.rollout.endpoint import engine as endpoint_engine
+from posttrain.rollout import endpoints, episodes
 from tests import fixtures, toys
 from tests.pipeline.test_tokens import _equal
 from tests.rollout import fakes
@@ -23,7 +21,7 @@ from tests.rollout.endpoint.test_engine import RED, choice_of
 
 TIMEOUT = 60  # seconds; reached only by a failure
 NAMES = ('a', 'b')
-Endpoint = client.Endpoint  # the tests put another one in its place
+Endpoint = endpoints.Endpoint  # the tests put another one in its place
 
 
 class Meeting(servers.Server):
@@ -63,7 +61,7 @@ def connect(monkeypatch):
       # The servers know the tokens of `servers.VOCAB`.
       return Endpoint(cfg, caller, vocab_size=512, transport=transport)
 
-    monkeypatch.setattr(client, 'Endpoint', make)
+    monkeypatch.setattr(endpoints, 'Endpoint', make)
 
   toys.install(monkeypatch)
   return put
@@ -133,7 +131,7 @@ def test_the_error_is_that_of_the_first_environment(connect):
   by_name['a'].fails, by_name['b'].fails = fail_late, fail_now
   connect(by_name)
   source, refs = pipeline()
-  with pytest.raises(client.EndpointError, match='not you') as error:
+  with pytest.raises(endpoints.EndpointError, match='not you') as error:
     next(source)
   assert 'http://a/v1' in str(error.value) and error.value.status == 403
   refs.close()
@@ -143,12 +141,12 @@ def test_the_error_is_that_of_the_first_environment(connect):
 def play(servers_by_name):
   """Returns drivers of two servers and a local engine, and their specs."""
   engines = [
-    endpoint_engine.Engine(servers.connect(server, concurrency=2))
+    endpoints.Engine(servers.connect(server, concurrency=2))
     for server in servers_by_name.values()
   ]
   local = fakes.Engine({uid: ['red', 'red'] for uid in (7, 8)})
   return [
-    (drivers.Driver(engine, fakes.RENDERER, 64), list(map(fakes.spec, uids)))
+    (episodes.Driver(engine, fakes.RENDERER, 64), list(map(fakes.spec, uids)))
     for engine, uids in zip(
       [*engines, local], ((1, 2), (3, 4), (7, 8)), strict=True
     )
@@ -162,7 +160,7 @@ def test_two_servers_play_at_once_with_the_same_rollouts():
   plays = play({k: Meeting(replies=REPLIES) for k in NAMES})
   serial = [driver.run(own) for driver, own in plays]
   both = meet(Meeting(replies=REPLIES), Meeting(replies=REPLIES))
-  together = drivers.run_all(play(both))
+  together = episodes.run_all(play(both))
   for before, after in zip(serial, together, strict=True):
     assert len(before) == len(after) == 2
     for a, b in zip(before, after, strict=True):

@@ -7,7 +7,7 @@ import numpy as np
 from posttrain import types
 from posttrain.chat import rendering, tokenizers
 from posttrain.decode import requests
-from posttrain.rollout import driver, episode
+from posttrain.rollout import episodes
 
 RENDERER = rendering.Renderer(tokenizers.Bytes())
 EOS = RENDERER.tokenizer.eos_id
@@ -76,7 +76,7 @@ def spec(
   uid, env=None, turns=2, temperature=1.0, max_tokens=8, task='t', **budgets
 ):
   task = types.Task(f'{task}{uid}', 'recall', (), answer=turns)
-  return driver.EpisodeSpec(
+  return episodes.EpisodeSpec(
     uid, env or Recall(), task, temperature, max_tokens, **budgets
   )
 
@@ -152,6 +152,6 @@ class Restarting(Engine):
   """An engine whose scripts are per episode, whatever the request ids are."""
 
   def submit(self, request):
-    uid = episode.uid_of(request.id)
+    uid = episodes.uid_of(request.id)
     self.scripts[request.id] = self.scripts[uid]
     super().submit(request)

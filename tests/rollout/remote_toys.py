@@ -8,7 +8,7 @@ import time
 
 from posttrain import schema
 from posttrain.envs import base
-from posttrain.rollout import driver, remote
+from posttrain.rollout import episodes, remote
 from tests.rollout import fakes
 
 _random = itertools.count()
@@ -156,7 +156,7 @@ def play(cluster=None, count=4, timeout=30.0, num_workers=2, **kwargs):
   specs = [fakes.spec(uid, env, 2 + uid % 2) for uid in range(count)]
   scripts = {x.uid: [f'{x.uid}a', f'{x.uid}b', f'{x.uid}a'] for x in specs}
   engine = fakes.Engine(scripts)
-  rollouts = driver.Driver(
+  rollouts = episodes.Driver(
     engine, fakes.RENDERER, 64, cfg, workers_of_stage
   ).run(specs)
   return rollouts, workers_of_stage

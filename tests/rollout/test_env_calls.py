@@ -9,7 +9,7 @@ import pytest
 
 from posttrain import schema, types
 from posttrain.data import sources
-from posttrain.rollout import calls, driver, env_calls
+from posttrain.rollout import calls, env_calls, episodes
 from tests.rollout import fakes
 from tests.rollout.fakes import Recall, spec
 
@@ -21,7 +21,7 @@ def play(env, timeout=LIMIT, count=1, **options):
   specs = [*(spec(uid, env) for uid in range(1, count + 1)), spec(99)]
   engine = fakes.Engine({x.uid: ['red', 'red'] for x in specs})
   cfg = schema.Rollout(env_timeout=timeout, **options)
-  *rollouts, sound = driver.Driver(engine, fakes.RENDERER, 64, cfg).run(specs)
+  *rollouts, sound = episodes.Driver(engine, fakes.RENDERER, 64, cfg).run(specs)
   assert sound.score.reward == 1.0
   return rollouts
 
@@ -104,7 +104,7 @@ def test_environment_cannot_change_tasks_or_conversations():
   own = spec(1, Editor())
   own.task.info['list'] = []
   engine = fakes.Engine({1: ['red']})
-  (rollout,) = driver.Driver(engine, fakes.RENDERER, 64).run([own])
+  (rollout,) = episodes.Driver(engine, fakes.RENDERER, 64).run([own])
   assert rollout.error is None and rollout.task.info == {'list': []}
   assert rollout.messages[0] == {'role': 'user', 'content': 'name'}
 

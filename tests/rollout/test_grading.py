@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from posttrain import schema, types
-from posttrain.rollout import grading
-from posttrain.rollout.endpoint import client
+from posttrain.rollout import endpoints, grading
 from tests import fixtures, toys
 from tests.algorithms import two_turns
 from tests.rollout import judged
@@ -194,9 +193,9 @@ def test_column_of_other_tasks_only_is_none():
 
 def test_endpoint_error_of_a_judge_propagates():
   def away(conversations):
-    raise client.EndpointError('away')
+    raise endpoints.EndpointError('away')
 
-  with pytest.raises(client.EndpointError, match='away'):
+  with pytest.raises(endpoints.EndpointError, match='away'):
     run(two_turns.group(1.0), functions(asks={'judge': 'x'}), lambda _: away)
 
 

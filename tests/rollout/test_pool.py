@@ -10,7 +10,7 @@ import pytest
 from posttrain import schema, scoring
 from posttrain.decode import engines
 from posttrain.models import transformer
-from posttrain.rollout import driver
+from posttrain.rollout import episodes
 from tests import fixtures
 from tests.rollout import fakes
 
@@ -48,7 +48,7 @@ def run(params, env, **options):
   engine = engines.Engine(fixtures.MODEL, slots=3, capacity=48, chunk=4, seed=1)
   engine.set_params(params, version=5)
   config = schema.Rollout(**options)
-  rollouts = driver.Driver(engine, fixtures.RENDERER, 48, config).run(
+  rollouts = episodes.Driver(engine, fixtures.RENDERER, 48, config).run(
     [
       fakes.spec(
         uid,
@@ -122,7 +122,7 @@ def test_blocking_episodes_are_called_concurrently():
   engine = fakes.Engine(
     {uid: ['red', 'red'] for uid in range(count)}, pick=lambda uids: uids
   )
-  rollouts = driver.Driver(engine, fakes.RENDERER, 64).run(
+  rollouts = episodes.Driver(engine, fakes.RENDERER, 64).run(
     [fakes.spec(uid, env) for uid in range(count)]
   )
   assert {rollout.error for rollout in rollouts} == {None}

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from posttrain import schema
-from posttrain.rollout import ray_workers, remote
+from posttrain.rollout import remote
 from tests.rollout import fakes
 from tests.rollout import remote_toys as toys
 
@@ -23,16 +23,16 @@ ray = pytest.importorskip('ray')
 def connected():
   """Connects to Ray on this machine, as a run does; ends it afterwards."""
   before = signal.getsignal(signal.SIGTERM)
-  ray_workers.connect(cpus=2)
+  remote.connect(cpus=2)
   assert signal.getsignal(signal.SIGTERM) is before
   yield
-  ray_workers._actor_class.cache_clear()
+  remote._actor_class.cache_clear()
   ray.shutdown()
 
 
 def test_episodes_of_ray_workers_equal_those_in_threads(connected):
   truth, _ = toys.play()
-  rollouts, stage = toys.play(ray_workers)
+  rollouts, stage = toys.play(remote)
   assert [r.messages for r in rollouts] == [r.messages for r in truth]
   assert [r.score for r in rollouts] == [r.score for r in truth]
   assert [r.error for r in rollouts] == [None] * 4 and stage.losses == 0
@@ -42,7 +42,7 @@ def test_episodes_of_ray_workers_equal_those_in_threads(connected):
 def calls(connected):
   """The calls of an episode of two turns, in a worker."""
   cfg = schema.Rollout(env_timeout=20.0, num_workers=1)
-  stage = remote.Remote(cfg, toys.options(seconds=1.0), ray_workers.start)
+  stage = remote.Remote(cfg, toys.options(seconds=1.0), remote.start)
   yield stage.episode(fakes.spec(1).task), stage
 
 
@@ -67,13 +67,13 @@ def test_a_worker_that_hangs_is_killed_and_one_that_exits_is_replaced(
 ):
   options = {'at': ('t1',), 'num_workers': 1, 'timeout': 5.0}
   truth, _ = toys.play()
-  hung, stage = toys.play(ray_workers, fault='hangs', **options)
+  hung, stage = toys.play(remote, fault='hangs', **options)
   assert hung[1].error == (
     'recall/t1: step must return within rollout.env_timeout=5 s: it did not, '
     'and was given up'
   )
   assert stage.losses == 1
-  gone, stage = toys.play(ray_workers, fault='exits', **options)
+  gone, stage = toys.play(remote, fault='exits', **options)
   assert 'must outlive it: 4 were lost in one call' in gone[1].error
   for rollouts in (hung, gone):
     for i in (0, 2, 3):
@@ -82,7 +82,7 @@ def test_a_worker_that_hangs_is_killed_and_one_that_exits_is_replaced(
 
 
 def test_a_host_that_cannot_start_is_lost(connected):
-  stage = remote.Remote(schema.Rollout(), {}, ray_workers.start)
+  stage = remote.Remote(schema.Rollout(), {}, remote.start)
   worker = stage.reward('no_such_module:fn')
   begin = time.monotonic()
   with pytest.raises(remote.Lost, match='no_such_module'):

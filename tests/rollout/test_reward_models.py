@@ -10,7 +10,7 @@ import pytest
 
 from posttrain import schema, scoring
 from posttrain.models import transformer
-from posttrain.rollout import grading, reward_models
+from posttrain.rollout import frozen_models, grading
 from posttrain.stage import loading
 from tests import fixtures, qwen3
 from tests.algorithms import two_turns
@@ -58,7 +58,7 @@ def _reward(params, ids):
 
 def test_reward_is_read_at_the_last_sampled_token(params, scorer):
   rollouts = _rollouts()
-  result = reward_models.RewardModel('m', params, scorer)(rollouts)
+  result = frozen_models.RewardModel('m', params, scorer)(rollouts)
   expected = [_reward(params, x.samples[-1].ids) for x in rollouts]
   np.testing.assert_allclose(result.rewards, expected, rtol=1e-5)
   assert result.rewards[0] != result.rewards[1]
@@ -70,7 +70,7 @@ def test_reward_model_is_one_summand_of_the_reward(params, scorer):
 
   def load(name):
     names.append(name)
-    return reward_models.RewardModel(name, params, scorer)
+    return frozen_models.RewardModel(name, params, scorer)
 
   total = grading.Rewards(
     'e',
@@ -82,7 +82,7 @@ def test_reward_model_is_one_summand_of_the_reward(params, scorer):
   )
   rollouts = _rollouts()
   scored, metrics, errors = total(rollouts)
-  values = reward_models.RewardModel('m', params, scorer)(rollouts).rewards
+  values = frozen_models.RewardModel('m', params, scorer)(rollouts).rewards
   assert names == ['stage:rm'] and errors == ()
   for rollout, value in zip(scored, values, strict=True):
     assert rollout.score.reward == pytest.approx(2 * 1.0 + 0.5 * value)
@@ -95,7 +95,7 @@ def test_non_finite_value_is_a_fault_without_reward(params, scorer):
   total = grading.Rewards(
     'e',
     {'env': schema.RewardFn(), 'learned': schema.RewardFn(model='stage:rm')},
-    reward_model=lambda name: reward_models.RewardModel(name, broken, scorer),
+    reward_model=lambda name: frozen_models.RewardModel(name, broken, scorer),
   )
   scored, metrics, _ = total(_rollouts())
   assert [rollout.score.reward for rollout in scored] == [None, None]

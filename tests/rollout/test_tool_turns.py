@@ -9,7 +9,7 @@ from posttrain.chat import tool_specs
 from posttrain.data import sources
 from posttrain.envs import base, tools
 from posttrain.metrics import statistics
-from posttrain.rollout import driver, env_calls, pairing, remote, sampler
+from posttrain.rollout import env_calls, episodes, pairing, remote, samplers
 from tests.chat import test_real_templates as real
 from tests.rollout import fakes
 from tests.rollout import remote_toys as toys
@@ -73,8 +73,8 @@ def call(arguments, name='divide'):
 def run(texts, env=None, max_tokens=200, task=TASK):
   """Returns the rollout of a scripted policy, and the engine's requests."""
   engine, env = fakes.Engine({1: texts}), env or Calculator()
-  spec = driver.EpisodeSpec(1, env, task, 1.0, max_tokens)
-  (rollout,) = driver.Driver(engine, fakes.RENDERER, 4000).run([spec])
+  spec = episodes.EpisodeSpec(1, env, task, 1.0, max_tokens)
+  (rollout,) = episodes.Driver(engine, fakes.RENDERER, 4000).run([spec])
   return rollout, engine
 
 
@@ -145,8 +145,8 @@ def test_an_episode_under_a_models_template(
   task = dataclasses.replace(TASK, tools=tools.of([divide]))
   texts = [*texts, 'Done.']
   engine, env = fakes.Engine({1: texts}), Calculator()
-  spec = driver.EpisodeSpec(1, env, task, 1.0, 300)
-  (rollout,) = driver.Driver(engine, chat, 9000).run([spec])
+  spec = episodes.EpisodeSpec(1, env, task, 1.0, 300)
+  (rollout,) = episodes.Driver(engine, chat, 9000).run([spec])
   assert env.texts == [('Done.', False)] and rollout.error is None
   (sample,) = rollout.samples
   sampled = b''.join(text.encode() + b'%' for text in texts)
@@ -219,8 +219,8 @@ def test_samplers_check_prompts_with_their_tools():
   """So a prompt is too long because of its tools."""
   env = Calculator()
   cfg = schema.Policy(max_tokens=8)
-  sampler.make(cfg, env, fakes.RENDERER, 1000).check(TASK)
-  own = sampler.make(cfg, env, fakes.RENDERER, 30)
+  samplers.make(cfg, env, fakes.RENDERER, 1000).check(TASK)
+  own = samplers.make(cfg, env, fakes.RENDERER, 30)
   own.check(BARE)
   with pytest.raises(ValueError, match='must have a prompt below'):
     own.check(TASK)
@@ -252,8 +252,8 @@ def test_a_worker_makes_and_counts_the_calls_too():
     workers = None
     if cluster is not None:
       workers = remote.Remote(cfg, {'calculator': options}, cluster.start)
-    spec = driver.EpisodeSpec(1, Blocking('calculator'), TASK, 1.0, 200)
-    player = driver.Driver(
+    spec = episodes.EpisodeSpec(1, Blocking('calculator'), TASK, 1.0, 200)
+    player = episodes.Driver(
       fakes.Engine({1: list(texts)}), fakes.RENDERER, 4000, cfg, workers
     )
     rollouts += player.run([spec])

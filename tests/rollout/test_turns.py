@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from posttrain import types
 from posttrain.algorithms import observed
-from posttrain.rollout import driver
+from posttrain.rollout import episodes
 from tests.rollout import fakes
 from tests.rollout.fakes import EOS, RENDERER, Recall, spec
 
@@ -21,7 +21,7 @@ def run(script, max_length=200, max_turns=9, renderer=RENDERER, **options):
     7, Recall(max_turns), options.pop('turns', len(script)), **options
   )
   engine = fakes.Restarting({7: script})
-  (rollout,) = driver.Driver(engine, renderer, max_length).run([episode_spec])
+  (rollout,) = episodes.Driver(engine, renderer, max_length).run([episode_spec])
   assert not engine.held and not engine.running
   return rollout, engine
 

@@ -8,7 +8,7 @@ import pytest
 
 from posttrain import main, schema
 from posttrain.checkpoints import weights
-from posttrain.rollout import references as refs
+from posttrain.rollout import frozen_models
 from posttrain.stage import from_checkpoint, preflight
 from posttrain.stage import models as stage_models
 from posttrain.stage import pairs as stage_pairs
@@ -68,7 +68,7 @@ def test_cached_logprobs_of_pairs_need_no_server(tmp_path, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(stage_pairs, '_score', lambda *_: [1.0, 2.0, 3.0, 4.0])
     stage_pairs.pipeline(models, models.components.data, fresh=True)
-  monkeypatch.setattr(refs.References, 'endpoint', _never)
+  monkeypatch.setattr(frozen_models.References, 'endpoint', _never)
   pipeline = stage_pairs.pipeline(models, models.components.data, fresh=False)
   batch = next(pipeline).batch
   assert set(batch.ref_logprobs[batch.present].tolist()) == {1, 2, 3, 4}

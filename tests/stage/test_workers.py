@@ -6,7 +6,7 @@ import pytest
 
 from posttrain import schema
 from posttrain.envs import registry
-from posttrain.rollout import ray_workers
+from posttrain.rollout import remote
 from posttrain.stage import preflight
 from tests.rollout import remote_toys as toys
 
@@ -17,7 +17,7 @@ JUDGED = schema.RewardFn(fn='tests.rollout.judged:verdicts', judge='init')
 @pytest.fixture(autouse=True)
 def installed(monkeypatch):
   """Lets the check of the installation pass."""
-  monkeypatch.setattr(ray_workers, 'check', lambda key: None)
+  monkeypatch.setattr(remote, 'check', lambda key: None)
 
 
 def make(env=None, where='ray', **fields):

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from experiments.launch.cluster import attempts
 from posttrain import config
 from posttrain import main as posttrain_main
-from posttrain.rollout import ray_workers
+from posttrain.rollout import remote
 from posttrain.util import commands, preemption
 
 
@@ -94,7 +94,7 @@ class Flags:
 def run(flags: Flags) -> int:
   """Runs the trainers to their end; returns the exit code."""
   bundle, begin = flags.bundle, time.monotonic()
-  if not ray_workers.is_installed():
+  if not remote.is_installed():
     raise ValueError(
       'experiments.launch.cluster must have Ray: this installation lacks it; '
       "run pip install 'posttrain[cluster]'"
@@ -103,7 +103,7 @@ def run(flags: Flags) -> int:
 
   posttrain_main.load(flags.config, flags.overrides, flags.trust_config)
   with preemption.on_sigterm() as stop:
-    ray_workers.connect(flags.address, max(1, round(flags.hosts * flags.cpus)))
+    remote.connect(flags.address, max(1, round(flags.hosts * flags.cpus)))
     say(f'connected to Ray in {time.monotonic() - begin:.1f} s')
     start = functools.partial(
       trainers.Group, flags.words, flags.hosts, bundle, flags.workdir, say

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from experiments.launch.cluster import __main__ as cluster
-from posttrain.rollout import ray_workers
+from posttrain.rollout import remote
 from posttrain.util import errors
 
 BASE = ['--config=configs/arithmetic.py:tiny']
@@ -39,7 +39,7 @@ def test_wrong_resources_are_one_line(text, capsys):
 
 
 def test_an_installation_without_ray_is_one_line(capsys, monkeypatch):
-  monkeypatch.setattr(ray_workers, 'is_installed', lambda: False)
+  monkeypatch.setattr(remote, 'is_installed', lambda: False)
   assert cluster.main([*BASE, '--workdir=x']) == errors.USAGE
   assert "pip install 'posttrain[cluster]'" in capsys.readouterr().err
 

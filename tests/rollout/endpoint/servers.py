@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 
 from posttrain import schema
-from posttrain.rollout.endpoint import client
+from posttrain.rollout import endpoints
 
 VOCAB = 512
 LOGITS = np.random.default_rng(0).normal(0, 3, (VOCAB, VOCAB))
@@ -149,7 +149,7 @@ def connect(server, sleeps=None, **options):
     name='teacher', base_url='http://there:8000/v1', **options
   )
   sleeps = [] if sleeps is None else sleeps
-  return client.Endpoint(
+  return endpoints.Endpoint(
     cfg,
     'environment sums',
     vocab_size=VOCAB,

@@ -6,7 +6,7 @@ import httpx
 import numpy as np
 import pytest
 
-from posttrain.rollout.endpoint import client
+from posttrain.rollout import endpoints
 from tests.rollout.endpoint.servers import Server, connect, truth
 from tests.rollout.fakes import EOS, RENDERER
 
@@ -71,7 +71,7 @@ def test_supported_form_is_tried_first_from_then_on(form, least, tries, strict):
   'options', [{'forms': ()}, {'forms': (), 'strict': True}, {'tempered': False}]
 )
 def test_servers_that_cannot_score_are_refused(options):
-  with pytest.raises(client.EndpointError, match='teacher at .* score'):
+  with pytest.raises(endpoints.EndpointError, match='teacher at .* score'):
     score(Server(**options), IDS, 0.5 * ONES)
 
 
@@ -100,7 +100,7 @@ def test_invalid_logprob_is_refused(form, value):
       entries[3]['7'] = {'logprob': value}
 
   with pytest.raises(
-    client.EndpointError, match=r'teacher at .*token 3 \(id 7\)'
+    endpoints.EndpointError, match=r'teacher at .*token 3 \(id 7\)'
   ):
     score(server_with(form, change))
 
@@ -134,7 +134,7 @@ def echo_another(choice):
   ],
 )
 def test_logprobs_of_other_tokens_are_refused(form, spoil, message):
-  with pytest.raises(client.EndpointError, match=message):
+  with pytest.raises(endpoints.EndpointError, match=message):
     score(Server(forms=(form,), spoil=spoil))
 
 
@@ -180,7 +180,7 @@ def test_check_compares_the_tokens_of_a_probe(caplog):
   assert paths == ['/v1/models', '/tokenize', '/tokenize']
   assert not caplog.records
   answer = httpx.Response(200, json={'data': ['teacher']})
-  with pytest.raises(client.EndpointError, match='data of /models: got'):
+  with pytest.raises(endpoints.EndpointError, match='data of /models: got'):
     connect(Server(troubles=[answer])).check(RENDERER)
 
 
@@ -210,5 +210,5 @@ def test_check_warns_if_the_tokens_cannot_be_compared(other, caplog):
 )
 def test_reply_that_is_no_text_is_refused(message):
   server = Server(chat=lambda _: {'choices': [{'message': message}]})
-  with pytest.raises(client.EndpointError, match='a text in .*content: got'):
+  with pytest.raises(endpoints.EndpointError, match='a text in .*content: got'):
     connect(server).chat([({'role': 'user', 'content': 'x'},)])

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from posttrain.decode import requests
-from posttrain.rollout import driver
-from posttrain.rollout.endpoint import client
-from posttrain.rollout.endpoint import engine as endpoint_engine
+from posttrain.rollout import endpoints, episodes
 from tests.rollout.endpoint.servers import Server, connect
 from tests.rollout.fakes import EOS, RENDERER, Recall, spec
-from tests.rollout.test_driver import PROMPT, REPLY, WHOLE
+from tests.rollout.test_episodes import PROMPT, REPLY, WHOLE
 
 RED = (*b'red', EOS)
 
@@ -31,15 +29,15 @@ def choice_of(ids, reason='stop', **fields):
 
 
 def run(server, specs, **options):
-  engine = endpoint_engine.Engine(connect(server, **options))
-  rollouts = driver.Driver(engine, RENDERER, 64).run(specs)
+  engine = endpoints.Engine(connect(server, **options))
+  rollouts = episodes.Driver(engine, RENDERER, 64).run(specs)
   assert engine.poll() == []
   return rollouts
 
 
 def complete(choice, max_tokens=8, stop_ids=(EOS,), hold=False):
   """Returns the completion of a request of three tokens."""
-  engine = endpoint_engine.Engine(connect(Server(replies={(): choice})))
+  engine = endpoints.Engine(connect(Server(replies={(): choice})))
   engine.submit(
     requests.Request(
       2**40 + 5, np.array([1, 2, 3]), max_tokens, stop_ids, hold=hold
@@ -86,7 +84,7 @@ def test_poll_returns_completions_in_the_order_of_submission():
   endpoint = types.SimpleNamespace(
     sample=lambda request, *args, **kwargs: futures[request.id]
   )
-  engine = endpoint_engine.Engine(endpoint)
+  engine = endpoints.Engine(endpoint)
   for id in (5, 1, 4, 2):
     engine.submit(requests.Request(id, np.array([9]), 8, (EOS,), hold=id == 4))
   for id in (2, 4, 5):
@@ -121,7 +119,7 @@ def test_a_missing_stop_token_is_named_or_the_only_one():
   completion = complete(choice_of(b'red', stop_reason=9), stop_ids=(EOS, 9))
   assert completion.ids.tolist() == [*b'red', 9]
   np.testing.assert_allclose(completion.logprobs, [0, -1 / 8, -2 / 8, 0])
-  with pytest.raises(client.EndpointError, match='name the stop token'):
+  with pytest.raises(endpoints.EndpointError, match='name the stop token'):
     complete(choice_of(b'red'), stop_ids=(EOS, 9))
 
 
@@ -153,7 +151,7 @@ def test_marked_tokens_are_read_as_ids():
   ],
 )
 def test_invalid_completions_are_refused(choice):
-  with pytest.raises(client.EndpointError, match='teacher at .*: got '):
+  with pytest.raises(endpoints.EndpointError, match='teacher at .*: got '):
     complete(choice)
 
 
@@ -162,7 +160,7 @@ def test_seeds_differ_by_run_request_and_turn():
 
   def seeds(seed, *ids):
     server = Server(replies={(): choice_of(RED)})
-    engine = endpoint_engine.Engine(connect(server, concurrency=1), seed=seed)
+    engine = endpoints.Engine(connect(server, concurrency=1), seed=seed)
     for id in ids:
       engine.submit(requests.Request(id, np.array([9]), 8, (EOS,), hold=True))
       engine.poll()
@@ -181,9 +179,9 @@ def test_failure_leaves_no_request_in_flight():
     replies={(): choice_of(RED)},
     troubles=[httpx.Response(400, json={'message': 'too long'})],
   )
-  engine = endpoint_engine.Engine(connect(server, concurrency=1))
+  engine = endpoints.Engine(connect(server, concurrency=1))
   specs = [spec(uid, Recall(max_turns=1)) for uid in range(5)]
-  run_all = driver.Driver(engine, RENDERER, 64).run
-  with pytest.raises(client.EndpointError, match='status 400: too long'):
+  run_all = episodes.Driver(engine, RENDERER, 64).run
+  with pytest.raises(endpoints.EndpointError, match='status 400: too long'):
     run_all(specs)
   assert [r.uid for r in run_all(specs)] == list(range(5))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from posttrain import schema
-from posttrain.rollout.endpoint import client
+from posttrain.rollout import endpoints
 from tests.rollout.endpoint.servers import Server, connect, truth
 
 IDS = np.array([5, 301, 7, 7], np.int32)
@@ -65,7 +65,7 @@ def test_last_try_raises_endpoint_error():
   sleeps = []
   server = Server(troubles=[REFUSED] * 99)
   with pytest.raises(
-    client.EndpointError,
+    endpoints.EndpointError,
     match='teacher at http://there:8000/v1 .* environment sums: got Connection',
   ):
     score(server, sleeps, tries=4)
@@ -77,7 +77,7 @@ def test_last_try_raises_endpoint_error():
 )
 def test_other_refusals_are_errors_at_once(body):
   sleeps, server = [], Server(troubles=[httpx.Response(413, json=body)])
-  with pytest.raises(client.EndpointError, match='413: too long') as error:
+  with pytest.raises(endpoints.EndpointError, match='413: too long') as error:
     score(server, sleeps)
   assert error.value.status == 413
   assert not sleeps and len(server.bodies) == 1
@@ -85,7 +85,7 @@ def test_other_refusals_are_errors_at_once(body):
 
 @pytest.mark.parametrize('page', [b'<html>', b'[1]'])
 def test_response_without_a_json_object_is_an_error_at_once(page):
-  with pytest.raises(client.EndpointError, match='JSON object.*base_url'):
+  with pytest.raises(endpoints.EndpointError, match='JSON object.*base_url'):
     score(Server(troubles=[httpx.Response(200, content=page)]))
 
 
@@ -127,7 +127,7 @@ def serving(write):
 def chat(url, **options):
   cfg = schema.Endpoint(name='teacher', base_url=url, tries=1, **options)
   with contextlib.closing(
-    client.Endpoint(cfg, 'a test', sleep=lambda _: None)
+    endpoints.Endpoint(cfg, 'a test', sleep=lambda _: None)
   ) as endpoint:
     return endpoint.chat([({'role': 'user', 'content': 'x'},)])
 
@@ -148,7 +148,9 @@ def test_a_drip_ends_at_the_deadline(start):
 
   begin = time.monotonic()
   with serving(drip) as url:
-    with pytest.raises(client.EndpointError, match=r'no answer within 0.2 s'):
+    with pytest.raises(
+      endpoints.EndpointError, match=r'no answer within 0.2 s'
+    ):
       chat(url, timeout=0.2)
   assert time.monotonic() - begin < 2
 
@@ -158,7 +160,7 @@ def test_a_drip_ends_at_the_deadline(start):
 )
 def test_an_answer_over_the_size_is_refused(answer):
   with serving(lambda connection, _: connection.sendall(answer)) as url:
-    with pytest.raises(client.EndpointError, match=r'at most \d+ bytes'):
+    with pytest.raises(endpoints.EndpointError, match=r'at most \d+ bytes'):
       chat(url)
 
 
@@ -176,9 +178,9 @@ def test_close_ends_a_request_and_a_wait(waits):
 
   with serving(write) as url, futures.ThreadPoolExecutor(1) as pool:
     cfg = schema.Endpoint(name='teacher', base_url=url)
-    endpoint = client.Endpoint(cfg, 'a test')
+    endpoint = endpoints.Endpoint(cfg, 'a test')
     call = pool.submit(endpoint.chat, [({'role': 'user', 'content': 'x'},)])
     assert begun.wait(10)
     endpoint.close()
-    with pytest.raises(client.EndpointError, match='closed'):
+    with pytest.raises(endpoints.EndpointError, match='closed'):
       call.result(1.5)

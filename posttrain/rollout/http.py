@@ -8,22 +8,87 @@
    name. Every other refusal is an error at once.
 """
 
+import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import json
 import logging
 import os
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
 import httpx
 
 from posttrain import schema
 from posttrain.rollout import calls
-from posttrain.rollout.endpoint import loops
 from posttrain.util import disk, errors, watchdog
+
+_lock = threading.Lock()
+
+
+class Calls:
+  """Coroutines that other threads wait for; `cancel` ends all of them."""
+
+  def __init__(self):
+    self._lock, self._cancelled = threading.Lock(), False
+    self._running: set[concurrent.futures.Future] = set()
+
+  def run(self, coroutine: Coroutine[Any, Any, Any], seconds: float) -> Any:
+    """Runs a coroutine in the loop; returns its result.
+
+    Args:
+      coroutine: of any thread; it must not block.
+      seconds: the most time.
+
+    Raises:
+      TimeoutError: it took longer; it was cancelled.
+      concurrent.futures.CancelledError: `cancel` was called.
+    """
+    with self._lock:
+      if self._cancelled:
+        coroutine.close()
+        raise concurrent.futures.CancelledError
+      future = start(_limited(coroutine, seconds))
+      self._running.add(future)
+    try:
+      return future.result()
+    finally:
+      future.cancel()  # after an interrupt of this thread
+      with self._lock:
+        self._running.discard(future)
+
+  def cancel(self) -> None:
+    """Cancels all coroutines, also later ones."""
+    with self._lock:
+      self._cancelled = True
+      running = tuple(self._running)
+    for future in running:
+      future.cancel()
+
+
+def start(coroutine: Coroutine[Any, Any, Any]) -> concurrent.futures.Future:
+  """Starts a coroutine in the loop."""
+  with _lock:
+    loop = _loop(os.getpid())
+  return asyncio.run_coroutine_threadsafe(coroutine, loop)
+
+
+async def _limited(coroutine: Coroutine[Any, Any, Any], seconds: float) -> Any:
+  async with asyncio.timeout(seconds):
+    return await coroutine
+
+
+@functools.cache
+def _loop(pid: int) -> asyncio.AbstractEventLoop:
+  """Returns the loop of a process; a forked process has no thread of it."""
+  del pid
+  loop = asyncio.new_event_loop()
+  threading.Thread(target=loop.run_forever, name='network', daemon=True).start()
+  return loop
+
 
 # The largest answer: the ids, texts and logprobs of some tokens, and the rest.
 # vLLM takes about 100 bytes per token, many more where a text is escaped.
@@ -70,7 +135,7 @@ class Client:
       ValueError: the address is invalid, or the environment variable has no
         valid API key.
     """
-    self._cfg, self._calls = cfg, loops.Calls()
+    self._cfg, self._calls = cfg, Calls()
     self._closed = threading.Event()
     self._sleep = sleep or self._closed.wait
     headers = {'Content-Type': 'application/json'}
@@ -109,7 +174,7 @@ class Client:
     self._closed.set()
     self._pool.shutdown(wait=False, cancel_futures=True)
     self._calls.cancel()
-    loops.start(self._http.aclose())
+    start(self._http.aclose())
 
   @contextlib.contextmanager
   def _open(self) -> Iterator[None]:

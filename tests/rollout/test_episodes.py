@@ -8,7 +8,7 @@ import pytest
 
 from posttrain import types
 from posttrain.chat import rendering, tokenizers
-from posttrain.rollout import driver, episode
+from posttrain.rollout import episodes
 from tests.rollout import fakes
 from tests.rollout.fakes import EOS, RENDERER, Recall, raises, spec
 
@@ -21,7 +21,7 @@ WHOLE = [*PROMPT, *b'red', EOS, *REPLY, *b'red', EOS]
 
 def run(specs, scripts, max_length=64, **options):
   engine = fakes.Engine(scripts, **options)
-  rollouts = driver.Driver(engine, RENDERER, max_length).run(specs)
+  rollouts = episodes.Driver(engine, RENDERER, max_length).run(specs)
   assert not engine.held and not engine.running
   return rollouts, engine
 
@@ -160,7 +160,7 @@ def test_template_text_after_eos_is_not_sampled():
   )
   engine = fakes.Engine({7: ['crimson', 'red', 'red']})
   episode_spec = spec(7, Recall(max_turns=3), 3, max_tokens=5)
-  (rollout,) = driver.Driver(engine, renderer, 64).run([episode_spec])
+  (rollout,) = episodes.Driver(engine, renderer, 64).run([episode_spec])
   sample = rollout.samples[0]
   assert (
     sample.ids.tolist()
@@ -182,7 +182,7 @@ def test_template_that_drops_thoughts_starts_a_new_sample():
   )
   engine = fakes.Restarting({7: ['a#red', 'red', 'b#red', 'red']})
   episode_spec = spec(7, Recall(max_turns=4), 4)
-  (rollout,) = driver.Driver(engine, renderer, 64).run([episode_spec])
+  (rollout,) = episodes.Driver(engine, renderer, 64).run([episode_spec])
   assert not engine.held and not engine.running
   first, second, third = rollout.samples
   assert first.ids.tolist() == [*PROMPT, *b'a#red', EOS]
@@ -199,7 +199,7 @@ def test_template_that_drops_thoughts_starts_a_new_sample():
   ]
   # Each restart has another id, so other random numbers; slots are released.
   ids = [request.id for request in engine.requests]
-  assert len(set(ids)) == 3 and {episode.uid_of(i) for i in ids} == {7}
+  assert len(set(ids)) == 3 and {episodes.uid_of(i) for i in ids} == {7}
   assert engine.released == ids
   assert rollout.stop_reason == 'env_done' and len(rollout.messages) == 9
 
@@ -213,7 +213,7 @@ def test_sampled_ids_without_a_text_are_kept():
       return [dataclasses.replace(completion, ids=ids)]
 
   engine = Garbled({7: ['red', 'red']})
-  (rollout,) = driver.Driver(engine, RENDERER, 64).run([spec(7)])
+  (rollout,) = episodes.Driver(engine, RENDERER, 64).run([spec(7)])
   sample = rollout.samples[0]
   np.testing.assert_array_equal(sample.ids, engine.ids[7])
   assert (sample.ids[sample.mask] == 255).sum() == 2
@@ -301,5 +301,5 @@ def test_exception_of_the_engine_is_raised_and_closes_open_episodes():
   env = Recall()
   engine = fakes.Engine({1: ['red'], 2: []}, pick=lambda uids: uids)
   with pytest.raises(IndexError):
-    driver.Driver(engine, RENDERER, 64).run([spec(1, env), spec(2, env)])
+    episodes.Driver(engine, RENDERER, 64).run([spec(1, env), spec(2, env)])
   assert env.closed == ['t1', 't2']

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from posttrain.decode import requests
-from posttrain.rollout.endpoint import http
+from posttrain.rollout import http
 from posttrain.util import errors
 
 _MINUS_INFINITY = -9999.0  # in vLLM's responses: JSON has no infinity

@@ -15,7 +15,7 @@ import numpy as np
 from posttrain import schema, types
 from posttrain.chat import rendering
 from posttrain.envs import base
-from posttrain.rollout import driver, episode
+from posttrain.rollout import episodes
 from posttrain.util import errors
 
 
@@ -29,7 +29,7 @@ class Draw:
 
 
 def sample(
-  draws: Sequence[Draw], players: Mapping[schema.Reference, driver.Driver]
+  draws: Sequence[Draw], players: Mapping[schema.Reference, episodes.Driver]
 ) -> list[list[types.Rollout]]:
   """Returns a group of rollouts per draw; the models play concurrently.
 
@@ -45,7 +45,7 @@ def sample(
         rollouts[uid] = draw.sampler.rollout(draw.task, uid)
       else:
         by_model[draw.sampler.model].append((draw.sampler, draw.task, uid))
-  played = driver.run_all(
+  played = episodes.run_all(
     [
       (
         players[model],
@@ -79,10 +79,10 @@ class ModelSampler:
     self.on_policy = isinstance(cfg, schema.Policy)
     self.model = 'policy' if self.on_policy else cfg.model
 
-  def spec(self, task: types.Task, uid: int) -> episode.EpisodeSpec:
+  def spec(self, task: types.Task, uid: int) -> episodes.EpisodeSpec:
     """Returns the episode to run for a task."""
     cfg = self._cfg
-    return episode.EpisodeSpec(
+    return episodes.EpisodeSpec(
       uid,
       self._env,
       task,

@@ -10,7 +10,7 @@ from posttrain import schema, scoring, sharding, types
 from posttrain.chat import rendering
 from posttrain.checkpoints import store
 from posttrain.models import transformer
-from posttrain.rollout import references
+from posttrain.rollout import frozen_models
 from posttrain.stage import loading
 from tests import fixtures
 
@@ -28,7 +28,7 @@ def params(seed):
 
 
 def make(load, tokens=fixtures.RENDERER, capacity=T, **options):
-  return references.References(
+  return frozen_models.References(
     fixtures.MODEL,
     tokens,
     lambda model, width: scoring.Scorer(model, ROWS, width),
@@ -81,7 +81,7 @@ def test_each_name_is_loaded_once_with_its_own_parameters():
 
   def load(name):
     names.append(name)
-    return references.Model(params(int(name[-1])), fixtures.MODEL)
+    return frozen_models.Model(params(int(name[-1])), fixtures.MODEL)
 
   refs, batch = make(load), samples()
   scored = {}
@@ -232,7 +232,9 @@ def test_a_hint_is_in_the_prompt_of_the_sample(role):
   refs = make(refuse)
   refs.set_policy({'policy': params(0)})
   (scored,) = refs('policy', [sample], [hint])
-  head = render(references.hinted(prompt, hint), add_generation_prompt=True).ids
+  head = render(
+    frozen_models.hinted(prompt, hint), add_generation_prompt=True
+  ).ids
   whole = forward(np.concatenate([head, completion]), 0.7)
   assert len(scored) == len(sample.ids) and not scored[: len(own)].any()
   np.testing.assert_allclose(scored[len(own) :], whole[len(head) :], atol=2e-5)
@@ -242,11 +244,11 @@ def test_a_hint_goes_into_the_first_message_of_its_role():
   system, user = ({'role': r, 'content': r[0]} for r in ('system', 'user'))
   hint = {'role': 'user', 'content': 'h'}
   both = {'role': 'user', 'content': 'h\n\nu'}
-  assert references.hinted((system, user, user), (hint,)) == (
+  assert frozen_models.hinted((system, user, user), (hint,)) == (
     *(system, both, user),
   )
   hint = {'role': 'system', 'content': 'h'}
-  assert references.hinted((user,), (hint,)) == (hint, user)
+  assert frozen_models.hinted((user,), (hint,)) == (hint, user)
 
 
 def test_a_template_that_leaves_system_messages_out_gets_the_hint_elsewhere():
@@ -259,9 +261,9 @@ def test_a_template_that_leaves_system_messages_out_gets_the_hint_elsewhere():
       return dataclasses.replace(rendering.EMPTY, text=text)
 
   user, hint = ({'role': r, 'content': r[0]} for r in ('user', 'system'))
-  hinted = references.render_hinted(Silent(), (user,), (hint,))
+  hinted = frozen_models.render_hinted(Silent(), (user,), (hint,))
   assert hinted.text == 's\n\nu>'
-  assert references.render_hinted(Silent(), (), (hint,), False).text == 's'
+  assert frozen_models.render_hinted(Silent(), (), (hint,), False).text == 's'
 
 
 def test_model_of_another_shape_scores_with_its_own_options(tmp_path):
@@ -317,7 +319,7 @@ def test_equal_endpoints_share_one_client():
 def test_tokens_beyond_a_references_vocabulary_are_refused():
   """A policy may sample rows beyond its tokenizer's vocabulary."""
   few = dataclasses.replace(fixtures.MODEL, vocab_size=200)
-  refs = make(lambda name: references.Model(None, few))
+  refs = make(lambda name: frozen_models.Model(None, few))
   sample = samples()[0]
   sample.ids[3] = 250
   with pytest.raises(ValueError, match='got token 2.., expected less than 200'):

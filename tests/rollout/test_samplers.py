@@ -7,7 +7,7 @@ import pytest
 
 from posttrain import schema, types
 from posttrain.chat import rendering
-from posttrain.rollout import sampler
+from posttrain.rollout import samplers
 
 USER = {'role': 'user', 'content': 'What is 1 + 2?'}
 REPLY = {'role': 'assistant', 'content': '\\boxed{3}'}
@@ -18,7 +18,7 @@ def _task(prompt=(USER,), demonstration=(REPLY,)):
 
 
 def _rollout(task, max_tokens=64, **options):
-  return sampler.DatasetSampler(
+  return samplers.DatasetSampler(
     schema.Dataset(**options),
     None,
     rendering.load(schema.Tokenizer()),
@@ -92,7 +92,9 @@ def test_prompts_that_leave_less_than_max_tokens_are_warned_of_once(caplog):
 
   for left in (8, 7):
     assert not caplog.records
-    own = sampler.make(schema.Policy(max_tokens=8), None, renderer, size + left)
+    own = samplers.make(
+      schema.Policy(max_tokens=8), None, renderer, size + left
+    )
     own.check(task)
     own.check(dataclasses.replace(task, id='row-8'))
   (record,) = caplog.records

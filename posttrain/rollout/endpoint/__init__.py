@@ -1,1 +1,0 @@
-"""A model on a server: HTTP client, responses, checks, and an engine."""
