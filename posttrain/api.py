@@ -24,12 +24,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
+import posttrain.evaluate
+import posttrain.export
+import posttrain.generate
 from posttrain import config, main, schema, types
-from posttrain import evaluate as evaluation
-from posttrain import export as exporting
-from posttrain import generate as generation
 from posttrain.checkpoints import policies
 from posttrain.config import checks, python_options
 from posttrain.decode import requests
@@ -38,6 +36,7 @@ from posttrain.util import errors, hub, imports
 
 Options = python_options.Options
 Rewards = python_options.Rewards
+Answer = posttrain.generate.Answer
 
 
 def load(
@@ -66,11 +65,6 @@ def load(
     ValueError: names the key that is wrong and the values it allows; or a
       commit that is to be kept is not in the cache any more.
   """
-  if not isinstance(recipe, str | os.PathLike):
-    raise ValueError(
-      f'recipe must be a name or a path: got {errors.quote(recipe)}; write '
-      "load('configs/arithmetic.py')"
-    )
   functions, kept = python_options.named(rewards), {}
   overrides = python_options.overrides(options, kept)
   with python_options.explained(options):
@@ -126,11 +120,7 @@ def train(
     preemption.Preempted: stopped by SIGTERM or the time limit; all is saved.
   """
   if not isinstance(run, schema.Run):
-    recipe = repr(run) if isinstance(run, str) else "'RECIPE'"
-    raise ValueError(
-      f'run must be the options that load returns: got {errors.quote(run)}; '
-      f'write train(load({errors.text(recipe)}), ...)'
-    )
+    raise ValueError(f'run must be what load returns: got {errors.quote(run)}')
   if functions := python_options.named(rewards):
     run = python_options.with_rewards(run, functions, {})
     checks.check(run)
@@ -188,7 +178,7 @@ def evaluate(
     ValueError: weights and options do not fit.
     TooManyErrors: environments failed too often.
   """
-  flags = evaluation.Flags(
+  flags = posttrain.evaluate.Flags(
     checkpoint=checkpoint,
     against=against,
     config=config,
@@ -197,19 +187,7 @@ def evaluate(
     trust_config=trust_config,
   )
   with python_options.explained(options):
-    return Evaluation(*evaluation.measure(flags))
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-  """A sampled answer."""
-
-  text: str
-  stop_reason: str  # 'eos' or 'max_tokens'
-  ids: np.ndarray  # i32[T]
-  # f32[T], nats, of the untruncated law, at the temperature (at 1 for 0).
-  logprobs: np.ndarray
-  prompt_ids: np.ndarray  # i32[P]
+    return Evaluation(*posttrain.evaluate.measure(flags))
 
 
 def policy(path: str, *, template_variables: Options | None = None):
@@ -258,35 +236,14 @@ def generate(
     ValueError: the policy has no tokenizer, or a prompt does not fit it.
   """
   if isinstance(prompts, str):
-    raise ValueError(
-      f'prompts must be a list: got {prompts!r}; put it in [...]'
-    )
+    raise ValueError(f'prompts must be a list: got {prompts!r}')
   loaded = policies.load(policy) if isinstance(policy, str) else policy
-  renderer = loaded.renderer
-  if renderer is None:
-    raise ValueError(
-      'policy must have a tokenizer to tokenize prompts: got none'
-    )
   ids = [
-    renderer.render(
-      [{'role': 'user', 'content': prompt}]
-      if isinstance(prompt, str)
-      else list(prompt),
-      add_generation_prompt=True,
-    ).ids
-    for prompt in prompts
+    loaded.ids([{'role': 'user', 'content': x}] if isinstance(x, str) else x)
+    for x in prompts
   ]
   sampling = requests.Sampling(temperature, top_k, top_p, min_p)
-  return [
-    Answer(
-      text=x['text'],
-      stop_reason=x['stop_reason'],
-      ids=np.array(x['ids'], np.int32),
-      logprobs=np.array(x['logprobs'], np.float32),
-      prompt_ids=np.array(x['prompt_ids'], np.int32),
-    )
-    for x in generation.answers(loaded, ids, max_tokens, sampling, seed)
-  ]
+  return posttrain.generate.answers(loaded, ids, max_tokens, sampling, seed)
 
 
 def export(
@@ -310,18 +267,15 @@ def export(
     ValueError: there is no such checkpoint, it holds no adapter (peft), the
       folder is not empty, or no HuggingFace architecture fits this model.
   """
-  for name, value, known in (
-    ('format', format, exporting.FORMATS),
-    ('dtype', dtype, (None, *exporting.DTYPES)),
-  ):
-    if value not in known:
-      raise ValueError(f'{name} must be one of {known}: got {value!r}')
-  exporting.export(
-    exporting.Flags(
-      checkpoint=checkpoint,
-      folder=folder,
-      format=format,
-      like=like,
-      dtype=dtype,
+  flags = {
+    'checkpoint': checkpoint,
+    'folder': folder,
+    'format': format,
+    'like': like,
+    'dtype': dtype,
+  }
+  posttrain.export.export(
+    posttrain.export.PARSER.parse(
+      [f'--{name}={value}' for name, value in flags.items() if value]
     )
   )

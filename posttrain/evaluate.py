@@ -52,21 +52,10 @@ class Flags:
     'model, to compare with.',
     value='PATH',
   )
-  config: str | None = commands.flag(
-    None,
-    'A recipe, whose tasks and options replace those of the run; required for '
-    'a HuggingFace or PEFT directory.',
-    value='FILE',
-    if_absent="the run's own config",
-  )
+  config: str | None = commands.recipe()
   overrides: list[tuple[str, str]] = commands.overrides()
   trust_config: bool = commands.flag(False, commands.TRUST_CONFIG)
-  stage: str | None = commands.flag(
-    None,
-    'The stage whose tasks are answered.',
-    value='NAME',
-    if_absent='the stage of the checkpoint, or the last of --config',
-  )
+  stage: str | None = commands.stage()
   answers: str | None = commands.flag(
     None,
     'Writes each greedy answer of the first policy, and each held-out pair, as '
@@ -97,18 +86,16 @@ def measure(
 
   folder = weights.find(flags.checkpoint)
   run, name = from_checkpoint.stage_of(
-    folder, flags.config, flags.stage, flags.overrides, flags.trust_config
+    folder,
+    flags.config,
+    flags.stage,
+    flags.overrides,
+    flags.trust_config,
+    kl=False,  # it needs the stage's initial weights, which only training loads
   )
-  stage = run.stages[name]
-  # The KL needs the stage's initial weights, which only training loads.
-  stage = dataclasses.replace(
-    stage, eval=dataclasses.replace(stage.eval, kl=False)
-  )
-  run = dataclasses.replace(run, stages={**run.stages, name: stage})
-  if objectives.TYPES[stage.kind].generates_text:
-    first, *others = _policies(run, name, folder, flags.against)
-  else:
-    first, *others = _reward_models(run, name, folder, flags.against)
+  generates = objectives.TYPES[run.stages[name].kind].generates_text
+  all_measured = _policies if generates else _reward_models
+  first, *others = all_measured(run, name, folder, flags.against)
   return first, others[0] if others else None
 
 
@@ -116,41 +103,35 @@ def _policies(
   run: Any, name: str, folder: str, against: str | None
 ) -> Iterator[comparison.Measurement]:
   """Measures policies on tasks, on the suite and on held-out pairs."""
-  from posttrain.evaluation import evaluator as evaluation
-  from posttrain.evaluation import pair_rewards
-  from posttrain.stage import from_checkpoint
+  from posttrain.evaluation import evaluator, pair_rewards
+  from posttrain.rollout import endpoints
+  from posttrain.stage import from_checkpoint, pair_evaluation
 
   player = from_checkpoint.player(run, name, folder)
-  folders = [folder, *_rival(against, player.check, 'policy')]
-  evaluator = evaluation.Evaluator(
-    player.components.eval_tasks, player.driver, measures=player.measures()
+  components = player.components
+  folders = [folder, *_rival(against, player.check)]
+  tasks_of = evaluator.Evaluator(
+    components.eval_tasks, player.driver, measures=player.measures()
   )
-  score = _pair_scorer(run, player.components, folder)
+  pairs_of = None
+  if components.stage.kind == 'preference':
+    try:
+      pairs_of = pair_evaluation.Policies(run, components, folder)
+    except (ValueError, endpoints.EndpointError) as error:
+      warnings.warn(f'held-out pairs are not measured: {error}', stacklevel=2)
   for path in folders:
     player.load(path)
-    tasks = evaluator.measure()
-    pairs = score(player.params) if score else pair_rewards.PairRewards()
-    measurement = comparison.Measurement(
-      pairs.metrics | tasks.metrics,
-      [*tasks.answers, *pairs.answers],
-      tasks.suite,
-    )
-    _check_tasks(name, measurement)
-    yield measurement
-
-
-def _pair_scorer(run: Any, components: Any, folder: str) -> Any:
-  """Returns the scorer of held-out pairs; without any warns, and is None."""
-  from posttrain.rollout import endpoints
-  from posttrain.stage import pair_evaluation
-
-  if components.stage.kind != 'preference':
-    return None
-  try:
-    return pair_evaluation.Policies(run, components, folder)
-  except (ValueError, endpoints.EndpointError) as error:
-    warnings.warn(f'held-out pairs are not measured: {error}', stacklevel=2)
-    return None
+    tasks, pairs = tasks_of.measure(), pair_rewards.PairRewards()
+    if pairs_of is not None:
+      pairs = pairs_of(player.params)
+    values = pairs.metrics | tasks.metrics
+    if not (values or tasks.suite):
+      raise ValueError(
+        f'config.{name}.envs must have held-out tasks: got none; set '
+        'NAME.env.eval_path, for example'
+      )
+    answers = [*tasks.answers, *pairs.answers]
+    yield comparison.Measurement(values, answers, tasks.suite)
 
 
 def _reward_models(
@@ -161,57 +142,26 @@ def _reward_models(
 
   playing = from_checkpoint.for_playing(run, name)
   components = from_checkpoint.components(playing, name)
-  score = pair_evaluation.RewardModels(run, components, folder)
-  for path in (folder, *_rival(against, score.check, 'reward model')):
-    pairs = score(path)
+  rewards = pair_evaluation.RewardModels(run, components, folder)
+  for path in (folder, *_rival(against, rewards.check)):
+    pairs = rewards(path)
     yield comparison.Measurement(pairs.metrics, [*pairs.answers], [])
 
 
-# What both models must have in common.
-_SAME = {
-  'policy': 'of the same model and tokens',
-  'reward model': 'of the same tokens',
-}
-
-
-def _rival(
-  path: str | None, check: Callable[[str], None], kind: str
-) -> list[str]:
-  """Returns the folder of the second model, if any; refuses another model."""
+def _rival(path: str | None, check: Callable[[str], None]) -> list[str]:
+  """Returns the folder of the second model, if any; `check` refuses others."""
   from posttrain.checkpoints import weights
 
   if path is None:
     return []
   try:
     folder = weights.find(path)
-  except ValueError as error:
-    raise ValueError(f'--against must name a {kind}: {error}') from error
-  try:
     check(folder)
   except ValueError as error:
     raise ValueError(
-      f'--against must name a {kind} {_SAME[kind]}: got '
-      f'{path!r}; {error}; a {kind} with other tokens is measured by itself, '
-      'as --checkpoint'
+      f'--against must fit the model and the tokens of --checkpoint: {error}'
     ) from error
   return [folder]
-
-
-def _check_tasks(name: str, measurement: comparison.Measurement) -> None:
-  if not (measurement.values or measurement.suite):
-    raise ValueError(
-      f'stage {name!r} must have held-out tasks: got none in any environment; '
-      f'set config.{name}.envs.NAME.env.eval_path, for example'
-    )
-
-
-def _check_writable(path: str | None) -> None:
-  """Checks that the file of answers can be written, without changing it."""
-  try:
-    if path:
-      open(path, 'a').close()
-  except OSError as error:
-    raise ValueError(f'--answers must be writable: {error}') from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -220,7 +170,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(flags: Flags) -> None:
-  _check_writable(flags.answers)
+  if flags.answers:
+    open(flags.answers, 'a').close()  # fails before anything is measured
   first, second = measure(flags)
   print('\n'.join(comparison.text(first, second)))
   print(writers.dumps(comparison.to_json(first, second)))

@@ -28,11 +28,10 @@ import dataclasses
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-from posttrain import processes, schema
+from posttrain import processes
 from posttrain.util import commands
-
-FORMATS, DTYPES = ('hf', 'peft'), ('bfloat16', 'float16', 'float32')
 
 
 @dataclasses.dataclass
@@ -42,7 +41,7 @@ class Flags:
   checkpoint: str = commands.checkpoint()
   folder: str = commands.required('DIR', 'The output; a new or empty folder.')
   format: str = commands.flag(
-    'hf', 'A HuggingFace directory, or a PEFT adapter.', choices=FORMATS
+    'hf', 'A HuggingFace directory, or a PEFT adapter.', choices=('hf', 'peft')
   )
   like: str | None = commands.flag(
     None,
@@ -57,15 +56,14 @@ class Flags:
     None,
     'The dtype of all tensors of hf, in place of --like.',
     if_absent='as --like, else the one that the model computes in',
-    choices=DTYPES,
+    choices=('bfloat16', 'float16', 'float32'),
   )
 
   def __post_init__(self):
     if self.dtype is not None and (self.like or self.format == 'peft'):
       raise ValueError(
-        '--dtype must not be given with --like or --format=peft: got '
-        f'{self.dtype!r}; tensors keep the dtypes of --like, adapters are '
-        'float32'
+        '--dtype must not be given with --like, whose dtypes are kept, or with '
+        f'--format=peft, which is float32: got {self.dtype!r}'
       )
 
 
@@ -83,101 +81,70 @@ def export(flags: Flags) -> None:
     flags.coordinator, flags.num_processes, flags.process_id
   )
   # Imported here so that command-line mistakes are reported without jax.
+  from posttrain.checkpoints import cards, weights
   from posttrain.hosts import joining
 
+  save = _save_peft if flags.format == 'peft' else _save_hf
+  if place is not None and save is _save_peft:
+    raise ValueError('--format=peft must be run by one process: got several')
   with joining.join(place, None):
-    _export(flags)
+    folder = weights.find(flags.checkpoint)
+    checkpoint = weights.read(folder)
+    if processes.is_first():
+      checkpoint.print_named()
+    content = save(flags, folder, checkpoint)
+    processes.on(0, lambda: cards.write(folder, flags.folder, flags.format))
+    if processes.is_first():
+      print(f'{flags.folder} holds {content}')
 
 
-def _export(flags: Flags) -> None:
-  from posttrain.checkpoints import weights
-
-  folder = weights.find(flags.checkpoint)
-  checkpoint = weights.read(folder)
-  if checkpoint.kind == 'hf':
-    raise ValueError(
-      '--checkpoint must name a run or a PEFT directory: got '
-      f'{flags.checkpoint!r}, which is a HuggingFace directory already'
-    )
-  if processes.is_first():
-    checkpoint.print_named()
-  if flags.format == 'peft':
-    if processes.count() > 1:
-      raise ValueError(
-        f'--format=peft must be run by one process: got {processes.count()}; '
-        'an adapter is small'
-      )
-    _save_peft(flags, folder)
-  else:
-    _save_hf(flags, folder)
-
-
-def _save_peft(flags: Flags, folder: str) -> None:
-  from posttrain.checkpoints import cards, weights
-  from posttrain.models import peft, transformer
-
-  checkpoint = weights.read(folder)
-  adapter, start = weights.adapter(folder, average=True), checkpoint.start()
-  if adapter is None:
-    raise ValueError(
-      '--checkpoint must name a stage with lora.rank > 0: got '
-      f'{folder}, which trained all weights; use --format=hf'
-    )
-  if flags.like is None and not weights.is_hf(start):
-    raise ValueError(
-      f'--like must name the base model of the adapter: got none, and its '
-      f'stage started from {start}; export that with --format=hf and pass the '
-      'folder as --like'
-    )
-  base, model = flags.like or start, checkpoint.model
-  if flags.like is not None:
-    _check_base(base, folder, model)
-  elif checkpoint.kind == 'run':
-    like = transformer.shapes(model)
-    weights.check_base(folder, weights.load_start(folder, like))
-  peft.save(*adapter, model, flags.folder, os.path.abspath(base))
-  cards.write(folder, flags.folder, flags.format)
-  print(f'{flags.folder} holds the adapter of {folder}, in float32')
-
-
-def _check_base(base: str, folder: str, model: schema.Model) -> None:
-  """Checks that a base model holds the weights that a stage started from.
-
-  Dtypes may differ: values are compared to bfloat16 precision.
-
-  Raises:
-    ValueError: names the first tensor that differs.
-  """
+def _save_peft(flags: Flags, folder: str, checkpoint: Any) -> str:
+  """Writes an adapter; returns what it is."""
   import jax.numpy as jnp
 
   from posttrain import tree
   from posttrain.checkpoints import weights
-  from posttrain.models import hf, transformer
+  from posttrain.models import hf, peft, transformer
 
+  model, start = checkpoint.model, checkpoint.start()
+  adapter, base = weights.adapter(folder, average=True), flags.like or start
+  if adapter is None:
+    raise ValueError(
+      '--checkpoint must name a stage with lora.rank > 0 for --format=peft: '
+      f'got {folder}'
+    )
   if not weights.is_hf(base):
-    raise ValueError(f'--like must name a HuggingFace directory: got {base!r}')
-  hf.check_like(base, model)
+    raise ValueError(
+      f'--like must name the base model, a HuggingFace directory: got {base}; '
+      f'export {start} with --format=hf'
+    )
   like = transformer.shapes(model)
-  base_params = tree.flat(hf.load(base, model))
-  start = weights.load_start(folder, like)
-  for path, value in tree.flat(start).items():
-    error = jnp.abs(value - base_params[path]).max() / jnp.abs(value).max()
-    if not error < 2**-7:  # the rounding error of bfloat16 is half of that
-      raise ValueError(
-        '--like must hold the weights the adapter was trained on, '
-        f'{weights.read(folder).start()}: '
-        f'{path} differs by {error:.1%}; export that with --format=hf'
-      )
+  if flags.like is not None:
+    # The base must hold the weights that the stage started from, to bfloat16
+    # precision, whose rounding error is half of the limit.
+    hf.check_like(base, model)
+    base_params = tree.flat(hf.load(base, model))
+    for path, value in tree.flat(weights.load_start(folder, like)).items():
+      difference = jnp.abs(value - base_params[path]).max()
+      if not difference <= 2**-7 * jnp.abs(value).max():
+        raise ValueError(
+          f'--like must hold the weights of {start}, which the adapter was '
+          f'trained on: {path} differs; export them with --format=hf'
+        )
+  elif checkpoint.kind == 'run':
+    weights.check_base(folder, weights.load_start(folder, like))
+  peft.save(*adapter, model, flags.folder, os.path.abspath(base))
+  return f'the adapter of {folder}, in float32'
 
 
-def _save_hf(flags: Flags, folder: str) -> None:
+def _save_hf(flags: Flags, folder: str, checkpoint: Any) -> str:
+  """Writes a HuggingFace directory; returns what it is."""
   from posttrain import sharding
   from posttrain.chat import pretrained
-  from posttrain.checkpoints import cards, weights
+  from posttrain.checkpoints import weights
   from posttrain.models import hf, transformer
 
-  checkpoint, like = weights.read(folder), flags.like
-  model = checkpoint.model
+  model, like = checkpoint.model, flags.like
   if like is None and flags.dtype is None:
     *_, first = weights.chain(folder)
     like = None if first == 'random' else first
@@ -188,10 +155,7 @@ def _save_hf(flags: Flags, folder: str) -> None:
   renderer = checkpoint.renderer()
   if renderer is not None:
     processes.on(0, lambda: pretrained.write(renderer, flags.folder))
-  processes.on(0, lambda: cards.write(folder, flags.folder, flags.format))
-  dtypes = dtype if like is None else f'the dtypes of {like}'
-  if processes.is_first():
-    print(f'{flags.folder} holds {folder}, in {dtypes}')
+  return f'{folder}, in {dtype if like is None else f"the dtypes of {like}"}'
 
 
 def main(argv: Sequence[str] | None = None) -> int:

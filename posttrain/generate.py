@@ -80,12 +80,7 @@ class Flags:
 
   def __post_init__(self):
     if (self.prompt is None) == (self.prompt_ids is None):
-      got = 'neither' if self.prompt is None else 'both'
-      raise ValueError(
-        f'one of --prompt=TEXT and --prompt_ids=1,2,3 must be given: got {got}'
-      )
-    if not np.isfinite(self.temperature):
-      raise ValueError(f'--temperature must be finite: got {self.temperature}')
+      raise ValueError('--prompt=TEXT or --prompt_ids=1,2,3 must be given')
     self.sampling  # noqa: B018 - checks itself
 
   @property
@@ -98,23 +93,16 @@ class Flags:
 PARSER = commands.Parser(Flags, __doc__)
 
 
-def prompt_of(flags: Flags, policy: policies.Policy) -> np.ndarray:
-  """Returns the ids to continue: i32[P].
+@dataclasses.dataclass(frozen=True)
+class Answer:
+  """A sampled answer."""
 
-  Raises:
-    ValueError: an id is not in the vocabulary.
-  """
-  if flags.prompt_ids is None:
-    assert policy.renderer is not None  # loaded for text
-    message = {'role': 'user', 'content': flags.prompt}
-    return policy.renderer.render([message], add_generation_prompt=True).ids
-  size = policy.model.vocab_size
-  wrong = [i for i in flags.prompt_ids if not 0 <= i < size]
-  if wrong:
-    raise ValueError(
-      f'--prompt_ids must be in [0, {size}), the vocabulary: got {wrong[0]}'
-    )
-  return np.array(flags.prompt_ids, np.int32)
+  text: str
+  stop_reason: str  # 'eos' or 'max_tokens'
+  ids: np.ndarray  # i32[T]
+  # f32[T], nats, of the untruncated law, at the temperature (at 1 for 0).
+  logprobs: np.ndarray
+  prompt_ids: np.ndarray  # i32[P]
 
 
 def answer(flags: Flags) -> dict[str, Any]:
@@ -129,14 +117,19 @@ def answer(flags: Flags) -> dict[str, Any]:
     variables=flags.template_variables,
     cache=flags.compilation_cache,
   )
+  if flags.prompt is not None:
+    ids = policy.ids([{'role': 'user', 'content': flags.prompt}])
+  else:
+    ids, size = np.array(flags.prompt_ids, np.int32), policy.model.vocab_size
+    if not ((ids >= 0) & (ids < size)).all():
+      raise ValueError(f'--prompt_ids must be in [0, {size}): got {ids}')
   (result,) = answers(
-    policy,
-    [prompt_of(flags, policy)],
-    flags.max_tokens,
-    flags.sampling,
-    flags.seed,
+    policy, [ids], flags.max_tokens, flags.sampling, flags.seed
   )
-  return result
+  return {
+    name: value.tolist() if isinstance(value, np.ndarray) else value
+    for name, value in vars(result).items()
+  }
 
 
 def answers(
@@ -145,8 +138,8 @@ def answers(
   max_tokens: int | None = None,
   sampling: requests.Sampling = GREEDY,
   seed: int = 0,
-) -> list[dict[str, Any]]:
-  """Samples an answer to each prompt; returns the objects of --json.
+) -> list[Answer]:
+  """Samples an answer to each prompt.
 
   Args:
     policy: the policy.
@@ -182,13 +175,13 @@ def answers(
     ]
   )
   return [
-    {
-      'prompt_ids': ids.tolist(),
-      'ids': completion.ids.tolist(),
-      'logprobs': completion.logprobs.tolist(),
-      'text': policy.text(completion.ids.tolist()),
-      'stop_reason': completion.stop_reason,
-    }
+    Answer(
+      text=policy.text(completion.ids.tolist()),
+      stop_reason=completion.stop_reason,
+      ids=completion.ids,
+      logprobs=completion.logprobs,
+      prompt_ids=ids,
+    )
     for ids, completion in zip(prompts, completions, strict=True)
   ]
 

@@ -18,12 +18,11 @@ another process of the run is lost, 75 stopped after saving by SIGTERM or
 import contextlib
 import dataclasses
 import json
-import logging
 import os
 import re
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from posttrain import config, processes, schema
@@ -105,18 +104,8 @@ class Flags:
   def __post_init__(self):
     if not self.workdir and not self.dry_run:
       raise ValueError('--workdir=DIR must be given, or --dry_run')
-    if self.profile and self.dry_run:
-      raise ValueError('--profile must be given without --dry_run')
-    if self.dry_run and self.num_processes and not self.devices:
-      raise ValueError('--num_processes must be given with --devices to plan')
     if self.devices and not self.dry_run:
       raise ValueError('--devices must be given with --dry_run')
-
-  @property
-  def limit(self) -> float | None:
-    """Returns the seconds of `time_limit`."""
-    text = self.time_limit
-    return None if text is None else preemption.seconds(text, '--time_limit')
 
   @property
   def place(self) -> commands.Place | None:
@@ -130,15 +119,15 @@ class Flags:
     """Returns the devices that `devices` and `num_processes` name."""
     if self.devices is None:
       return None
-    parts = re.fullmatch(
-      r'(?:(cpu|gpu|tpu):)?(\d{1,6})', self.devices, re.ASCII
+    words = re.fullmatch(
+      r'(?:(cpu|gpu|tpu):)?([1-9]\d{0,5})', self.devices, re.ASCII
     )
-    if not parts or not int(parts[2]):
+    if not words:
       raise ValueError(
         '--devices must be a number, or one after cpu:, gpu: or tpu:, as in '
         f'gpu:8: got {errors.quote(self.devices)}'
       )
-    return parts[1], int(parts[2]), self.num_processes or 1
+    return words[1], int(words[2]), self.num_processes or 1
 
   @property
   def profiled(self) -> range | None:
@@ -149,8 +138,7 @@ class Flags:
     first, last = map(int, numbers.groups()) if numbers else (0, 0)
     if not 1 <= first <= last:
       raise ValueError(
-        '--profile must be FROM:TO, two steps with 1 <= FROM <= TO, as in 3:5: '
-        f'got {self.profile!r}'
+        f'--profile must be FROM:TO, as in 3:5: got {self.profile!r}'
       )
     return range(first, last + 1)
 
@@ -198,41 +186,13 @@ def claim(workdir: str, run: schema.Run) -> None:
   """Writes config.json; refuses a workdir that holds a run of another config.
 
   Raises:
-    ValueError: the config differs, or the folder cannot be written.
+    ValueError: the config differs.
   """
   from posttrain.stage import preflight
 
   preflight.check_resume(run, workdir)
-  with _writable():
-    os.makedirs(os.path.join(workdir, 'rollouts'), exist_ok=True)
-    preflight.write_config(run, workdir)
-
-
-@contextlib.contextmanager
-def hold(workdir: str, others: Sequence[str] = ()) -> Iterator[None]:
-  """Locks a workdir, which is created if it is missing.
-
-  Args:
-    workdir: the folder.
-    others: the other processes of the run.
-
-  Raises:
-    ValueError: another run uses it, or it cannot be written.
-  """
-  with contextlib.ExitStack() as stack:
-    with _writable():
-      os.makedirs(workdir, exist_ok=True)
-      seconds = _LOCK_SECONDS if others else disk.BRIEFLY
-      stack.enter_context(disk.lock(workdir, '--workdir', others, seconds))
-    yield
-
-
-@contextlib.contextmanager
-def _writable() -> Iterator[None]:
-  try:
-    yield
-  except OSError as error:
-    raise ValueError(f'--workdir must be writable: {error}') from error
+  os.makedirs(os.path.join(workdir, 'rollouts'), exist_ok=True)
+  preflight.write_config(run, workdir)
 
 
 def train(
@@ -274,98 +234,70 @@ def train(
     contextlib.ExitStack() as stack,
   ):
     # Imported here so that command-line mistakes are reported without jax.
-    from posttrain import compilation, machine
-    from posttrain import train as loop
+    from posttrain import compilation, machine, train
     from posttrain.hosts import joining
     from posttrain.report import page
     from posttrain.stage import summary
 
+    # 1. Join the other processes, which must have the same options.
     stack.enter_context(joining.join(place, os.path.join(workdir, 'hosts')))
-    _check_equal(run)
-    stack.enter_context(_shown(run))
+    (options, known), *others = processes.gather(
+      (config.to_dict(run), machine.versions(*_PACKAGES))
+    )
+    for index, (own, versions) in enumerate(others, 1):
+      differ = config.changes(options, own)
+      if versions != known:
+        differ += f' versions {known} -> {versions}'
+      if differ:
+        raise ValueError(
+          'all processes of a run must have the same options and versions: '
+          f'process {index} differs from process 0 in {differ.strip()}'
+        )
+
+    # 2. Check everything that can be checked before anything is written.
+    shows = run.metrics.progress and processes.is_first()
+    stack.enter_context(display.show(run.metrics.log_seconds, shows))
     with watchdog.phase('plan', first=True):
       stages = _preflight(run)
+
+    # 3. Claim the workdir.
     me = f'process {os.getpid()} on {socket.gethostname()}'
-    others = processes.gather(me)[1:]
+    peers = processes.gather(me)[1:]
 
     def begin() -> None:
-      stack.enter_context(hold(workdir, others))
+      os.makedirs(workdir, exist_ok=True)
+      seconds = _LOCK_SECONDS if peers else disk.BRIEFLY
+      stack.enter_context(disk.lock(workdir, '--workdir', peers, seconds))
       claim(workdir, run)
-      with _writable():
-        sizes = {
-          name: {'parameters': x.plan.parameters, 'trained': x.plan.trained}
-          for name, x in stages.items()
-        }
-        machine.begin(workdir, sizes)
-      stack.enter_context(_tracked(run, workdir))
+      sizes = {
+        name: {'parameters': x.plan.parameters, 'trained': x.plan.trained}
+        for name, x in stages.items()
+      }
+      machine.begin(workdir, sizes)
+      steps = {name: stage.steps for name, stage in run.stages.items()}
+      stack.enter_context(
+        trackers.use(run.metrics.trackers, steps, options, workdir)
+      )
 
     processes.on(0, begin)
     _print_plans(run, stages, sys.stderr)
+
+    # 4. Train; write the report, without which a finished run is finished.
     compilation.enable_compilation_cache(run.compilation_cache)
-    final = loop.run(
-      stages, workdir, stop, profile, page.Periodic(workdir, trackers.log)
-    )
+    report = page.Periodic(workdir, trackers.log)
+    final = train.run(stages, workdir, stop, profile, report)
+
+    def end() -> None:
+      machine.end(workdir)
+      report.write()
+
     with watchdog.phase('report', first=True):
-      processes.on(0, lambda: _report(workdir))
+      processes.on(0, end)
     is_first = processes.is_first()
   if not is_first:
     return None
   print('\n'.join(summary.lines(run, workdir)), file=sys.stderr)
   return final
-
-
-def _shown(run: schema.Run) -> contextlib.AbstractContextManager:
-  """Returns the run's display; only the first process shows anything."""
-  on = run.metrics.progress and processes.is_first()
-  return display.show(run.metrics.log_seconds, on)
-
-
-def _tracked(
-  run: schema.Run, workdir: str
-) -> contextlib.AbstractContextManager:
-  names, options = run.metrics.trackers, config.to_dict(run)
-  return trackers.use(names, _steps(run), options, workdir)
-
-
-def _steps(run: schema.Run) -> dict[str, int]:
-  return {name: stage.steps for name, stage in run.stages.items()}
-
-
-def _check_equal(run: schema.Run) -> None:
-  """Refuses processes of other options or versions than the first one's."""
-  if processes.count() == 1:
-    return
-  from posttrain import machine
-
-  versions = machine.versions(*_PACKAGES)
-  all_own = processes.gather((config.to_dict(run), versions))
-  (options, known), *_ = all_own
-  for index, (own, other) in enumerate(all_own):
-    lines = config.changes(options, own)
-    if known != other:
-      lines += f' versions {known} -> {other}'
-    if lines:
-      raise ValueError(
-        'all processes of a run must have the same options and versions: '
-        f'process {index} differs from process 0 in {lines.strip()}; start all '
-        'with the same command'
-      )
-
-
-def _report(workdir: str) -> None:
-  """Writes the report; a finished run without one is finished."""
-  from posttrain import machine
-  from posttrain.report import page
-
-  try:
-    machine.end(workdir)
-    page.write(workdir)
-  except (OSError, ValueError) as error:
-    logging.getLogger('absl').warning(
-      'the run is finished, but its report could not be written: %s; the same '
-      'command writes it again',
-      errors.describe(error),
-    )
 
 
 def _preflight(
@@ -423,8 +355,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(flags: Flags) -> int:
   try:
-    limit, profiled, planned = flags.limit, flags.profiled, flags.planned
-    place = flags.place
+    profiled, planned, place = flags.profiled, flags.planned, flags.place
+    limit = flags.time_limit
+    if limit is not None:
+      limit = preemption.seconds(limit, '--time_limit')
     with hub.keeping(flags.workdir):
       run = load(flags.config, flags.overrides, flags.trust_config)
     launch(run, flags.workdir, flags.dry_run, limit, profiled, planned, place)

@@ -41,21 +41,10 @@ class Flags:
     "GSM8K's example_model_solutions.jsonl, in place of --checkpoint.",
     value='FILE',
   )
-  config: str | None = commands.flag(
-    None,
-    'A recipe, whose tasks and options replace those of the run; required for '
-    'a HuggingFace or PEFT directory.',
-    value='FILE',
-    if_absent="the run's own config",
-  )
+  config: str | None = commands.recipe()
   overrides: list[tuple[str, str]] = commands.overrides()
   trust_config: bool = commands.flag(False, commands.TRUST_CONFIG)
-  stage: str | None = commands.flag(
-    None,
-    'The stage whose training tasks are answered.',
-    value='NAME',
-    if_absent='the stage of the checkpoint, or the last of --config',
-  )
+  stage: str | None = commands.stage()
   prompts: int = commands.option(schema.MadePairs, 'prompts')
   samples: int = commands.option(schema.MadePairs, 'samples')
   temperature: float = commands.option(schema.MadePairs, 'temperature')
@@ -71,23 +60,15 @@ class Flags:
   @property
   def pairs(self) -> schema.MadePairs:
     """The options of sampling, as a stage has them."""
-    try:
-      return schema.MadePairs(
-        prompts=self.prompts,
-        samples=self.samples,
-        temperature=self.temperature,
-        max_tokens=self.max_tokens,
-        per_prompt=self.per_prompt,
-      )
-    except schema.FieldError as error:
-      raise ValueError(f'--{error.field} {error.detail}') from None
+    names = ('prompts', 'samples', 'temperature', 'max_tokens', 'per_prompt')
+    return schema.MadePairs(**{name: getattr(self, name) for name in names})
 
 
 PARSER = commands.Parser(Flags, __doc__)
 
 
-def make(flags: Flags) -> str:
-  """Writes the file; returns a line of counts.
+def make(flags: Flags) -> None:
+  """Writes the file; prints a line of counts.
 
   Raises:
     ValueError: the flags are wrong, or weights and config do not fit.
@@ -97,10 +78,7 @@ def make(flags: Flags) -> str:
   from posttrain.data import preferences
   from posttrain.envs import gsm8k
 
-  try:
-    preferences.check_writable(flags.output)
-  except OSError as error:
-    raise ValueError(f'--output must be writable: {error}') from error
+  preferences.check_writable(flags.output)
   if flags.gsm8k is not None:
     pairs = gsm8k.read_solutions(flags.gsm8k)
     questions = {str(pair.prompt) for pair in pairs}
@@ -108,7 +86,7 @@ def make(flags: Flags) -> str:
   else:
     pairs, counts = _sample(flags)
   preferences.write(flags.output, pairs)
-  return f'{counts}; in {flags.output}'
+  print(f'{counts}; in {flags.output}')
 
 
 def _sample(flags: Flags) -> tuple[list[Any], str]:
@@ -120,15 +98,16 @@ def _sample(flags: Flags) -> tuple[list[Any], str]:
 
   folder = weights.find(flags.checkpoint)
   run, name = from_checkpoint.stage_of(
-    folder, flags.config, flags.stage, flags.overrides, flags.trust_config
+    folder,
+    flags.config,
+    flags.stage,
+    flags.overrides,
+    flags.trust_config,
+    max_tokens=flags.max_tokens,
   )
   stage = run.stages[name]
   checks.check_makes_pairs(stage, f'config.{name}')
-  stage = dataclasses.replace(
-    stage,
-    eval=dataclasses.replace(stage.eval, max_tokens=flags.pairs.max_tokens),
-  )
-  run = dataclasses.replace(run, stages={**run.stages, name: stage})
+
   player = from_checkpoint.player(
     run,
     name,
@@ -158,27 +137,21 @@ def _max_length(
   from posttrain.evaluation import evaluator
   from posttrain.rollout import pairing
 
-  return max(
-    (
-      evaluator.max_episode_length(
-        renderer,
-        env,
-        pairing.first_tasks(env, flags.pairs, flags.seed),
-        stage.eval,
-      )
-      for env in _drawn(envs, stage).values()
-    ),
-    default=0,
-  )
+  lengths = [
+    evaluator.max_episode_length(
+      renderer,
+      env,
+      pairing.first_tasks(env, flags.pairs, flags.seed),
+      stage.eval,
+    )
+    for env in _drawn(envs, stage).values()
+  ]
+  return max(lengths, default=0)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns the exit code. `argv=None`: the process's."""
-  return PARSER.run(_run, argv, 'configs.', config.RECIPE_PREFIX)
-
-
-def _run(flags: Flags) -> None:
-  print(make(flags))
+  return PARSER.run(make, argv, 'configs.', config.RECIPE_PREFIX)
 
 
 if __name__ == '__main__':

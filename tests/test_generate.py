@@ -139,7 +139,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, argv, message):
 def test_ids_must_be_in_the_vocabulary(workdir, capsys, bad):
   argv = [f'--checkpoint={workdir}', f'--prompt_ids={bad}']
   assert generate.main(argv) == 2
-  assert 'must be in [0, 264), the vocabulary' in capsys.readouterr().err
+  assert '--prompt_ids must be in [0, 264)' in capsys.readouterr().err
 
 
 def test_a_changed_tokenizer_or_a_damaged_checkpoint_is_refused(

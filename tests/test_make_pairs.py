@@ -16,7 +16,7 @@ from tests.envs import test_gsm8k
   [
     (['--checkpoint=x'], '--output'),
     (['--output=x'], '--checkpoint=PATH or --gsm8k=FILE'),
-    (['--output=x', '--checkpoint=b', '--samples=1'], '--samples'),
+    (['--output=x', '--checkpoint=b', '--samples=1'], 'samples must'),
     (['--output=x', '--checkpoint=/nowhere'], '/nowhere'),
   ],
 )
@@ -29,8 +29,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(argv, message, capsys):
 def test_an_unwritable_output_is_refused_before_sampling(tmp_path, capsys):
   (tmp_path / 'file').write_text('x')
   for output in (tmp_path, tmp_path / 'file' / 'x.jsonl'):
-    assert make_pairs.main([f'--output={output}', '--gsm8k=/nowhere']) == 2
-    assert '--output must be writable: ' in capsys.readouterr().err
+    assert make_pairs.main([f'--output={output}', '--gsm8k=/nowhere']) == 1
+    assert str(output.parent) in capsys.readouterr().err
 
 
 def test_gsm8k_solutions_become_pairs(tmp_path, capsys):

@@ -8,7 +8,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from posttrain import schema
+import numpy as np
+
+from posttrain import schema, types
 from posttrain.chat import pretrained, rendering
 from posttrain.util import errors
 
@@ -24,6 +26,11 @@ class Policy:
   renderer: rendering.Renderer | None  # None = no tokenizer
   stop_ids: tuple[int, ...]
   max_tokens: int  # of an answer in its stage's evaluation
+
+  def ids(self, messages: Sequence[types.Message]) -> np.ndarray:
+    """Returns the ids of a prompt, i32[P]; needs a tokenizer."""
+    assert self.renderer is not None, 'a policy of text has a tokenizer'
+    return self.renderer.render(messages, add_generation_prompt=True).ids
 
   def text(self, ids: Sequence[int]) -> str:
     """Decodes ids; without a tokenizer, joins them as numbers."""

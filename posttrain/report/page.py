@@ -59,7 +59,7 @@ class Periodic:
     except Exception as error:  # a run never fails because of its report
       if not self._warned:
         logging.getLogger('absl').warning(
-          'the report could not be written, and the run goes on: %s',
+          'the report could not be written: %s; the run goes on',
           errors.describe(error),
         )
       self._warned = True

@@ -28,6 +28,7 @@ def stage_of(
   stage: str | None = None,
   overrides: Sequence[tuple[str, str]] = (),
   trust_config: bool = False,
+  **changes: Any,
 ) -> tuple[schema.Run, str]:
   """Returns the run's options, and the name of the stage to play.
 
@@ -39,6 +40,7 @@ def stage_of(
     overrides: (dotted key, value as on the command line), in their order.
     trust_config: whether a checkpoint or a config.json may name any function
       and server, see `config.trust`.
+    **changes: options of the stage's evaluation, after all others.
 
   Raises:
     ValueError: the options are wrong, or there is no such stage.
@@ -84,7 +86,15 @@ def stage_of(
     )
   if stage in trained:
     _warn_of_selection(trained[stage], run.stages[stage], stage)
-  return run, stage
+  return _with_eval(run, stage, **changes), stage
+
+
+def _with_eval(run: schema.Run, name: str, **changes: Any) -> schema.Run:
+  """Returns a run with other options of a stage's evaluation."""
+  stage = run.stages[name]
+  evaluation = dataclasses.replace(stage.eval, **changes)
+  stage = dataclasses.replace(stage, eval=evaluation)
+  return dataclasses.replace(run, stages={**run.stages, name: stage})
 
 
 def _warn_of_selection(

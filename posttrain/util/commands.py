@@ -124,6 +124,27 @@ def checkpoint() -> Any:
   return required('PATH', CHECKPOINT)
 
 
+def recipe() -> Any:
+  """Returns a dataclass field: the flag --config of a recipe to play."""
+  return flag(
+    None,
+    'A recipe, whose tasks and options replace those of the run; required for '
+    'a HuggingFace or PEFT directory.',
+    value='FILE',
+    if_absent="the run's own config",
+  )
+
+
+def stage() -> Any:
+  """Returns a dataclass field: the flag --stage."""
+  return flag(
+    None,
+    'The stage whose tasks are answered.',
+    value='NAME',
+    if_absent='the stage of the checkpoint, or the last of --config',
+  )
+
+
 def compilation_cache() -> Any:
   """Returns a dataclass field: the flag --compilation_cache."""
   return flag(
