@@ -1,24 +1,34 @@
 """A frozen model on an OpenAI-compatible server.
 
-1. `check`: the server has the model, and its tokens are the policy's: logprobs
-   of the wrong tokens look like any others.
-2. `score`: logprobs of given tokens, as `scoring.Scorer` computes them.
-3. `sample`: completions of token ids; `Engine` runs episodes with it.
-4. `chat`: replies to conversations, for judges.
+1. `Endpoint.check`: the server has the model, and its tokens are the policy's:
+   logprobs of the wrong tokens look like any others.
+2. `Endpoint.score`: logprobs of given tokens, as of a `scoring.Scorer`.
+3. `Endpoint.sample`: completions of token ids; `Engine` runs episodes with it.
+4. `Endpoint.chat`: replies to conversations, for judges.
 
 Token in, token out: requests and responses have ids, and a response with a
-number whose token is ambiguous is an error (`responses`). Requests to a server
-that is away are repeated (`http`). Whatever a server answers, an error is an
-EndpointError, except that of `check`.
+number whose token is ambiguous is an error (`responses`). Whatever a server
+answers, an error is an EndpointError, except that of `check`.
+
+At most `concurrency` requests run at a time, each in a daemon thread, with a
+time limit and a limit of the response's size. Redirects are not followed: the
+key is for the named server alone. Status 429 and 5xx, an aborted response, and
+no whole response are retried after a wait, `tries` times in all; every wait is
+logged with the caller's name. Every other refusal is an error at once.
 
 Axes: n tokens of a sequence.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
+import json
 import logging
+import os
+import random
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import httpx
@@ -27,11 +37,20 @@ import numpy as np
 from posttrain import schema, types
 from posttrain.chat import rendering
 from posttrain.decode import requests
-from posttrain.rollout import http, responses, side_by_side
-from posttrain.util import errors
+from posttrain.rollout import calls, responses, side_by_side
+from posttrain.util import errors, watchdog
 
-EndpointError = http.EndpointError
+EndpointError = calls.EndpointError
 
+LARGEST = 2**28  # bytes of an answer
+_SHORTEST, _LONGEST = 1.0, 30.0  # seconds between tries
+_LONGEST_RETRY_AFTER = 600.0  # seconds that a server may request
+_NOT_IMPLEMENTED = 501  # permanent, unlike the other 5xx
+_HINTS = {
+  401: "; name the variable with the server's key in api_key_env",
+  403: "; name the variable with the server's key in api_key_env",
+  404: '; check name, and that base_url ends where the API begins, as in /v1',
+}
 _PROBE_TOKENS = 16  # of the prompt that tests the temperature
 _WITH_IDS = {'return_token_ids': True, 'return_tokens_as_token_ids': True}
 # Fields that request the logprobs of a prompt, tried in this order. Our server
@@ -40,7 +59,6 @@ _FORMS = (
   (responses.prompt_logprobs, {'prompt_logprobs': 0, 'max_tokens': 0}),
   (responses.prompt_logprobs, {'prompt_logprobs': 0, 'max_tokens': 1}),
   (responses.echo, {'echo': True, 'logprobs': 1, 'max_tokens': 1}),
-  (responses.echo, {'echo': True, 'logprobs': 1, 'max_tokens': 0}),
 )
 _UNFIT = (400, 422)  # statuses of servers that refuse a field
 # Different tokenizers disagree about one of these: case, digits, space,
@@ -62,7 +80,7 @@ class Endpoint:
     caller: str,
     *,
     vocab_size: int = 2**31 - 1,
-    transport: httpx.AsyncBaseTransport | None = None,
+    transport: httpx.BaseTransport | None = None,
     sleep: Callable[[float], object] | None = None,
   ):
     """Makes a client; sends nothing yet.
@@ -76,10 +94,33 @@ class Endpoint:
       sleep: waits for some seconds; None = a wait that `close` ends.
 
     Raises:
-      ValueError: the environment variable has no valid API key.
+      ValueError: the address is invalid, or the environment variable has no
+        valid API key.
     """
     self._cfg, self._caller, self._vocab_size = cfg, caller, vocab_size
-    self._client = http.Client(cfg, transport=transport, sleep=sleep)
+    self._closed = threading.Event()
+    self._sleep = sleep or self._closed.wait
+    # Neither errors of the library may show: the key, the address's password.
+    headers, key = {}, os.environ.get(cfg.api_key_env, '')
+    if cfg.api_key_env:
+      if not (key and key.isascii() and key.isprintable() and ' ' not in key):
+        raise ValueError(
+          'api_key_env must name an environment variable with a key, without '
+          f'spaces: got {cfg.api_key_env!r}'
+        )
+      headers['Authorization'] = f'Bearer {key}'
+    try:
+      url = httpx.URL(cfg.base_url)
+    except httpx.InvalidURL:
+      raise ValueError(f'base_url must be valid: got {cfg.address}') from None
+    self._http = httpx.Client(
+      headers=headers,
+      auth=(url.username, url.password) if url.userinfo else None,
+      transport=transport,
+      timeout=cfg.timeout,
+      limits=httpx.Limits(max_connections=cfg.concurrency),
+    )
+    self._slots = threading.Semaphore(cfg.concurrency)
     # The entry of `_FORMS` that the server supports, once it is known; the
     # temperatures that it was checked to score at.
     self._form: Any = None
@@ -89,8 +130,9 @@ class Endpoint:
     return str(self._cfg)
 
   def close(self) -> None:
-    """Closes the connections; calls that wait get an error."""
-    self._client.close()
+    """Closes idle connections; calls that wait get an error."""
+    self._closed.set()
+    self._http.close()
 
   def check(
     self, renderer: rendering.Renderer, caller: str | None = None
@@ -109,70 +151,55 @@ class Endpoint:
       EndpointError: the server does not answer, or not in this form.
     """
     cfg, caller = self._cfg, caller or self._caller
-    answer = self._client.request(f'{cfg.address}/models', None, caller)
-    entries = answer.get('data')
-    if not isinstance(entries, list) or not all(
-      isinstance(entry, dict) and isinstance(entry.get('id'), str)
-      for entry in entries
-    ):
-      raise EndpointError(
-        f'{cfg} must list models with an id each, in data of /models: got '
-        f'{errors.quote(entries)}',
-        200,
-      )
-    models = {entry['id']: entry for entry in entries}
+    models = self._read(
+      lambda answer: {entry['id']: entry for entry in answer['data']},
+      f'{cfg.address}/models',
+      None,
+      caller,
+    )
     if cfg.name not in models:
       raise ValueError(
         f'name must be that of a model that {cfg.address} serves: got '
         f'{cfg.name!r}, expected one of {errors.quote(list(models))}'
       )
-    fingerprint = models[cfg.name].get('tokenizer')
-    if fingerprint is None:
-      obstacle = self._check_tokens(renderer, caller)
-      if obstacle is not None:
-        logging.getLogger('absl').warning(
-          'NOT CHECKED that the tokens of %s are those of the policy: if they '
-          'differ, all its logprobs are wrong; %s',
-          cfg,
-          obstacle,
-        )
-    elif fingerprint != renderer.fingerprint:
+    got, expected = models[cfg.name].get('tokenizer'), renderer.fingerprint
+    if got is None:
+      got, expected = self._probe(renderer, caller)
+    if got != expected:
       raise ValueError(
         f'tokenizer and chat template of {cfg} must be those of the policy: '
-        f'got fingerprint {errors.text(fingerprint, 12)}, expected '
-        f'{renderer.fingerprint[:12]}; serve the model with the tokenizer of '
-        'this run, or use a model that shares it'
+        f'got {errors.quote(got, 80)}, expected {errors.quote(expected, 80)}; '
+        'use a model that shares the tokenizer'
       )
 
-  def _check_tokens(
+  def _probe(
     self, renderer: rendering.Renderer, caller: str
-  ) -> str | None:
-    """Compares the ids of a probe; returns the obstacle if it cannot."""
+  ) -> tuple[list[list[int]], list[list[int]]]:
+    """Returns the server's and the policy's ids of a few texts."""
     url = self._cfg.address.removesuffix('/v1') + '/tokenize'
-    tokenizer = renderer.tokenizer
-    for text in (_PROBE, *map(tokenizer.text, renderer.stop_ids)):
-      if not text:
-        continue  # a stop token without text
-      body = {'prompt': text, 'add_special_tokens': False}
-      body['model'] = self._cfg.name
-      try:
-        response = self._client.request(url, body, caller)
-      except EndpointError as error:
-        if error.status is None:
-          raise
-        return str(error)
-      actual = response.get('tokens')
-      expected = list(tokenizer.encode_scaffold(text))
-      if not actual or not isinstance(actual, list):
-        return f'got {errors.quote(response)} for the tokens of a text'
-      if actual != expected:
-        raise ValueError(
-          f'tokenizer of {self._cfg} must be that of the policy: got '
-          f'{errors.quote(actual[:8])} of {len(actual)} ids for {text!r}, '
-          f'expected {expected[:8]} of {len(expected)}; use a model that '
-          'shares the tokenizer'
+    texts = (_PROBE, *map(renderer.tokenizer.text, renderer.stop_ids))
+    texts = [text for text in texts if text]  # a stop token may have none
+    try:
+      ids = [
+        self._read(
+          responses.tokens,
+          url,
+          {'model': self._cfg.name, 'prompt': x, 'add_special_tokens': False},
+          caller,
         )
-    return None
+        for x in texts
+      ]
+    except EndpointError as error:
+      if error.status is None:
+        raise
+      logging.getLogger('absl').warning(
+        'NOT CHECKED that the tokens of %s are those of the policy: if they '
+        'differ, all its logprobs are wrong; %s',
+        self,
+        error,
+      )
+      return [], []
+    return ids, [list(renderer.tokenizer.encode_scaffold(x)) for x in texts]
 
   def score(
     self,
@@ -206,10 +233,9 @@ class Endpoint:
     ]
     assert all(temperature > 0 for _, temperature in jobs)
     for index, temperature in jobs:
-      if temperature not in self._temperatures:
-        self._check_temperature(ids[index], temperature, caller)
+      self._check_temperature(ids[index], temperature, caller)
     scores = [np.zeros(len(sequence), np.float32) for sequence in ids]
-    results = self._client.each(
+    results = self._each(
       self._score, [(ids[index], t, caller) for index, t in jobs]
     )
     for (index, temperature), logprobs in zip(jobs, results, strict=True):
@@ -239,13 +265,32 @@ class Endpoint:
       The future of a `requests.Completion` with version -1. Its logprobs are
       the server's: some servers return those of temperature 1 at any other.
     """
-    return self._client.submit(
-      self._sample,
-      request,
-      np.asarray(prompt),
-      max_tokens,
+    sampling, prompt = request.sampling, np.asarray(prompt)
+    body = {
+      'model': self._cfg.name,
+      'prompt': prompt.tolist(),
+      'max_tokens': max_tokens,
+      'seed': seed,
+      'logprobs': 0,  # of the sampled tokens, and no alternatives
+      'stop_token_ids': list(request.stop_ids),
+      # All explicit: the server would fill missing fields with the defaults of
+      # the model's files.
+      'ignore_eos': True,
+      'temperature': sampling.temperature,
+      'top_k': sampling.top_k,
+      'top_p': sampling.top_p,
+      'min_p': sampling.min_p,
+      'repetition_penalty': 1.0,
+      **_WITH_IDS,
+    }
+    return self._submit(
+      self._read,
+      lambda response: responses.completion(
+        response, request, prompt, max_tokens, self._vocab_size
+      ),
+      f'{self._cfg.address}/completions',
+      body,
       caller or self._caller,
-      seed,
     )
 
   def chat(
@@ -267,102 +312,66 @@ class Endpoint:
     Raises:
       EndpointError: the server does not answer, refuses, or answers no text.
     """
-    caller, options = (
-      caller or self._caller,
-      {'max_tokens': max_tokens, 'temperature': temperature},
-    )
-    return self._client.each(
-      self._chat,
-      [
-        ([dict(message) for message in messages], options, caller)
-        for messages in conversations
-      ],
-    )
-
-  def _post(
-    self, path: str, body: dict[str, Any], caller: str, tokens: int
-  ) -> dict[str, Any]:
-    url = f'{self._cfg.address}/{path}'
-    body = {'model': self._cfg.name, **body}
-    return self._client.request(url, body, caller, tokens)
-
-  def _chat(self, messages, options, caller) -> str:
-    body = {'messages': messages, **options}
-    tokens = options['max_tokens']
-    return responses.text(
-      self._post('chat/completions', body, caller, tokens), str(self)
-    )
-
-  def _sample(
-    self, request, prompt, max_tokens, caller, seed
-  ) -> requests.Completion:
-    sampling = request.sampling
-    response = self._post(
-      'completions',
+    url = f'{self._cfg.address}/chat/completions'
+    options = {'max_tokens': max_tokens, 'temperature': temperature}
+    bodies = [
       {
-        'prompt': prompt.tolist(),
-        'max_tokens': max_tokens,
-        'seed': seed,
-        'logprobs': 0,  # of the sampled tokens, and no alternatives
-        'stop_token_ids': list(request.stop_ids),
-        # All explicit: the server would fill missing fields with the defaults
-        # of the model's files.
-        'ignore_eos': True,
-        'temperature': sampling.temperature,
-        'top_k': sampling.top_k,
-        'top_p': sampling.top_p,
-        'min_p': sampling.min_p,
-        'repetition_penalty': 1.0,
-        **_WITH_IDS,
-      },
-      caller,
-      len(prompt) + max_tokens,
-    )
-    return responses.completion(
-      response, request, prompt, max_tokens, str(self), self._vocab_size
+        'model': self._cfg.name,
+        'messages': [dict(message) for message in messages],
+        **options,
+      }
+      for messages in conversations
+    ]
+    return self._each(
+      self._read,
+      [(responses.text, url, body, caller or self._caller) for body in bodies],
     )
 
-  def _score(self, ids, temperature, caller) -> np.ndarray:
+  def _score(
+    self, ids: np.ndarray, temperature: float, caller: str
+  ) -> np.ndarray:
     """Returns f32[n] of a sequence at one temperature."""
     known, refusal = self._form, ''  # another thread may set it meanwhile
     for form in _FORMS if known is None else (known,):
       read, fields = form
+      body = {
+        'model': self._cfg.name,
+        'prompt': np.asarray(ids).tolist(),
+        'temperature': temperature,
+        **fields,
+        **_WITH_IDS,
+      }
       try:
-        response = self._post(
-          'completions',
-          {
-            'prompt': np.asarray(ids).tolist(),
-            'temperature': temperature,
-            **fields,
-            **_WITH_IDS,
-          },
+        logprobs = self._read(
+          lambda response, read=read: read(response, np.asarray(ids)),
+          f'{self._cfg.address}/completions',
+          body,
           caller,
-          len(ids) + 1,
         )
       except EndpointError as error:
         if known is not None or error.status not in _UNFIT:
           raise
         refusal = f'; {error}'
         continue
-      logprobs = read(response, np.asarray(ids), str(self))
       if logprobs is not None:
         self._form = form
         return logprobs
     raise EndpointError(
-      f'{self} must score the tokens of a prompt: got none for '
-      f'prompt_logprobs, nor for echo with logprobs{refusal}; use a server '
-      'that scores prompts, such as posttrain.serve or vLLM',
-      status=200,
+      f'{self} must score prompts by prompt_logprobs or echo: got none{refusal}'
+      '; use posttrain.serve or vLLM',
+      200,
     )
 
-  def _check_temperature(self, ids, temperature, caller) -> None:
+  def _check_temperature(
+    self, ids: np.ndarray, temperature: float, caller: str
+  ) -> None:
     """Raises EndpointError if the server ignores the temperature."""
     with self._probing:
       if temperature in self._temperatures:
-        return  # checked by another thread
+        return
       ids = np.resize(ids, _PROBE_TOKENS)
       plain, tempered = np.float64(
-        self._client.each(
+        self._each(
           self._score, [(ids, 1.0, caller), (ids, temperature, caller)]
         )
       )
@@ -375,12 +384,149 @@ class Endpoint:
       if np.abs(tempered - plain)[1:].mean() < 0.1 * expected:
         raise EndpointError(
           f'{self} must score prompts at the temperature of the request: got '
-          f'the same logprobs at {temperature:.4g} as at 1; set the '
-          "sampler's temperature to 1, or use a server that scores at the "
-          'temperature, such as posttrain.serve',
-          status=200,
+          f'the logprobs of 1 at {temperature:.4g}; set the sampler to 1, or '
+          'use posttrain.serve',
+          200,
         )
       self._temperatures.add(temperature)
+
+  def _submit(
+    self, fn: Callable[..., Any], *args: Any
+  ) -> concurrent.futures.Future:
+    """Calls a function that sends requests, in a thread."""
+    future = concurrent.futures.Future()
+
+    def call():
+      with self._slots:
+        if not future.set_running_or_notify_cancel():
+          return
+        try:
+          future.set_result(fn(*args))
+        except BaseException as error:  # `result` raises it
+          future.set_exception(error)
+
+    threading.Thread(target=call, name='endpoint', daemon=True).start()
+    return future
+
+  def _each(
+    self, fn: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]
+  ) -> list[Any]:
+    """Calls a function with the arguments of each job; returns the results.
+
+    Raises the first error in the order of jobs, and drops the calls that have
+    not begun.
+    """
+    futures = [self._submit(fn, *job) for job in jobs]
+    try:
+      return [future.result() for future in futures]
+    finally:
+      for future in futures:
+        future.cancel()
+
+  def _read(
+    self,
+    read: Callable[[dict[str, Any]], Any],
+    url: str,
+    body: dict[str, Any] | None,
+    caller: str,
+  ) -> Any:
+    """Returns what a function reads in the server's response.
+
+    Args:
+      read: a reader, see `responses`.
+      url: the request's URL.
+      body: sent as JSON, by POST; None = a GET.
+      caller: the caller's name in logs and errors, as in 'environment sums'.
+
+    Raises:
+      EndpointError: the last try failed, the server refuses, or its response
+        is too large or cannot be read.
+    """
+    cfg = self._cfg
+    for attempt in range(1, cfg.tries + 1):
+      if self._closed.is_set():
+        raise EndpointError(f'{cfg} must be open for {caller}: got closed')
+      # 1. One try: its problem, if another may succeed.
+      pause = 0.0
+      try:
+        with watchdog.waiting(lambda: f'{cfg} for {caller}'):
+          response, data = self._exchange(url, body)
+        status = response.status_code
+        if status == 200:
+          return read(json.loads(data))
+        problem = f'status {status}: {_message(data) or response.reason_phrase}'
+        if status != 429 and (status < 500 or status == _NOT_IMPLEMENTED):
+          raise EndpointError(
+            f'{cfg} must accept the request of {caller} to {url}: got '
+            f'{problem}{_HINTS.get(status, "")}',
+            status,
+          )
+        with contextlib.suppress(ValueError):  # absent, or a date
+          pause = float(response.headers.get('Retry-After', ''))
+      except (httpx.HTTPError, OSError, responses.Aborted) as error:
+        problem = errors.text(error) or type(error).__name__
+      except ValueError as error:  # also no JSON
+        text = f'{cfg} must {errors.text(error, 400)}'
+        raise EndpointError(text, 200) from None
+      except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise EndpointError(
+          f'{cfg} must answer in the form of the OpenAI API: got '
+          f'{errors.text(data[:4096].decode(errors="replace"))} '
+          f'({errors.describe(error)}); check base_url',
+          200,
+        ) from None
+      if attempt == cfg.tries:
+        break
+      # 2. The wait: at least Retry-After, since a server may always send 1
+      # second; half of it is random, so that refused requests do not return
+      # all at once.
+      longest = min(_LONGEST, 2 * _SHORTEST * 2.0 ** min(attempt - 1, 16))
+      pause = min(max(pause, 0.0), _LONGEST_RETRY_AFTER)
+      pause = max(longest * random.uniform(0.5, 1), pause)
+      logging.getLogger('absl').warning(
+        '%s waits for %s: %s; try %d of %d, next in %.3g s',
+        caller,
+        cfg,
+        problem,
+        attempt,
+        cfg.tries,
+        pause,
+      )
+      with watchdog.waiting(lambda: f'{cfg} for {caller}, which was away'):
+        self._sleep(pause)
+    raise EndpointError(
+      f'{cfg} must answer {caller}: got {problem} at the last of {cfg.tries} '
+      'tries; start the server again, or raise timeout or tries'
+    )
+
+  def _exchange(
+    self, url: str, body: dict[str, Any] | None
+  ) -> tuple[httpx.Response, bytes]:
+    """Returns the response and its body, decoded."""
+    method, data = 'GET' if body is None else 'POST', bytearray()
+    end = time.monotonic() + self._cfg.timeout
+    with self._http.stream(method, url, json=body) as response:
+      for piece in response.iter_bytes():
+        data += piece
+        if len(data) > LARGEST:
+          raise EndpointError(
+            f'{self} must answer with at most {LARGEST} bytes: got more',
+            response.status_code,
+          )
+        if time.monotonic() > end:
+          raise httpx.ReadTimeout(f'no answer within {self._cfg.timeout:g} s')
+    return response, bytes(data)
+
+
+def _message(data: bytes) -> str:
+  """Returns the error message of a refusal; servers use several forms."""
+  message: Any = data[:4096].decode(errors='replace')
+  with contextlib.suppress(ValueError):
+    message = json.loads(data)
+  for key in ('error', 'message', 'detail'):
+    if isinstance(message, dict) and message.get(key):
+      message = message[key]
+  return errors.text(message)
 
 
 @dataclasses.dataclass
@@ -390,7 +536,12 @@ class _Sequence:
 
 
 class Engine:
-  """The `episodes.Engine` of one environment; not thread-safe."""
+  """The `episodes.Engine` of one environment; not thread-safe.
+
+  The server keeps no state between turns: the tokens of a held sequence are
+  kept here, and each turn sends the whole sequence. (A server may cache
+  prefixes.)
+  """
 
   def __init__(
     self, endpoint: Endpoint, caller: str | None = None, seed: int = 0
@@ -426,8 +577,8 @@ class Engine:
     """Waits until a request stops; returns all stopped ones, oldest first.
 
     Raises:
-      EndpointError: the server does not answer.
-      ValueError: its response is invalid. After either no request is in flight.
+      EndpointError: the server does not answer, or invalidly; then no request
+        is in flight.
     """
     if not self._running:
       return []
@@ -435,10 +586,6 @@ class Engine:
       side_by_side.wait(self._running.values())
       done = [id for id, future in self._running.items() if future.done()]
       return [self._stop(id, self._running.pop(id).result()) for id in done]
-    except concurrent.futures.CancelledError as error:
-      self.drop()
-      text = f'{self._endpoint} must be open for {self._caller}: got closed'
-      raise EndpointError(text) from error
     except BaseException:
       self.drop()
       raise

@@ -57,7 +57,7 @@ def connect(monkeypatch):
   def put(by_name):
     def make(cfg, caller, vocab_size):
       name = cfg.base_url.split('/')[2]
-      transport = servers.Transport(by_name[name])
+      transport = servers.transport(by_name[name])
       # The servers know the tokens of `servers.VOCAB`.
       return Endpoint(cfg, caller, vocab_size=512, transport=transport)
 
@@ -68,7 +68,6 @@ def connect(monkeypatch):
 
 
 def endpoint(name):
-  # Few requests at a time: `servers.Transport` has few threads for all servers.
   return schema.Endpoint(
     name='teacher', base_url=f'http://{name}/v1', concurrency=2
   )

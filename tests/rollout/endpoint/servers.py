@@ -1,6 +1,5 @@
 """An OpenAI-compatible server in this process, with bigram logits."""
 
-import asyncio
 import dataclasses
 import json
 import threading
@@ -127,20 +126,16 @@ def _entries(ids, values):
   ]
 
 
-class Transport(httpx.AsyncBaseTransport):
-  """Calls a server in threads: it may block."""
+def transport(server):
+  """Returns a transport to a server, which may give one answer many times."""
 
-  def __init__(self, server):
-    self._sync = httpx.MockTransport(server)
-
-  async def handle_async_request(self, request):
-    await request.aread()
-    answer = await asyncio.to_thread(self._sync.handle_request, request)
-    return httpx.Response(  # not read yet, as on a network
-      answer.status_code,
-      headers=answer.headers,
-      stream=httpx.ByteStream(answer.content),
+  def answer(request):
+    response = server(request)
+    return httpx.Response(
+      response.status_code, headers=response.headers, content=response.content
     )
+
+  return httpx.MockTransport(answer)
 
 
 def connect(server, sleeps=None, **options):
@@ -153,6 +148,6 @@ def connect(server, sleeps=None, **options):
     cfg,
     'environment sums',
     vocab_size=VOCAB,
-    transport=Transport(server),
+    transport=transport(server),
     sleep=sleeps.append,
   )

