@@ -48,7 +48,7 @@ DECODE_LAYERS = 4  # their layers are not in a loop: the text grows with them
 GIB = 2**30
 SHOWN = 8  # collectives of a program in the table
 VOCABULARY_LOOPS = 'losses/logprobs.py'
-ATTENTION = ('posttrain/ops/dense.py', 'posttrain/ops/chunked.py')
+ATTENTION = ('posttrain/ops/chunked.py',)
 SLACK = 1.2
 # Attention and MLP each end with one; the backward pass computes them again,
 # and has one for the gradient of each product that reads the stream: q, k and

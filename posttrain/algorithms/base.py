@@ -10,6 +10,8 @@ samples:
 3. `rescale(groups, credits)`: credit adjusted over all groups (default:
    unchanged).
 4. `score(samples, scorer)`: logprobs under a reference, before packing.
+
+Below the class: what several algorithms compute of a group or a rollout.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +20,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from posttrain import schema, types
+
+_ASSISTANT = types.ROLES.index('assistant')
 
 # Credit of a rollout: a scalar for all its completion tokens, an array over the
 # tokens of its samples, or None for "no credit".
@@ -119,3 +123,60 @@ class Algorithm:
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Restores a state of `get_state`."""
     assert not state, f'{type(self).__name__} keeps no state: got {state}'
+
+
+def rewards(group: Group) -> np.ndarray:
+  """Returns the rewards of a group, f32[G].
+
+  Args:
+    group: rollouts without errors, all with a reward.
+  """
+  for rollout in group:
+    assert rollout.stop_reason != 'error' and rollout.score.reward is not None
+  return np.array([r.score.reward for r in group], np.float32)
+
+
+def centered(values: np.ndarray) -> np.ndarray:
+  """Returns values - mean(values); exactly 0 where all are equal.
+
+  The mean of equal floats may differ from them in the last bit.
+  """
+  if not values.size or values.min() == values.max():
+    return np.zeros_like(values)
+  return values - values.mean()
+
+
+def contents(rollout: types.Rollout) -> list[np.ndarray]:
+  """Returns masks of the contents of messages after the prompt.
+
+  The prompt is all messages before the first sampled token. If the history was
+  rewritten, a later sample begins with the whole history: its mask leaves out
+  messages of earlier samples, and assistant turns before its first sampled
+  token, which are the policy's. (An assistant turn of the environment cannot be
+  distinguished from them, and is left out as well.)
+
+  Returns:
+    bool[T] per sample.
+  """
+  masks: list[np.ndarray] = []
+  known: set[int] | None = None  # messages of the prompt or an earlier sample
+  for sample in rollout.samples:
+    ids, is_prefix = sample.message_ids, np.cumsum(sample.mask) == 0
+    assert ids is not None, 'message_ids'
+    if known is None:
+      known = set(ids[is_prefix].tolist())
+    masks.append(
+      sample.is_content
+      & ~sample.mask
+      & (ids >= 0)
+      & ~np.isin(ids, list(known))
+      & ~(is_prefix & (sample.roles == _ASSISTANT))
+    )
+    known |= set(ids.tolist())
+  return masks
+
+
+def require_equal(what: str, got: Any, expected: Any) -> None:
+  """Raises ValueError unless a function returned the expected shape."""
+  if got != expected:
+    raise ValueError(f'{what}: got {got}, expected {expected}')

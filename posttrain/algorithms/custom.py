@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from posttrain import schema, types
-from posttrain.algorithms import base, credit
+from posttrain.algorithms import base
 from posttrain.util import imports
 
 
@@ -29,11 +29,9 @@ class Inputs:
 
   def broadcast(self, values: Sequence[float]) -> list[list[float]]:
     """Repeats one value per rollout over its sampled tokens."""
-    if len(values) != len(self.rollouts):
-      raise ValueError(
-        f'broadcast must get one value per rollout: got {len(values)}, '
-        f'expected {len(self.rollouts)}'
-      )
+    count = len(self.rollouts)
+    what = 'broadcast must get one value per rollout'
+    base.require_equal(what, len(values), count)
     pairs = zip(values, self.completion_lengths, strict=True)
     return [[float(value)] * length for value, length in pairs]
 
@@ -42,12 +40,11 @@ class Inputs:
   ) -> list[list[float]]:
     """Repeats one value per rollout and turn over the turn's tokens."""
     turns = [[turn.length for turn in r.turns] for r in self.rollouts]
-    if [len(row) for row in values] != [len(row) for row in turns]:
-      raise ValueError(
-        'broadcast_turns must get one value per rollout and turn: got '
-        f'{[len(row) for row in values]}, expected '
-        f'{[len(row) for row in turns]}'
-      )
+    base.require_equal(
+      'broadcast_turns must get one value per rollout and turn',
+      [len(row) for row in values],
+      [len(row) for row in turns],
+    )
     return [
       np.repeat(np.asarray(row, float), lengths).tolist()
       for row, lengths in zip(values, turns, strict=True)
@@ -94,31 +91,18 @@ class Custom(base.Algorithm):
       for rollout in group
     ]
     lengths = [int(mask.sum()) for mask in masks]
-    inputs = Inputs(group, credit.rewards(group), lengths)
-    advantages = self._fn(inputs, **self.cfg.kwargs)
-    self._check(advantages, lengths)
-    return [_spread(mask, x) for mask, x in zip(masks, advantages, strict=True)]
-
-  def _check(self, advantages, lengths: Sequence[int]) -> None:
+    inputs = Inputs(group, base.rewards(group), lengths)
+    values = self._fn(inputs, **self.cfg.kwargs)
     name = f'{self.cfg.import_path} must return'
-    if len(advantages) != len(lengths):
-      raise ValueError(
-        f'{name} one list per rollout: got {len(advantages)}, expected '
-        f'{len(lengths)}'
-      )
-    for i, (values, length) in enumerate(zip(advantages, lengths, strict=True)):
-      if np.shape(values) != (length,):
+    base.require_equal(f'{name} one list per rollout', len(values), len(group))
+    advantages = []
+    for i, (mask, numbers) in enumerate(zip(masks, values, strict=True)):
+      what = f'{name} a number per sampled token of rollout {i}'
+      base.require_equal(what, np.shape(numbers), (lengths[i],))
+      if not np.isfinite(numbers).all():
         raise ValueError(
-          f'{name} a number per sampled token: got shape {np.shape(values)} '
-          f'for rollout {i}, expected {(length,)}; inputs.broadcast repeats '
-          'one number per rollout'
+          f'{name} finite numbers: got {numbers} for rollout {i}'
         )
-      if not np.isfinite(values).all():
-        raise ValueError(f'{name} finite numbers: got {values} for rollout {i}')
-
-
-def _spread(mask: np.ndarray, values: Sequence[float]) -> np.ndarray:
-  """Returns the values at the tokens of the mask, 0 at the others, f32[T]."""
-  advantages = np.zeros(len(mask), np.float32)
-  advantages[mask] = values
-  return advantages
+      advantages.append(np.zeros(len(mask), np.float32))
+      advantages[-1][mask] = numbers
+    return advantages

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from posttrain import schema, types
-from posttrain.algorithms import base, grpo, observed
+from posttrain.algorithms import base, grpo
 from posttrain.util import imports
 
 
@@ -60,7 +60,7 @@ class Echo(base.Algorithm):
     weights = [
       self._weights(rollout, sample, content)
       for sample, content in zip(
-        rollout.samples, observed.contents(rollout), strict=True
+        rollout.samples, base.contents(rollout), strict=True
       )
     ]
     if self._filter is None:
@@ -96,18 +96,12 @@ class Echo(base.Algorithm):
     """Returns the filter's masks, bool[T] per sample; checks their shapes."""
     cfg = self.cfg.filter
     masks = keep(rollout, **cfg.kwargs)
-    name = f'{cfg.import_path} must return'
-    if not isinstance(masks, list) or len(masks) != len(rollout.samples):
-      got = len(masks) if isinstance(masks, list) else type(masks).__name__
-      raise ValueError(
-        f'{name} a list with one keep-mask per sample of task '
-        f'{rollout.task.id}: got {got}, expected {len(rollout.samples)}'
-      )
+    name, task = f'{cfg.import_path} must return', rollout.task.id
+    what = f'{name} a list with one keep-mask per sample of task {task}'
+    got = len(masks) if isinstance(masks, list) else type(masks).__name__
+    base.require_equal(what, got, len(rollout.samples))
     for i, (mask, s) in enumerate(zip(masks, rollout.samples, strict=True)):
-      if np.shape(mask) != (len(s),) or np.asarray(mask).dtype != bool:
-        raise ValueError(
-          f'{name} a bool per token: got shape {np.shape(mask)} of type '
-          f'{np.asarray(mask).dtype} for sample {i} of task '
-          f'{rollout.task.id}, expected {(len(s),)}'
-        )
+      got = np.shape(mask), np.asarray(mask).dtype.name
+      what = f'{name} a bool per token of sample {i} of task {task}'
+      base.require_equal(what, got, ((len(s),), 'bool'))
     return [np.asarray(mask) for mask in masks]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from posttrain.algorithms import base, credit
+from posttrain.algorithms import base, length
 
 _EPS = 1e-4  # added to a standard deviation, as in TRL
 
@@ -42,8 +42,8 @@ class Grpo(base.Algorithm):
 
   def assign(self, group: base.Group) -> list[float]:
     """Returns A_i, with s = 1 for 'batch'."""
-    rewards = credit.rewards(group, self.cfg.length_penalty)
-    advantages = credit.centered(rewards)
+    rewards = length.rewards(group, self.cfg.length_penalty)
+    advantages = base.centered(rewards)
     if self.cfg.scale_rewards == 'group' and advantages.any():
       advantages = advantages / (rewards.std(ddof=1) + np.float32(_EPS))
     return advantages.tolist()
@@ -55,7 +55,7 @@ class Grpo(base.Algorithm):
     if self.cfg.scale_rewards != 'batch':
       return credits
     rewards = np.concatenate(
-      [credit.rewards(group, self.cfg.length_penalty) for group in groups]
+      [length.rewards(group, self.cfg.length_penalty) for group in groups]
     )
     if rewards.size < 2:
       return credits

@@ -1,7 +1,7 @@
 """Length penalties: rewards that depend on the number of tokens and turns.
 
 1. `count`: tokens and turns of a rollout.
-2. `penalized`: the rewards of a group after a penalty.
+2. `rewards`: the rewards of a group after a penalty, if there is one.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from posttrain import schema, types
-from posttrain.algorithms import observed
+from posttrain.algorithms import base
 
 _TOOL = types.ROLES.index('tool')
 
@@ -27,7 +27,7 @@ class Count(NamedTuple):
 def count(rollout: types.Rollout) -> Count:
   """Counts a rollout; a rewritten history counts again as input."""
   output = total = tool = turns = 0
-  contents = observed.contents(rollout)
+  contents = base.contents(rollout)
   for sample, content in zip(rollout.samples, contents, strict=True):
     mask = sample.mask
     output, total = output + int(mask.sum()), total + len(sample)
@@ -52,6 +52,14 @@ def penalized(
   if penalty is None:
     return rewards
   return TYPES[penalty.type](rewards, counts, penalty)
+
+
+def rewards(
+  group: base.Group, penalty: schema.LengthPenalty | None
+) -> np.ndarray:
+  """Returns the rewards of a group after a length penalty, f32[G]."""
+  counts = [count(r) for r in group] if penalty else []
+  return penalized(base.rewards(group), counts, penalty)
 
 
 def efficiency(rewards: np.ndarray, cost: np.ndarray) -> np.ndarray:

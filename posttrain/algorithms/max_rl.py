@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from posttrain.algorithms import base, credit
+from posttrain.algorithms import base
 
 
 class MaxRl(base.Algorithm):
@@ -41,15 +41,14 @@ class MaxRl(base.Algorithm):
 
   def assign(self, group: base.Group) -> list[float]:
     """Returns A_i; ValueError for a negative reward."""
-    rewards = credit.rewards(group)
+    rewards = base.rewards(group)
     if rewards.size and rewards.min() < 0:
       raise ValueError(
-        'rewards must be >= 0 for algorithm max_rl: got '
-        f'{rewards.min():g} for task {group[0].task.id} of environment '
-        f'{group[0].task.env}; use grpo, or another reward'
+        f'rewards must be >= 0 for algorithm max_rl: got {rewards.min():g} for '
+        f'task {group[0].task.id} of environment {group[0].task.env}'
       )
     mean = rewards.mean() if rewards.size else 0
     if mean <= 0:
       return np.zeros_like(rewards).tolist()
-    gain = credit.centered(rewards) if self.cfg.baseline else rewards
+    gain = base.centered(rewards) if self.cfg.baseline else rewards
     return (gain / mean).tolist()

@@ -75,20 +75,15 @@ class Opsd(base.Algorithm):
     elif source == 'answer':
       text = None if task.answer is None else str(task.answer)
     elif source == 'demonstration':
-      text = _text(task.demonstration or ())
+      turns = task.demonstration or ()
+      text = '\n'.join(f'{m["role"]}: {m["content"]}' for m in turns)
+      if len(turns) == 1:
+        text = turns[0]['content']
     else:
       text = task.info.get(source.removeprefix('info.'))
     if not isinstance(text, str) or not text.strip():
       raise ValueError(
         f'row {task.id} of environment {task.env} must have a demonstration '
-        f'for algorithm opsd: got {text!r} from {source!r}; set '
-        'algorithm.demonstration to another source'
+        f'for algorithm opsd: got {text!r} from {source!r}'
       )
     return text.strip()
-
-
-def _text(messages: types.Messages) -> str:
-  """Returns a demonstration as text; several turns with their roles."""
-  if len(messages) == 1:
-    return messages[0]['content']
-  return '\n'.join(f'{m["role"]}: {m["content"]}' for m in messages)

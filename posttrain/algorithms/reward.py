@@ -1,6 +1,6 @@
 """Policy gradient without a baseline."""
 
-from posttrain.algorithms import base, credit
+from posttrain.algorithms import base
 
 
 class Reward(base.Algorithm):
@@ -24,4 +24,4 @@ class Reward(base.Algorithm):
 
   def assign(self, group: base.Group) -> list[float]:
     """Returns A_i."""
-    return credit.rewards(group).tolist()
+    return base.rewards(group).tolist()

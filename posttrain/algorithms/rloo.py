@@ -1,6 +1,6 @@
 """REINFORCE leave-one-out: the baseline is the mean of the other rewards."""
 
-from posttrain.algorithms import base, credit
+from posttrain.algorithms import base, length
 
 
 class Rloo(base.Algorithm):
@@ -26,6 +26,6 @@ class Rloo(base.Algorithm):
 
   def assign(self, group: base.Group) -> list[float]:
     """Returns A_i."""
-    advantages = credit.centered(credit.rewards(group, self.cfg.length_penalty))
+    advantages = base.centered(length.rewards(group, self.cfg.length_penalty))
     scale = len(group) / max(len(group) - 1, 1)
     return (scale * advantages).tolist()

@@ -10,6 +10,7 @@ Axes: T tokens of one sample.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -17,6 +18,8 @@ import numpy as np
 from posttrain import processes, types
 from posttrain.algorithms import base
 from posttrain.rollout import side_by_side
+
+_CREDIT = 'assign and rescale must return one credit per rollout'
 
 
 def finalize(
@@ -58,104 +61,71 @@ def stamp(
   Raises:
     ValueError: credit or weights are not aligned with the tokens.
   """
-  credits = [_check(algorithm.assign(group), group) for group in groups]
+  credits = []
+  for group in groups:
+    credits.append(algorithm.assign(group))
+    base.require_equal(_CREDIT, len(credits[-1]), len(group))
   rescaled = algorithm.rescale(groups, credits)
-  if len(rescaled) != len(groups):
-    raise ValueError(
-      f'rescale must return the credit of each group: got {len(rescaled)}, '
-      f'expected {len(groups)}'
-    )
-  return [
-    _stamp(algorithm, sample, advantages, observed)
-    for group, values in zip(groups, rescaled, strict=True)
-    for rollout, credit in zip(group, _check(values, group), strict=True)
-    for sample, advantages, observed in zip(
-      rollout.samples,
-      _spread(rollout, credit),
-      _observed(rollout, algorithm.observation_weights(rollout)),
-      strict=True,
-    )
-  ]
-
-
-def _check(credits: Sequence[base.Credit], group: base.Group):
-  if len(credits) != len(group):
-    raise ValueError(
-      'assign and rescale must return one credit per rollout: got '
-      f'{len(credits)}, expected {len(group)}'
-    )
-  return credits
-
-
-def _spread(
-  rollout: types.Rollout, credit: base.Credit
-) -> Iterator[np.ndarray | None]:
-  """Yields a rollout's credit as f32[T] per sample, or None."""
-  if credit is None:
-    yield from (None for _ in rollout.samples)
-    return
-  values = np.asarray(credit, np.float32)
-  total = sum(len(sample) for sample in rollout.samples)
-  if values.ndim and len(values) != total:
-    raise ValueError(
-      f'credit must align with the tokens of task {rollout.task.id}: got '
-      f'{len(values)} values, expected {total}'
-    )
-  start = 0
-  for sample in rollout.samples:
-    end = start + len(sample)
-    if values.ndim:
-      yield values[start:end]
-    else:
-      yield np.where(sample.mask, values, np.float32(0))
-    start = end
-
-
-def _observed(
-  rollout: types.Rollout, weights: Sequence[np.ndarray] | None
-) -> Sequence[np.ndarray]:
-  """Returns CE weights of observations, f32[T] per sample; zeros for None."""
-  lengths = [len(sample) for sample in rollout.samples]
-  if weights is None:
-    return [np.zeros(length, np.float32) for length in lengths]
-  if [len(w) for w in weights] != lengths:
-    raise ValueError(
-      'observation_weights must span the tokens of each sample of task '
-      f'{rollout.task.id}: got {[len(w) for w in weights]}, expected '
-      f'{lengths}'
-    )
-  return [np.array(w, np.float32) for w in weights]
+  what = 'rescale must return the credit of each group'
+  base.require_equal(what, len(rescaled), len(groups))
+  samples = []
+  for group, values in zip(groups, rescaled, strict=True):
+    base.require_equal(_CREDIT, len(values), len(group))
+    for rollout, credit in zip(group, values, strict=True):
+      samples += _stamp(algorithm, rollout, credit)
+  return samples
 
 
 def _stamp(
-  algorithm: base.Algorithm,
-  sample: types.Sample,
-  advantages: np.ndarray | None,
-  observed: np.ndarray,
-) -> types.Sample:
-  zeros = np.zeros(len(sample), np.float32)
-  member = sample.mask.copy()
-  member[:1] = False
-  action = member.astype(np.float32)
-  observed[:1] = 0
-  rl = action if algorithm.component == 'rl' else zeros
-  if advantages is not None and algorithm.prune_zero_advantage:
-    rl = np.where(advantages == 0, np.float32(0), rl)
-  weight = np.float32(algorithm.weight)
+  algorithm: base.Algorithm, rollout: types.Rollout, credit: base.Credit
+) -> Iterator[types.Sample]:
+  """Yields a rollout's samples with every stream."""
+  lengths = [len(sample) for sample in rollout.samples]
+  # The credit of each sample, f32[T] or None.
+  advantages: list[np.ndarray | None] = [None] * len(lengths)
+  if isinstance(credit, np.ndarray | list):
+    values = np.asarray(credit, np.float32)
+    what = f'credit must align with the tokens of task {rollout.task.id}'
+    base.require_equal(what, len(values), sum(lengths))
+    ends = itertools.accumulate(lengths, initial=0)
+    advantages = [values[i:j] for i, j in itertools.pairwise(ends)]
+  elif credit is not None:
+    advantages = [
+      np.where(sample.mask, np.float32(credit), np.float32(0))
+      for sample in rollout.samples
+    ]
+  # The CE weights of observations of each sample, f32[T].
+  observed = algorithm.observation_weights(rollout)
+  if observed is None:
+    observed = [np.zeros(length) for length in lengths]
+  what = 'observation_weights must span the tokens of each sample of task '
+  sizes = [len(weights) for weights in observed]
+  base.require_equal(f'{what}{rollout.task.id}', sizes, lengths)
   trains_by_kl = algorithm.component == 'ref_kl'
   kl = algorithm.weight * trains_by_kl + algorithm.kl_beta
-  return dataclasses.replace(
-    sample,
-    advantages=advantages,
-    rl_weights=rl,
-    ce_weights=(
-      np.where(member, weight, observed)
-      if algorithm.component == 'ce'
-      else observed
-    ),
-    ref_kl_weights=np.float32(kl) * action,
-    ref_logprobs=zeros,
-  )
+  for sample, credits, weights in zip(
+    rollout.samples, advantages, observed, strict=True
+  ):
+    member = sample.mask.copy()
+    member[:1] = False
+    action = member.astype(np.float32)
+    rl, zeros = action, np.zeros(len(sample), np.float32)
+    if algorithm.component != 'rl':
+      rl = zeros
+    if credits is not None and algorithm.prune_zero_advantage:
+      rl = np.where(credits == 0, np.float32(0), rl)
+    ce = np.array(weights, np.float32)
+    ce[:1] = 0
+    if algorithm.component == 'ce':
+      ce = np.where(member, np.float32(algorithm.weight), ce)
+    yield dataclasses.replace(
+      sample,
+      advantages=credits,
+      rl_weights=rl,
+      ce_weights=ce,
+      ref_kl_weights=np.float32(kl) * action,
+      ref_logprobs=zeros,
+    )
 
 
 def scoring(
@@ -184,18 +154,24 @@ def scoring(
   assert scorer is not None, 'reference logprobs need a scorer'
   members = [samples[i] for i in indices]
   scores = algorithm.score(members, scorer)
-  if scores is None or len(scores) != len(members):
-    raise ValueError(
-      'score must return one array per sample: got '
-      f'{scores if scores is None else len(scores)}, expected {len(members)}'
-    )
+  count = None if scores is None else len(scores)
+  what = 'score must return one array per sample'
+  base.require_equal(what, count, len(members))
   futures = getattr(scores, 'futures', ()) if processes.count() == 1 else ()
   yield [future for future in futures if not future.done()]
   samples = list(samples)
   for i, logprobs in zip(indices, scores, strict=True):
-    samples[i] = dataclasses.replace(
-      samples[i], ref_logprobs=_checked(samples[i], logprobs)
-    )
+    where = f'row {samples[i].row!r} of environment {samples[i].env!r}'
+    logprobs = np.asarray(logprobs, np.float32)
+    what = f'score must align with the tokens of {where}'
+    base.require_equal(what, logprobs.shape, (len(samples[i]),))
+    if not np.isfinite(logprobs).all():
+      token = int(np.argmin(np.isfinite(logprobs)))
+      raise ValueError(
+        f'score must return finite logprobs of {where}: got {logprobs[token]} '
+        f'at token {token}'
+      )
+    samples[i] = dataclasses.replace(samples[i], ref_logprobs=logprobs)
   return samples
 
 
@@ -244,21 +220,3 @@ def _members(samples: Sequence[types.Sample]) -> list[int]:
 def _kl_weights(sample: types.Sample) -> np.ndarray:
   assert sample.ref_kl_weights is not None, 'a stamped sample'
   return sample.ref_kl_weights
-
-
-def _checked(sample: types.Sample, logprobs: np.ndarray) -> np.ndarray:
-  """Returns the logprobs as f32[T]; checks their shape and values."""
-  where = f'of row {sample.row!r} of environment {sample.env!r}'
-  logprobs = np.asarray(logprobs, np.float32)
-  if logprobs.shape != (len(sample),):
-    raise ValueError(
-      f'score must align with the tokens {where}: got shape '
-      f'{logprobs.shape}, expected {(len(sample),)}'
-    )
-  if not np.isfinite(logprobs).all():
-    token = int(np.argmin(np.isfinite(logprobs)))
-    raise ValueError(
-      f'score must return finite logprobs {where}: got {logprobs[token]} at '
-      f'token {token}'
-    )
-  return logprobs

@@ -96,10 +96,13 @@ def linear(
   chex.assert_shape(hidden, (*shape, depth))
   temperature = jnp.asarray(temperature, jnp.float32)
   temperature = jnp.broadcast_to(temperature, shape)
-  plan = _Plan(
-    softcap, vocab_chunk, row_chunk, *_mesh_axes(shape, depth, vocab)
-  )
-  return _linear_vjp(
+  plan = _Plan(softcap, vocab_chunk, row_chunk)
+  if sharding.current() is not None:
+    axes = (sharding.BATCH_AXES, sharding.FSDP, sharding.TENSOR)
+    first = shape[0] if shape else 1
+    tokens, *others = sharding.fitting((first, depth, vocab), axes)
+    plan = _Plan(*plan[:3], tokens or (), *others)
+  return _linear(
     plan, hidden, weight, targets, jax.lax.stop_gradient(temperature)
   )
 
@@ -152,16 +155,6 @@ def is_top(
   return top.reshape(targets.shape)
 
 
-def _mesh_axes(shape, depth, vocab):
-  """Returns the last three fields of a `_Plan`."""
-  if sharding.current() is None:
-    return (), None, None
-  axes = (sharding.BATCH_AXES, sharding.FSDP, sharding.TENSOR)
-  first = shape[0] if shape else 1
-  tokens, model, vocab = sharding.fitting((first, depth, vocab), axes)
-  return tokens or (), model, vocab
-
-
 def _default_chunks(count, vocab):
   """Returns (columns, rows) of a block of at most `BLOCK_BYTES` of logits."""
   size = BLOCK_BYTES // 4
@@ -170,6 +163,7 @@ def _default_chunks(count, vocab):
   return columns, count if count * columns <= size else size // columns
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _linear(
   plan, hidden, weight, targets, temperature
 ) -> tuple[jax.Array, jax.Array]:
@@ -186,79 +180,75 @@ def _specs(plan):
 
 
 def _forward(plan, *inputs):
+  def local(hidden, weight, targets, temperature):
+    """Returns (logprobs, entropy) in targets' shape, z or None, (lse, mean)."""
+    shape, weight = targets.shape, _gathered(plan, hidden, weight)
+    chunks = _chunk_sizes(plan, targets.size, weight.shape[1])
+    first = _first_column(plan, weight)
+    inputs = _flat(chunks, hidden, targets - first, temperature)
+    if chunks == (weight.shape[1], 1):
+      hidden, targets, temperature = inputs
+      z = _tempered(plan.softcap, hidden, weight, temperature)
+      top = jnp.max(z, axis=-1)
+      e = jnp.exp(z - top[:, None])
+      total, weighted = jnp.sum(e, axis=-1), jnp.sum(e * z, axis=-1)
+      inside, target = _pick(z, targets)
+      target = jnp.where(inside, target, 0.0)
+    else:
+      z = None
+      top, total, weighted, target = _chunked_sums(
+        plan, chunks, weight, *inputs
+      )
+    if plan.vocab:
+      highest = jax.lax.pmax(top, plan.vocab)
+      shrink = jnp.exp(top - highest)
+      total, weighted, target = jax.lax.psum(
+        jnp.stack((total * shrink, weighted * shrink, target)), plan.vocab
+      )
+      top = highest
+    lse, mean = top + jnp.log(total), weighted / total
+    outputs = target - lse, lse - mean
+    outputs = tuple(x[: math.prod(shape)].reshape(shape) for x in outputs)
+    return outputs, z, (lse, mean)
+
   tokens, weight, logits = _specs(plan)
-  local = sharding.split(
-    functools.partial(_local_forward, plan),
-    (tokens, weight, tokens, tokens),
-    (tokens, logits, tokens),
-  )
-  outputs, z, sums = local(*inputs)
+  in_specs = tokens, weight, tokens, tokens
+  split = sharding.split(local, in_specs, (tokens, logits, tokens))
+  outputs, z, sums = split(*inputs)
   return outputs, (inputs, z, sums)
 
 
-def _local_forward(plan, hidden, weight, targets, temperature):
-  """Returns (logprobs, entropy) in targets' shape, z or None, (lse, mean)."""
-  shape, weight = targets.shape, _gathered(plan, hidden, weight)
-  chunks = _chunk_sizes(plan, targets.size, weight.shape[1])
-  first = _first_column(plan, weight)
-  inputs = _flat(chunks, hidden, targets - first, temperature)
-  if chunks == (weight.shape[1], 1):
-    hidden, targets, temperature = inputs
-    z = _tempered(plan.softcap, hidden, weight, temperature)
-    top = jnp.max(z, axis=-1)
-    e = jnp.exp(z - top[:, None])
-    total, weighted = jnp.sum(e, axis=-1), jnp.sum(e * z, axis=-1)
-    inside, target = _pick(z, targets)
-    target = jnp.where(inside, target, 0.0)
-  else:
-    z = None
-    top, total, weighted, target = _chunked_sums(plan, chunks, weight, *inputs)
-  if plan.vocab:
-    highest = jax.lax.pmax(top, plan.vocab)
-    shrink = jnp.exp(top - highest)
-    total, weighted, target = jax.lax.psum(
-      jnp.stack((total * shrink, weighted * shrink, target)), plan.vocab
-    )
-    top = highest
-  lse, mean = top + jnp.log(total), weighted / total
-  outputs = target - lse, lse - mean
-  outputs = tuple(x[: math.prod(shape)].reshape(shape) for x in outputs)
-  return outputs, z, (lse, mean)
-
-
 def _backward(plan, residuals, cotangents):
+  def local(inputs, z, sums, cotangents):
+    """Returns the gradients of hidden and weight."""
+    hidden, weight, targets, temperature = inputs
+    part, weight = weight, _gathered(plan, hidden, weight)
+    chunks = _chunk_sizes(plan, targets.size, weight.shape[1])
+    first = _first_column(plan, weight)
+    rows, *per_row = _flat(
+      chunks, hidden, targets - first, temperature, *cotangents
+    )
+    per_row = *per_row[:2], *sums, *per_row[2:]
+    if z is not None:
+      dz = _logit_gradient(plan.softcap, z, *per_row).astype(hidden.dtype)
+      d_hidden, d_weight = _products(rows, weight, dz)
+    else:
+      d_hidden, d_weight = _chunked_gradients(
+        plan, chunks, rows, weight, per_row
+      )
+    if plan.vocab:
+      d_hidden = jax.lax.psum(d_hidden, plan.vocab)
+    d_hidden = d_hidden[: targets.size].reshape(hidden.shape)
+    return (
+      d_hidden.astype(hidden.dtype),
+      _reduced(plan, d_weight).astype(part.dtype),
+    )
+
   inputs, z, sums = residuals
   tokens, weight, logits = _specs(plan)
-  local = sharding.split(
-    functools.partial(_local_backward, plan),
-    ((tokens, weight, tokens, tokens), logits, tokens, tokens),
-    (tokens, weight),
-  )
-  return *local(inputs, z, sums, cotangents), None, None
-
-
-def _local_backward(plan, inputs, z, sums, cotangents):
-  """Returns the gradients of hidden and weight."""
-  hidden, weight, targets, temperature = inputs
-  part, weight = weight, _gathered(plan, hidden, weight)
-  chunks = _chunk_sizes(plan, targets.size, weight.shape[1])
-  first = _first_column(plan, weight)
-  rows, *per_row = _flat(
-    chunks, hidden, targets - first, temperature, *cotangents
-  )
-  per_row = *per_row[:2], *sums, *per_row[2:]
-  if z is not None:
-    dz = _logit_gradient(plan.softcap, z, *per_row).astype(hidden.dtype)
-    d_hidden, d_weight = _products(rows, weight, dz)
-  else:
-    d_hidden, d_weight = _chunked_gradients(plan, chunks, rows, weight, per_row)
-  if plan.vocab:
-    d_hidden = jax.lax.psum(d_hidden, plan.vocab)
-  d_hidden = d_hidden[: targets.size].reshape(hidden.shape)
-  return (
-    d_hidden.astype(hidden.dtype),
-    _reduced(plan, d_weight).astype(part.dtype),
-  )
+  in_specs = (tokens, weight, tokens, tokens), logits, tokens, tokens
+  split = sharding.split(local, in_specs, (tokens, weight))
+  return *split(inputs, z, sums, cotangents), None, None
 
 
 def _gathered(plan, hidden, weight):
@@ -315,8 +305,7 @@ def _flat(chunks, hidden, targets, temperature, *cotangents):
   )
 
 
-_linear_vjp = jax.custom_vjp(_linear, nondiff_argnums=(0,))
-_linear_vjp.defvjp(_forward, _backward)
+_linear.defvjp(_forward, _backward)
 
 
 def _tempered(softcap, hidden, weight, temperature):

@@ -1,4 +1,4 @@
-"""Preference losses: of pairs of answers, or of single labeled answers.
+"""Losses of pairs of answers, or of single labeled answers.
 
     h = log pi(y | x) - log ref(y | x)    of a whole answer, in nats
     s = sigmoid
@@ -6,7 +6,8 @@
 beta h is the implicit reward of an answer. The functions do not average: they
 return one term per pair, or per answer, and the caller divides by the number
 of pairs or answers. The types with suffix `_norm` are the same functions of
-h / |y|, with |y| the number of the answer's tokens.
+h / |y|, with |y| the number of the answer's tokens. `ranking` is the loss of a
+reward model, of its rewards instead of h.
 
 Axes: T tokens of a row; else any, one entry per pair or answer.
 """
@@ -165,6 +166,39 @@ def kto_baseline(log_ratios: jax.Array, where: jax.Array) -> jax.Array:
   """
   known = jnp.where(where, jax.lax.stop_gradient(log_ratios), 0.0)
   return jnp.maximum(jnp.sum(known) / jnp.maximum(jnp.sum(where), 1), 0.0)
+
+
+def ranking(
+  chosen: jax.Array,
+  rejected: jax.Array,
+  *,
+  margins: jax.Array | float = 0.0,
+  center_coef: float = 0.0,
+) -> jax.Array:
+  """Returns the Bradley-Terry loss of a reward model.
+
+      -log s(r_c - r_r - m) + c (r_c + r_r)^2
+
+  The negative log-likelihood that the chosen answer wins. It depends on the
+  difference alone and leaves the rewards' mean open; c > 0 pulls it to 0.
+
+  Args:
+    chosen, rejected: f32[...], the rewards r of each pair's answers.
+    margins: f32, m, the margin by which the chosen answer must win;
+      broadcasts.
+    center_coef: c >= 0.
+
+  Returns:
+    f32[...], one term per pair; log 2 for equal rewards if m = 0 and c = 0.
+
+  References:
+    Bradley and Terry, "Rank Analysis of Incomplete Block Designs", 1952.
+    Touvron et al., "Llama 2", arXiv 2307.09288, eq. 2 (the margin). Eisenstein
+    et al., "Helping or Herding?", arXiv 2312.09244 (the centre).
+  """
+  return -jax.nn.log_sigmoid(chosen - rejected - margins) + (
+    center_coef * jnp.square(chosen + rejected)
+  )
 
 
 # By `type` of the options.

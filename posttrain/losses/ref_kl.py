@@ -11,8 +11,6 @@ import jax.numpy as jnp
 
 from posttrain.losses import combine, ratios
 
-Result = tuple[jax.Array, combine.Metrics]
-
 
 def loss(
   logprobs: jax.Array,
@@ -24,7 +22,7 @@ def loss(
   mask_low: float = 0.2,
   kl_tau: float = 1e-3,
   max_log_ratio: float = 20.0,
-) -> Result:
+) -> tuple[jax.Array, combine.Metrics]:
   """Returns the weighted KL to the reference of the member tokens.
 
   'reverse':  w (-keep s rho + kl_tau (log rho)^2)
@@ -80,27 +78,22 @@ def loss(
     ratio.member, logprobs, 0.0
   )
   if estimator == 'reverse':
-    terms, metrics = _reverse(ratio, gap, weights, mask_low, kl_tau)
+    masked = ratio.probability_change < -mask_low
+    signal = jnp.where(masked, 0.0, jax.lax.stop_gradient(gap))
+    penalty = kl_tau * jnp.square(ratio.log_ratio)
+    terms = weights * (penalty - signal * ratio.value)
+    metrics = ratios.masking_metrics(ratio, masked)
   else:
     assert estimator == 'k3', estimator
-    terms, metrics = _k3(ratio, gap, weights, max_log_ratio)
+    # Only a large positive gap overflows. Both terms are clamped: with exp
+    # alone clamped, the other term's gradient points away from the reference.
+    bounded = jnp.minimum(gap, max_log_ratio)
+    k3 = jnp.exp(bounded) - bounded - 1.0
+    terms, metrics = (
+      weights * k3,
+      {
+        'k3': combine.pair(k3, ratio.member),
+        'clamped': combine.pair(gap > max_log_ratio, ratio.member),
+      },
+    )
   return terms, {'kl': combine.pair(-gap, ratio.member), **metrics}
-
-
-def _reverse(ratio: ratios.Ratio, gap, weights, mask_low, kl_tau) -> Result:
-  masked = ratio.probability_change < -mask_low
-  signal = jnp.where(masked, 0.0, jax.lax.stop_gradient(gap))
-  penalty = kl_tau * jnp.square(ratio.log_ratio)
-  terms = weights * (penalty - signal * ratio.value)
-  return terms, ratios.masking_metrics(ratio, masked)
-
-
-def _k3(ratio: ratios.Ratio, gap, weights, max_log_ratio) -> Result:
-  # Only a large positive gap overflows. Both terms are clamped: with exp alone
-  # clamped, the other term's gradient points away from the reference.
-  bounded = jnp.minimum(gap, max_log_ratio)
-  k3 = jnp.exp(bounded) - bounded - 1.0
-  return weights * k3, {
-    'k3': combine.pair(k3, ratio.member),
-    'clamped': combine.pair(gap > max_log_ratio, ratio.member),
-  }

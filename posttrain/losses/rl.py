@@ -1,27 +1,22 @@
 """The rl component: policy-gradient losses.
 
-1. A type of `rl_types`, or the user's function (`rl_custom`), returns a loss
-   per token.
+1. A type of `rl_types`, which may be the user's function, returns a loss per
+   token.
 2. `sampler_is` may multiply it with the ratio of policy and sampler.
 3. The token's weight, the entropy bonus and the aggregation are applied.
 
 Axes: T tokens of a row; any dimensions before it.
 """
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 
-from posttrain.losses import (
-  combine,
-  ratios,
-  rl_custom,
-  rl_types,
-  sampler_is,
-  segments,
-)
+from posttrain.losses import combine, ratios, rl_types, sampler_is, segments
 
 # By `type` of the options.
 TYPES = {
@@ -30,9 +25,44 @@ TYPES = {
   'clip': rl_types.clip,
   'gspo': rl_types.gspo,
   'cispo': rl_types.cispo,
-  'custom': rl_custom.custom,
+  'custom': rl_types.custom,
 }
 AGGREGATIONS = ('token', 'sequence', 'constant')
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """Options of the component; see `make`.
+
+  Attributes:
+    type: one of `TYPES`.
+    aggregation: one of `AGGREGATIONS`; see `denominator`.
+    entropy_coef: factor of the entropy bonus, which no weight multiplies.
+    sampler_is_mode: one of `sampler_is.MODES`.
+    sampler_is_clip_min, sampler_is_clip_max, sampler_is_norm: clip_min,
+      clip_max and norm of `sampler_is.weigh`.
+    max_log_ratio: bound on |log rho| before exp, in nats; above it, no
+      gradient passes through the ratio. (Not in the papers: rho overflows
+      without it.)
+    constants: keyword arguments of the type's function.
+  """
+
+  type: str = 'dppo'
+  aggregation: str = 'token'
+  entropy_coef: float = 0.0
+  sampler_is_mode: str = 'none'
+  sampler_is_clip_min: float | None = None
+  sampler_is_clip_max: float = 3.0
+  sampler_is_norm: str = 'sum'
+  max_log_ratio: float = 20.0
+  constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def make(**options: Any) -> Options:
+  """Returns options; those that every type has are named, others constants."""
+  names = options.keys() & Options.__annotations__.keys()
+  named = {name: options.pop(name) for name in names}
+  return Options(**named, constants=options)
 
 
 def loss(
@@ -42,16 +72,7 @@ def loss(
   weights: jax.Array,
   segment_ids: jax.Array,
   entropy: jax.Array,
-  *,
-  type: str = 'dppo',
-  aggregation: str = 'token',
-  entropy_coef: float = 0.0,
-  sampler_is_mode: str = 'none',
-  sampler_is_clip_min: float | None = None,
-  sampler_is_clip_max: float = 3.0,
-  sampler_is_norm: str = 'sum',
-  max_log_ratio: float = 20.0,
-  **constants: Any,
+  options: Options,
 ) -> tuple[jax.Array, combine.Metrics]:
   """Returns the weighted policy-gradient loss of the member tokens.
 
@@ -81,72 +102,41 @@ def loss(
     weights: f32[..., T]; a token is a member where this is not 0.
     segment_ids: i32[..., T], the sequence within the row; see `segments`.
     entropy: f32[..., T], entropy of each token's distribution, in nats.
-    type: one of `TYPES`.
-    aggregation: one of `AGGREGATIONS`; see `denominator`.
-    entropy_coef: factor of the entropy bonus, which no weight multiplies.
-    sampler_is_mode: one of `sampler_is.MODES`.
-    sampler_is_clip_min, sampler_is_clip_max, sampler_is_norm: clip_min,
-      clip_max and norm of `sampler_is.weigh`.
-    max_log_ratio: bound on |log rho| before exp, in nats; above it, no
-      gradient passes through the ratio. (Not in the papers: rho overflows
-      without it.)
-    **constants: keyword arguments of the type's function.
+    options: see `Options`.
 
   Returns:
     The terms, f32[..., T], and the metrics of the type and of
     `sampler_is.weigh` over the member tokens, as (sum, count).
   """
   chex.assert_equal_shape([advantages, weights, segment_ids, entropy])
-  ratio = ratios.policy_over_sampler(
-    logprobs, sampler_logprobs, weights, max_log_ratio
-  )
+  bound = options.max_log_ratio
+  ratio = ratios.policy_over_sampler(logprobs, sampler_logprobs, weights, bound)
   correction, is_metrics = None, {}
-  if sampler_is_mode != 'none':
+  if options.sampler_is_mode != 'none':
     correction, is_metrics = sampler_is.weigh(
       ratio,
       segment_ids,
-      mode=sampler_is_mode,
-      clip_min=sampler_is_clip_min,
-      clip_max=sampler_is_clip_max,
-      norm=sampler_is_norm,
-      max_log_ratio=max_log_ratio,
+      mode=options.sampler_is_mode,
+      clip_min=options.sampler_is_clip_min,
+      clip_max=options.sampler_is_clip_max,
+      norm=options.sampler_is_norm,
+      max_log_ratio=bound,
     )
     sampler_logprobs = jax.lax.stop_gradient(logprobs)
     ratio = ratios.policy_over_sampler(
-      logprobs, sampler_logprobs, weights, max_log_ratio
+      logprobs, sampler_logprobs, weights, bound
     )
-  inputs = _at_members(
-    ratio, logprobs, sampler_logprobs, advantages, weights, segment_ids
+  arrays = logprobs, sampler_logprobs, advantages, weights
+  inputs = rl_types.Inputs(
+    *[jnp.where(ratio.member, x, 0.0) for x in arrays], segment_ids
   )
-  values, metrics = TYPES[type](inputs, ratio, **constants)
+  values, metrics = TYPES[options.type](inputs, ratio, **options.constants)
   terms = weights * (values if correction is None else correction * values)
-  if entropy_coef:
-    terms -= entropy_coef * jnp.where(ratio.member, entropy, 0.0)
-  if aggregation == 'sequence':
+  if options.entropy_coef:
+    terms -= options.entropy_coef * jnp.where(ratio.member, entropy, 0.0)
+  if options.aggregation == 'sequence':
     terms /= jnp.maximum(segments.totals(ratio.member, segment_ids), 1.0)
   return terms, {**metrics, **is_metrics}
-
-
-def _at_members(
-  ratio: ratios.Ratio,
-  logprobs: jax.Array,
-  sampler_logprobs: jax.Array,
-  advantages: jax.Array,
-  weights: jax.Array,
-  segment_ids: jax.Array,
-) -> rl_types.Inputs:
-  """Returns a type's inputs, which are 0 at tokens that are no members."""
-
-  def at_members(x):
-    return jnp.where(ratio.member, x, 0.0)
-
-  return rl_types.Inputs(
-    at_members(logprobs),
-    at_members(sampler_logprobs),
-    at_members(advantages),
-    at_members(weights),
-    segment_ids,
-  )
 
 
 def denominator(

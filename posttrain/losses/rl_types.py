@@ -12,7 +12,8 @@ over the members, always with those of `ratios.masking_metrics`.
 Axes: T tokens of a row; any dimensions before it.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 from posttrain.losses import combine, ratios, segments
 
 Result = tuple[jax.Array, combine.Metrics]
+_CUSTOM = "config.<stage>.loss.rl.import_path's function"
 
 
 class Inputs(NamedTuple):
@@ -260,4 +262,61 @@ def cispo(
     **ratios.masking_metrics(ratio, jnp.zeros_like(ratio.member)),
     'clip_low': combine.pair(ratio.value < 1 - low, ratio.member),
     'clip_high': combine.pair(ratio.value > 1 + high, ratio.member),
+  }
+
+
+def custom(
+  inputs: Inputs,
+  ratio: ratios.Ratio,
+  *,
+  function: Callable[..., Any],
+  kwargs: Mapping[str, Any],
+) -> Result:
+  """Returns the loss per token that `function(inputs, **kwargs)` computes.
+
+      def importance(inputs, scale):
+        ratio = jnp.exp(inputs.logprobs - inputs.sampler_logprobs)
+        return -scale * inputs.advantages * ratio, {'ratio': ratio}
+
+  As for every type, the loss is multiplied by the weights and divided by the
+  global count afterwards: the function must neither sum nor average. Its
+  inputs are not clamped; they are 0 at non-members, where its outputs are
+  dropped.
+
+  Args:
+    inputs: see `Inputs`; a row may hold several sequences, with
+      different `segment_ids`.
+    ratio: policy over sampler; only `member` is read.
+    function: made of jax operations, as it is traced once per compilation.
+    kwargs: the function's keyword arguments.
+
+  Returns:
+    The loss per token, and the means over the members of the function's
+    metrics.
+
+  Raises:
+    ValueError: the function returns neither a loss per token nor a pair of a
+      loss and a dict of metrics per token.
+  """
+  outputs = function(inputs, **kwargs)
+  values, metrics = outputs if isinstance(outputs, tuple) else (outputs, {})
+  shape = inputs.logprobs.shape
+  if not isinstance(metrics, Mapping):
+    got = type(metrics).__name__
+    raise ValueError(
+      f'{_CUSTOM} must return metrics as a dict of arrays: got {got}'
+    )
+  named = {f'a metric {name!r}': value for name, value in metrics.items()}
+  for what, value in {'a loss': values, **named}.items():
+    is_array = isinstance(value, jax.Array)
+    if not is_array or value.shape != shape:
+      got = f'shape {value.shape}' if is_array else type(value).__name__
+      raise ValueError(
+        f'{_CUSTOM} must return {what} per token: got {got}, expected shape '
+        f'{shape}; do not sum or average'
+      )
+  dtype = jnp.promote_types(values.dtype, jnp.float32)
+  values = jnp.where(ratio.member, values.astype(dtype), 0.0)
+  return values, {
+    name: combine.pair(value, ratio.member) for name, value in metrics.items()
   }

@@ -7,7 +7,7 @@ such intervals.
 1. Under a mesh (`sharding.use`) each device computes its rows and heads: rows
    are split over the batch axes, heads over `tensor`; nothing is communicated.
 2. `impl` names an implementation, see `posttrain.ops.dispatch`. XLA is
-   `chunked`, and `dense` for one query per row.
+   `chunked`.
 
 Axes: B rows, T queries, S keys, N query heads, K kv heads (each read by N/K
 query heads), H head dim.
@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec
 from kernels import attention as kernels
 from kernels import masks
 from posttrain import schema, sharding
-from posttrain.ops import chunked, cudnn, dense, dispatch
+from posttrain.ops import chunked, cudnn, dispatch
 
 
 def intervals(
@@ -140,8 +140,14 @@ def attention(
   times = math.lcm(ways, kv) // kv
   if times > 1 and q.shape[2] % ways == 0:
     k, v = jnp.repeat(k, times, axis=2), jnp.repeat(v, times, axis=2)
-  fn = functools.partial(_attention, scale, softcap, impl)
-  return _on_devices(fn, q, k, v, k_start, k_end, heads_axes=(2, 2))
+
+  def local(q, k, v, *ends):
+    if _choose(impl, softcap, q, k, v) == 'cudnn':
+      return cudnn.attention(q, k, v, *ends, scale=scale)
+    k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+    return _cached(scale, softcap, impl, q, k, v, *ends)
+
+  return _on_devices(local, q, k, v, k_start, k_end, heads_axes=(2, 2))
 
 
 def cached(
@@ -202,8 +208,14 @@ def decode(
     float[B, N, H] in q's dtype.
   """
   impl = 'auto' if impl == 'cudnn' else impl
-  fn = functools.partial(_decode, scale, softcap, impl)
-  return _on_devices(fn, q, k, v, k_start, k_end, heads_axes=(1, 1))
+
+  def local(*args):
+    chosen = _choose(impl, softcap, *args[:3], in_loop=True)
+    if chosen == 'xla':
+      return chunked.decode(*args, scale=scale, softcap=softcap)
+    return _kernel(kernels.decode, chosen, (scale, softcap), *args)
+
+  return _on_devices(local, q, k, v, k_start, k_end, heads_axes=(1, 1))
 
 
 def _on_devices(fn: Callable, q, k, v, k_start, k_end, *, heads_axes):
@@ -229,29 +241,14 @@ def _on_devices(fn: Callable, q, k, v, k_start, k_end, *, heads_axes):
   return sharding.split(fn, in_specs, q_spec)(q, k, v, k_start, k_end)
 
 
-def _attention(scale, softcap, impl, q, k, v, k_start, k_end):
-  if _choose(impl, softcap, q, k, v) == 'cudnn':
-    return cudnn.attention(q, k, v, k_start, k_end, scale=scale)
-  k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-  return _cached(scale, softcap, impl, q, k, v, k_start, k_end)
-
-
 def _cached(scale, softcap, impl, q, k, v, k_start, k_end):
   if not q.size:
     return q
   impl, args = _choose(impl, softcap, q, k, v), (k, v, k_start, k_end)
   if impl != 'xla':
-    return _kernel(kernels.cached, impl, scale, softcap, q, *args)
+    return _kernel(kernels.cached, impl, (scale, softcap), q, *args)
   options = chunked.Options(scale, softcap, xla_blocks(dispatch.platform()))
   return chunked.attention(options, q, *args)
-
-
-def _decode(scale, softcap, impl, q, k, v, k_start, k_end):
-  impl = _choose(impl, softcap, q, k, v, in_loop=True)
-  args = q, k, v, k_start, k_end
-  if impl != 'xla':
-    return _kernel(kernels.decode, impl, scale, softcap, *args)
-  return dense.decode(*args, scale=scale, softcap=softcap)
 
 
 def _choose(impl, softcap, q, k, v, in_loop=False, platform=None):
@@ -299,8 +296,8 @@ def _padded(backend, head_dim):
   return max(16, -(-head_dim // 8) * 8)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _kernel(fn, impl, scale, softcap, q, k, v, k_start, k_end):
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _kernel(fn, impl, scores, q, k, v, k_start, k_end):
   """Calls a kernel; under jit, so that layers share one tracing of it."""
   interpret = impl == 'interpret'
   backend = 'triton' if interpret else impl
@@ -313,8 +310,8 @@ def _kernel(fn, impl, scale, softcap, q, k, v, k_start, k_end):
     v,
     k_start,
     k_end,
-    scale=scale,
-    softcap=softcap,
+    scale=scores[0],
+    softcap=scores[1],
     backend=backend,
     interpret=interpret,
   )

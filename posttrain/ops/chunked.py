@@ -8,7 +8,8 @@
 2. The forward pass adds up a softmax over the visits; it saves out and lse.
 3. The backward pass repeats the visits, and computes p again from lse.
 
-The formulas are those of `kernels.tiles`.
+The formulas are those of `kernels.tiles`. `decode` is for one query per row,
+and reads all keys.
 
 Axes: B rows, T queries, S keys, N query heads, K kv heads, H head dim, I blocks
 of queries, R query heads of a kv head times queries of a block.
@@ -39,6 +40,9 @@ class Blocks(NamedTuple):
 # several kernels, whose launches larger blocks make up for; not tuned.
 CPU_BLOCKS = Blocks(single=160, queries=64, keys=128, by_row=True)
 BLOCKS = Blocks(single=512, queries=512, keys=512, by_row=False)
+
+
+_MASKED = -1e30  # finite: -inf - (-inf) would be NaN for an empty interval
 
 
 class Options(NamedTuple):
@@ -76,17 +80,17 @@ def attention(
 
 def _forward(options, q, k, v, k_start, k_end):
   fn = functools.partial(_out, options)
-  out = _map_rows(options, fn, q, k, v, k_start, k_end)
+  out = _map_rows(options, fn, q, k, v, (k_start, k_end))
   # The names by which remat policies save these, see `kernels.flash`.
   out, lse = checkpoint_name(out, 'attention')
   residuals = checkpoint_name((q, k, v, out, lse), 'kept')
   return residuals[3], (residuals, k_start, k_end)
 
 
-def _out(options, q, k, v, k_start, k_end):
+def _out(options, q, k, v, ends):
   """Returns (out, lse f32[B, I, K, R])."""
   plan = _plan(options, q, k)
-  ranges, start, end = plan.visits(k_start, k_end)
+  ranges, start, end = plan.visits(*ends)
   tile = _per_head(functools.partial(_add_tile, options))
 
   def block(_, xs):
@@ -109,14 +113,14 @@ def _backward(options, saved, g):
   delta = g.astype(jnp.float32) * out.astype(jnp.float32)
   delta = jnp.sum(delta, axis=-1, keepdims=True)
   fn = functools.partial(_gradients, options)
-  args = q, k, v, *ends, g.astype(q.dtype), lse, delta
+  args = q, k, v, ends, g.astype(q.dtype), lse, delta
   return *_map_rows(options, fn, *args), None, None
 
 
-def _gradients(options, q, k, v, k_start, k_end, g, lse, delta):
+def _gradients(options, q, k, v, ends, g, lse, delta):
   """Returns (dq, dk, dv)."""
   plan = _plan(options, q, k)
-  ranges, start, end = plan.visits(k_start, k_end)
+  ranges, start, end = plan.visits(*ends)
   tile = _per_head(functools.partial(_tile_gradients, options))
 
   def block(grads, xs):
@@ -145,7 +149,8 @@ def _map_rows(options, fn, q, k, *args):
     return fn(q, k, *args)
 
   def one(row):
-    return jax.tree.map(lambda x: x[0], fn(*(x[None] for x in row)))
+    row = jax.tree.map(lambda x: x[None], row)
+    return jax.tree.map(lambda x: x[0], fn(*row))
 
   return lax.map(one, (q, k, *args))
 
@@ -266,6 +271,41 @@ class _Plan(NamedTuple):
 
   def _first(self, j):
     return jnp.minimum(j * self.block_k, self.s - self.block_k)
+
+
+def decode(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  k_start: jax.Array,
+  k_end: jax.Array,
+  *,
+  scale: float,
+  softcap: float | None,
+) -> jax.Array:
+  """Computes attention of q [B, N, H] over k, v [B, K, S, H]."""
+  q = q * scale
+  b, n, h = q.shape
+  kv, s = k.shape[1:3]
+  assert n % kv == 0, f'{n} query heads over {kv} kv heads'
+  # A product per head of the group: on CPUs, one batched product of so few rows
+  # takes two to three times as long as all of these together.
+  q = q.reshape(b, kv, n // kv, h)
+  dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+  heads = [dot('bkh,bksh->bks', q[:, :, g], k) for g in range(n // kv)]
+  scores = jnp.stack(heads, axis=2)
+  scores = scores if softcap is None else softcap * jnp.tanh(scores / softcap)
+  keys = jnp.arange(s, dtype=jnp.int32)[None]
+  mask = (k_start[:, None] <= keys) & (keys < k_end[:, None])
+  mask = mask[:, None, None]
+  top = jnp.max(jnp.where(mask, scores, _MASKED), axis=-1, keepdims=True)
+  # Masked scores may exceed `top`, so they are masked before exp.
+  weights = jnp.exp(jnp.where(mask, scores - top, _MASKED))
+  total = jnp.sum(weights, axis=-1, keepdims=True)
+  # 0 / 1 for an empty interval; otherwise the top key alone contributes 1.
+  inverse = 1.0 / jnp.maximum(total, 1.0)
+  out = dot('bkgs,bksh->bkgh', weights.astype(v.dtype), v) * inverse
+  return out.astype(q.dtype).reshape(b, n, h)
 
 
 def _plan(options, q, k):

@@ -71,35 +71,28 @@ def choose(
   if impl == 'auto':
     if kernels is None:
       return 'xla'
-    reason = _several_devices() or unsupported(kernels) or avoid(kernels)
+    mesh, several = jax.sharding.get_abstract_mesh(), None
+    manual = jax.sharding.AxisType.Manual
+    if mesh.empty and jax.device_count() > 1:
+      several = (
+        'several devices and no mesh; trace it within sharding.use(mesh)'
+      )
+    elif mesh.size > 1 and any(kind != manual for kind in mesh.axis_types):
+      several = 'not all axes of the mesh are manual'
+    reason = several or unsupported(kernels) or avoid(kernels)
     if reason:
       _warn(f'attention runs as XLA, not as {kernels}: {reason}')
     return 'xla' if reason else 'auto'
   target = {'interpret': 'triton', 'pallas': kernels}.get(impl, impl)
-  reason = _missing(impl, here) or unsupported(target or '')
+  platforms = {'pallas': tuple(KERNELS), 'cudnn': ('gpu',)}.get(impl, (here,))
+  if here in platforms:
+    reason = unsupported(target or '')
+  else:
+    reason = f'it is for a {" or ".join(platforms)}, not for a {here}'
   if reason:
     hint = f"{reason}; use 'auto', 'xla' or, for tests, 'interpret'"
     raise schema.FieldError('attention', 'be supported here', impl, hint)
   return target if target and impl == 'pallas' else impl
-
-
-def _missing(impl, here):
-  """Returns why a platform has no such implementation, or None."""
-  platforms = {'pallas': tuple(KERNELS), 'cudnn': ('gpu',)}.get(impl)
-  if platforms is None or here in platforms:
-    return None
-  return f'it is for a {" or ".join(platforms)}, not for a {here}'
-
-
-def _several_devices():
-  """Returns why an op may run on several devices at a time, or None."""
-  mesh = jax.sharding.get_abstract_mesh()
-  manual = jax.sharding.AxisType.Manual
-  if mesh.empty and jax.device_count() > 1:
-    return 'several devices and no mesh; trace it within sharding.use(mesh)'
-  if mesh.size > 1 and any(kind != manual for kind in mesh.axis_types):
-    return 'not all axes of the mesh are manual'
-  return None
 
 
 @functools.cache  # once per message

@@ -183,7 +183,7 @@ class CustomRl(_Rl):
   """The user's function: arrays per token -> loss per token."""
 
   type: str = 'custom'
-  # 'package.module:function', see `losses.rl_custom`.
+  # 'package.module:function', see `losses.rl_types.custom`.
   import_path: base.Function = ''
   # Keyword arguments of the function, any JSON.
   kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)

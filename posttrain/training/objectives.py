@@ -51,13 +51,14 @@ class TokenComponents(base.Objective):
     self._model, self.dtype = model, model.dtype
     self._envs = envs
     loss = loss or schema.Loss()
-    self._rl = tree.fields(loss.rl)
-    self._ref_kl = tree.fields(loss.ref_kl)
-    self._constant_tokens = self._rl.pop('constant_tokens')
-    if 'import_path' in self._rl:
-      self._rl['function'] = imports.function(
-        self._rl.pop('import_path'), 'config.<stage>.loss.rl.import_path'
+    options = tree.fields(loss.rl)
+    self._constant_tokens = options.pop('constant_tokens')
+    if 'import_path' in options:
+      options['function'] = imports.function(
+        options.pop('import_path'), 'config.<stage>.loss.rl.import_path'
       )
+    self._rl = rl.make(**options)
+    self._ref_kl = tree.fields(loss.ref_kl)
 
   def unmeasured(
     self, batch: types.Batch, metrics: Mapping[str, float]
@@ -102,7 +103,7 @@ class TokenComponents(base.Objective):
       'rl': rl.denominator(
         micro.rl_count,
         micro.rl_sequences,
-        aggregation=self._rl['aggregation'],
+        aggregation=self._rl.aggregation,
         constant_tokens=self._constant_tokens,
       ),
       'ce': micro.ce_count,
@@ -114,7 +115,7 @@ class TokenComponents(base.Objective):
     return loss, {
       **metrics,
       **self._diagnostics(micro, logprobs, entropy),
-      **_mismatch(micro, logprobs, self._rl['max_log_ratio']),
+      **_mismatch(micro, logprobs, self._rl.max_log_ratio),
     }
 
   def _components(
@@ -129,7 +130,7 @@ class TokenComponents(base.Objective):
         micro.rl_weights,
         micro.segment_ids,
         entropy,
-        **self._rl,
+        self._rl,
       ),
       'ce': ce.loss(logprobs, micro.ce_weights),
       'ref_kl': ref_kl.loss(

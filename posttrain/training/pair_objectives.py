@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from posttrain import schema, scoring, tree, types
-from posttrain.losses import combine, preference, ranking
+from posttrain.losses import combine, preference
 from posttrain.models import transformer
 from posttrain.training import base
 
@@ -128,7 +128,7 @@ class Ranking(base.Objective):
 
   With `lm_coef` = c also how unlikely the chosen answers y are as text:
 
-      mean over pairs of ranking.loss - c / |y| sum_t log pi(y_t | y_<t)
+      mean over pairs of preference.ranking - c / |y| sum_t log pi(y_t | y_<t)
 
   Metrics: `rewards/chosen`, `rewards/rejected`, `rewards/margins` and
   `rewards/accuracies`, as `Preference`, of the rewards themselves.
@@ -172,7 +172,7 @@ class Ranking(base.Objective):
     values = transformer.rewards(params, hidden)
     rewards = jnp.take_along_axis(values[:, None, None], ends[..., None], -1)
     rewards = rewards[..., 0]
-    terms = ranking.loss(
+    terms = preference.ranking(
       rewards[..., 0], rewards[..., 1], margins=micro.margins, **self._options
     )
     both = micro.present.all(-1)

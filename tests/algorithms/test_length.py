@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from posttrain import algorithms, schema
-from posttrain.algorithms import credit, length
+from posttrain.algorithms import base, length
 from tests.algorithms import two_turns
 
 
@@ -16,7 +16,7 @@ def test_count_of_tokens_and_turns():
 
 
 def centered(values):
-  return credit.centered(np.float32(values))
+  return base.centered(np.float32(values))
 
 
 @pytest.mark.parametrize(

@@ -188,8 +188,8 @@ def test_the_scorer_is_called_once_with_the_ref_kl_members():
 @pytest.mark.parametrize(
   ('answer', 'message'),
   [
-    (lambda s: np.zeros(5), "tokens of row 'a' of environment 'e': got sh"),
-    (lambda s: np.zeros((6, 1)), r'got shape \(6, 1\), expected \(6,\)'),
+    (lambda s: np.zeros(5), "tokens of row 'a' of environment 'e': got"),
+    (lambda s: np.zeros((6, 1)), r'got \(6, 1\), expected \(6,\)'),
     (lambda s: np.where(s.ids == 3, np.nan, 0), 'got nan at token 2'),
   ],
 )

@@ -32,7 +32,9 @@ def terms(new, old, credit, weights, segments=None, entropy=None, **options):
   """Returns `rl.loss`; by default a row is one sequence."""
   segments = jnp.ones(new.shape, 'int32') if segments is None else segments
   entropy = jnp.zeros(new.shape) if entropy is None else entropy
-  return rl.loss(new, old, credit, weights, segments, entropy, **options)
+  return rl.loss(
+    new, old, credit, weights, segments, entropy, rl.make(**options)
+  )
 
 
 def total(*arrays, **options):

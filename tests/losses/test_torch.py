@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from posttrain.losses import ce, preference, ranking, ref_kl, rl
+from posttrain.losses import ce, preference, ref_kl, rl
 
 torch = pytest.importorskip('torch')
 
@@ -90,7 +90,7 @@ def test_rl_equals_torch(name, seed):
 
   def ours(x):
     terms, _ = rl.loss(
-      x, old, credit, weights, segments, jnp.zeros(T), type=name
+      x, old, credit, weights, segments, jnp.zeros(T), rl.make(type=name)
     )
     return terms.sum()
 
@@ -118,10 +118,7 @@ def test_gspo_equals_torch(low, high):
       np.float32(member),
       segments,
       jnp.zeros(T),
-      type='gspo',
-      aggregation='sequence',
-      low=low,
-      high=high,
+      rl.make(type='gspo', aggregation='sequence', low=low, high=high),
     )
     return terms.sum() / 2
 
@@ -194,7 +191,7 @@ PAIRS = {
     lambda d: -torch.nn.functional.logsigmoid(2 * d - 0.5),
   ),
   'ranking': (
-    functools.partial(ranking.loss, margins=0.2),
+    functools.partial(preference.ranking, margins=0.2),
     lambda d: -torch.log(torch.sigmoid(d - 0.2)),
   ),
 }
@@ -247,5 +244,7 @@ def test_ranking_equals_torch():
     return (-torch.log(torch.sigmoid(a - b)) + 0.1 * (a + b) ** 2).sum()
 
   _compare(
-    lambda r: ranking.loss(r[:6], r[6:], center_coef=0.1).sum(), theirs, new
+    lambda r: preference.ranking(r[:6], r[6:], center_coef=0.1).sum(),
+    theirs,
+    new,
   )

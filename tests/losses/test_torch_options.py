@@ -19,7 +19,9 @@ def _loss(x, inputs, **options):
   """Returns our loss: the sum of the terms by the denominator."""
   _, old, _, credit, weights, segments = inputs
   constant = options.pop('constant_tokens', None)
-  terms, _ = rl.loss(x, old, credit, weights, segments, -2 * x, **options)
+  terms, _ = rl.loss(
+    x, old, credit, weights, segments, -2 * x, rl.make(**options)
+  )
   member = weights != 0
   return terms.sum() / rl.denominator(
     jnp.float32(member.sum()),

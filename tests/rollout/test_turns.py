@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain import types
-from posttrain.algorithms import observed
+from posttrain.algorithms import base
 from posttrain.rollout import episodes
 from tests.rollout import fakes
 from tests.rollout.fakes import EOS, RENDERER, Recall, spec
@@ -109,7 +109,7 @@ def test_each_token_is_trained_once_and_each_message_observed_once(
   def texts(rollout):
     by_message = {}
     for sample, marks in zip(
-      rollout.samples, observed.contents(rollout), strict=True
+      rollout.samples, base.contents(rollout), strict=True
     ):
       for index in set(sample.message_ids[marks].tolist()):
         assert index not in by_message
