@@ -83,16 +83,15 @@ def _stamp(
   lengths = [len(sample) for sample in rollout.samples]
   # The credit of each sample, f32[T] or None.
   advantages: list[np.ndarray | None] = [None] * len(lengths)
-  if isinstance(credit, np.ndarray | list):
-    values = np.asarray(credit, np.float32)
+  values = None if credit is None else np.asarray(credit, np.float32)
+  if values is not None and values.ndim:
     what = f'credit must align with the tokens of task {rollout.task.id}'
     base.require_equal(what, len(values), sum(lengths))
     ends = itertools.accumulate(lengths, initial=0)
     advantages = [values[i:j] for i, j in itertools.pairwise(ends)]
-  elif credit is not None:
+  elif values is not None:
     advantages = [
-      np.where(sample.mask, np.float32(credit), np.float32(0))
-      for sample in rollout.samples
+      np.where(sample.mask, values, np.float32(0)) for sample in rollout.samples
     ]
   # The CE weights of observations of each sample, f32[T].
   observed = algorithm.observation_weights(rollout)

@@ -127,9 +127,8 @@ def loss(
       logprobs, sampler_logprobs, weights, bound
     )
   arrays = logprobs, sampler_logprobs, advantages, weights
-  inputs = rl_types.Inputs(
-    *[jnp.where(ratio.member, x, 0.0) for x in arrays], segment_ids
-  )
+  new, old, credit, weight = (jnp.where(ratio.member, x, 0.0) for x in arrays)
+  inputs = rl_types.Inputs(new, old, credit, weight, segment_ids)
   values, metrics = TYPES[options.type](inputs, ratio, **options.constants)
   terms = weights * (values if correction is None else correction * values)
   if options.entropy_coef:
