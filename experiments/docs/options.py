@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 from posttrain import schema
+from posttrain.schema import bounds
 
 HEAD = """# Options
 
@@ -166,12 +167,13 @@ def _table(
     inherited = {x.name for x in dataclasses.fields(base)}  # type: ignore
   rows = ['| key | type | default | meaning |', '|---|---|---|---|']
   owners = [x.__name__ for x in options.__mro__]
+  hints = typing.get_type_hints(options, include_extras=True)
   for field in dataclasses.fields(options):
     own = field.name in vars(options).get('__annotations__', {})
     if field.name == 'type' or (field.name in inherited and not own):
       continue
     meaning = next(filter(None, (texts.get((x, field.name)) for x in owners)))
-    hint = _hints(options)[field.name]
+    hint = hints[field.name]
     cells = f'`{field.name}`', _type(hint), _default(field), _prose(meaning)
     rows.append(f'| {" | ".join(cells)} |')
   if len(rows) == 2:
@@ -190,7 +192,8 @@ def _type(hint: Any) -> str:
   if dataclasses.is_dataclass(hint):
     return 'node'
   if typing.get_origin(hint) is Annotated:
-    return _type(typing.get_args(hint)[0])
+    marks = [x.must.removeprefix('be ') for x in bounds.rules(hint)]
+    return _prose(', '.join([_type(typing.get_args(hint)[0]), *marks]))
   if isinstance(hint, types.UnionType):
     names = [_type(child) for child in typing.get_args(hint)]
     return ' or '.join(dict.fromkeys(names))

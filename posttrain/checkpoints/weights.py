@@ -30,7 +30,6 @@ from posttrain.chat import pretrained, rendering
 from posttrain.checkpoints import store
 from posttrain.data import sources
 from posttrain.models import hf, hf_config, lora, peft, transformer
-from posttrain.schema import base as schema_base
 from posttrain.util import disk, errors, hub
 
 
@@ -208,7 +207,6 @@ def read(folder: str) -> Checkpoint:
   try:
     stage = host['config'][host['stage']]
     adapter = schema.Lora(**stage.get('lora', {}))
-    schema_base.require_types(adapter)
     model = schema.Model.from_json(host['model'])
     origin = str(host.get('start', 'random'))
   except (AttributeError, KeyError, TypeError, ValueError) as error:

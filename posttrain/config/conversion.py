@@ -3,7 +3,7 @@
 1. `literal(text, path)` reads the text of an override.
 2. `to_type(value, kind, path)` returns a value as an annotation declares it: a
    dataclass of the schema for a node (the one that its `type` names, if there
-   are several), a plain value for anything else. A path (`schema.base.File`,
+   are several), a plain value for anything else. A path (`schema.bounds.File`,
    `Folder`, `Compiled`) becomes absolute, so that config.json names the same
    file from any folder.
 
@@ -23,6 +23,7 @@ from ml_collections import config_dict
 from posttrain import schema
 from posttrain.config import names
 from posttrain.models import hf_config
+from posttrain.schema import bounds
 from posttrain.util import disk, errors, hub
 
 # Type of an option -> how a value is written.
@@ -120,7 +121,7 @@ def to_type(value: Any, kind: Any, path: str) -> Any:
   Raises:
     ValueError: the value is of another type, or a node has an unknown key.
   """
-  (reach,) = getattr(kind, '__metadata__', ('',))[:1]
+  reach = bounds.reach(kind)
   kinds = _options(kind)
   if type(None) in kinds and value is None:
     return None

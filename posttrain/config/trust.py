@@ -17,11 +17,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from posttrain import schema
+from posttrain.schema import bounds
 from posttrain.util import errors, imports
 
 # Modules whose public functions are made to be named by a config.
 OWN = ('posttrain.envs.sql.functions.', 'posttrain.rewards.', 'configs.')
-# Annotations of fields whose values need trust, see `schema.base`.
+# Annotations of fields whose values need trust, see `schema.bounds`.
 _TRUSTED = ('function', 'server', 'variable', 'compiled')
 _ADDRESS = re.compile(r'[A-Za-z][\w+.-]*://\S*')
 
@@ -85,7 +86,7 @@ def _walk(node: Any, path: str) -> Iterator[tuple[str, str]]:
     hint = hints[field.name]
     is_tuple = typing.get_origin(hint) is tuple
     hint = typing.get_args(hint)[0] if is_tuple else hint
-    (kind,) = getattr(hint, '__metadata__', (None,))[:1]
+    kind = bounds.reach(hint)
     if kind not in _TRUSTED:
       yield from _walk(value, key)
     elif value and value != field.default:

@@ -337,7 +337,10 @@ class Parser(Generic[T]):
   def _add(self, field: dataclasses.Field) -> None:
     """Adds the argument of a flag."""
     rules = self._flags[field.name] = field.metadata['flag']
-    base = next(x for x in _TYPES if field.type in (x, x | None))
+    kind = field.type  # of an option of the schema, it is annotated
+    if typing.get_origin(kind) is typing.Annotated:
+      kind = typing.get_args(kind)[0]
+    base = next(x for x in _TYPES if kind in (x, x | None))
     read, placeholder = _TYPES[base]
     missing = dataclasses.MISSING
     is_required = field.default is missing and field.default_factory is missing

@@ -163,8 +163,8 @@ def test_more_tasks_than_there_are_is_refused(cfg, words):
     (schema.ReverseText, {'alphabet': 'aba'}, 'alphabet must .* each once'),
     (schema.AlphabetSort, {'role': 'system'}, 'role must be one of'),
     (schema.Gsm8k, {}, 'path must name a file'),
-    (schema.OpenEnv, {'url': 'http://a/ws'}, 'no episode has a second step'),
-    (schema.OpenEnv, {'refused_reward': float('nan')}, 'a finite number'),
+    (schema.OpenEnv, {'url': 'http://a/ws'}, 'url must be ws://'),
+    (schema.OpenEnv, {'refused_reward': float('nan')}, 'refused_reward must'),
     (schema.SqlFiles, {'questions': 'q', 'databases': 'd', 'now': 'x'}, 'now'),
   ],
 )

@@ -31,7 +31,6 @@ from posttrain import schema, types
 from posttrain.data import sources
 from posttrain.envs import base
 from posttrain.envs.adapters import common
-from posttrain.schema import adapters
 
 REFUSALS = ('VALIDATION_ERROR', 'INVALID_JSON')  # of an action
 _MAX_BYTES = 2**24  # of a message from the server
@@ -55,7 +54,7 @@ class OpenEnv(base.Env):
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
     """Returns a task per seed; no seed is in both splits."""
     base.check_split(split)
-    first = 0 if split == 'train' else adapters.MAX_SEEDS
+    first = 0 if split == 'train' else schema.MAX_SEEDS
     seeds = range(first, first + getattr(self._cfg, f'{split}_tasks'))
     fingerprint = sources.fingerprint(repr((self._cfg.prompt, seeds)).encode())
     return sources.Shuffled(base.Tasks(seeds, self._task), seed, fingerprint)

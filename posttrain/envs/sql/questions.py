@@ -17,12 +17,12 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from posttrain import schema
 from posttrain.envs.sql import cells
-from posttrain.schema import sql
 from posttrain.util import errors
 
 ANSWER_TYPES = ('integer', 'float', 'string', 'list', 'table')
-DIFFICULTIES = sql.DIFFICULTIES
+DIFFICULTIES = schema.DIFFICULTIES
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,6 @@ import pytest
 from posttrain import schema
 from posttrain.envs import registry
 from posttrain.envs.adapters import openenv
-from posttrain.schema import adapters
 from tests.envs.adapters import servers
 
 
@@ -66,7 +65,7 @@ def test_seeds_of_the_splits_are_disjoint():
   env = make('ws://nowhere/ws', train_tasks=5, eval_tasks=3)
   train, held = env.source('train', 3), env.source('eval', 0)
   assert [task.info['seed'] for task in train.take(9)] == [0, 1, 2, 3, 4]
-  first = adapters.MAX_SEEDS
+  first = schema.MAX_SEEDS
   assert [task.info['seed'] for task in held.take(9)] == [
     *range(first, first + 3)
   ]

@@ -1,11 +1,28 @@
-"""Options of the model and its tokenizer, and the model presets."""
+"""Options of the model, its presets, its adapter and its tokenizer."""
 
-import dataclasses
 import datetime
-from typing import Any
+import json
+from typing import Annotated, Any
 
-from posttrain.schema import base
-from posttrain.util import disk
+from posttrain.schema import bounds
+
+MAX_RANK = 2**16  # beyond any matrix that an adapter corrects
+
+
+class Lora(bounds.Options):
+  """Trains a low-rank correction of frozen weights (arXiv 2106.09685)."""
+
+  # Rank of the correction; 0 = no correction, all weights train.
+  rank: Annotated[int, bounds.within(0, MAX_RANK)] = 0
+  # The correction is multiplied by alpha / rank.
+  alpha: bounds.Positive = 32.0
+  # Multiplies by alpha / sqrt(rank) instead (rsLoRA, arXiv 2312.03732).
+  rslora: bool = False
+  # Regex searched in the paths of the layers' matrices, which are corrected if
+  # it matches. Paths are layers/attention/q/kernel (k, v, o) and
+  # layers/mlp/up/kernel (gate, down). The default matches all of them.
+  targets: bounds.Regex = r'^layers/.*/kernel$'
+
 
 # Bounds of a model's options: far beyond any model, and small enough that a
 # check, an estimate or a list of its tensors takes milliseconds.
@@ -17,33 +34,31 @@ ATTENTION = ('auto', 'xla', 'pallas', 'cudnn', 'interpret')
 REMAT = ('none', 'attention', 'block')
 
 
-@dataclasses.dataclass(frozen=True)
-class RopeScaling:
+Size = Annotated[int, bounds.within(1, MAX_SIZE)]
+Factor = Annotated[float, bounds.within(1e-3, 1e6)]
+
+
+class RopeScaling(bounds.Options):
   """Stretches RoPE for contexts longer than those of pretraining."""
 
   # 'none'; 'linear': multiplies all wavelengths by factor (Chen et al., arXiv
   # 2306.15595); 'llama3': multiplies the long wavelengths only (Llama 3.1,
   # arXiv 2407.21783).
-  kind: str = 'none'
+  kind: Annotated[str, bounds.one_of('none', 'linear', 'llama3')] = 'none'
   # Factor of the wavelengths.
-  factor: float = 1.0
+  factor: Factor = 1.0
   # llama3: context length in pretraining, in tokens.
-  original_length: int = 8192
+  original_length: Annotated[int, bounds.within(1, MAX_TOKENS)] = 8192
   # llama3: wavelengths above original_length / low_frequency are multiplied by
   # the whole factor.
-  low_frequency: float = 1.0
+  low_frequency: Factor = 1.0
   # llama3: wavelengths below original_length / high_frequency are unchanged;
   # between the two bounds, the factor is interpolated.
-  high_frequency: float = 4.0
+  high_frequency: Factor = 4.0
 
   def __post_init__(self):
-    base.require_types(self)
-    base.require_choice(self, 'kind', ('none', 'linear', 'llama3'))
-    base.require_within(
-      self, 1e-3, 1e6, 'factor', 'low_frequency', 'high_frequency'
-    )
-    base.require_within(self, 1, MAX_TOKENS, 'original_length')
-    base.require(
+    super().__post_init__()
+    bounds.require(
       self.kind != 'llama3' or self.low_frequency < self.high_frequency,
       'high_frequency',
       f'exceed low_frequency={self.low_frequency}',
@@ -51,39 +66,38 @@ class RopeScaling:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Model:
+class Model(bounds.Options):
   """A decoder-only transformer of the Llama, Qwen or Gemma family."""
 
   # Number of rows of the embedding table; None = the tokenizer's size.
-  vocab_size: int | None = None
+  vocab_size: Annotated[int | None, bounds.within(2, MAX_SIZE)] = None
   # Number of blocks of attention and MLP.
-  layers: int = 3
+  layers: Annotated[int, bounds.within(1, MAX_LAYERS)] = 3
   # Width of the residual stream.
-  embed_dim: int = 128
+  embed_dim: Size = 128
   # Number of query heads.
-  heads: int = 4
+  heads: Size = 4
   # Number of key and value heads (grouped-query attention); divides heads.
-  kv_heads: int = 2
+  kv_heads: Size = 2
   # Size of each head; even, because RoPE rotates pairs.
-  head_dim: int = 32
+  head_dim: Size = 32
   # Hidden width of the gated MLP.
-  mlp_dim: int = 384
+  mlp_dim: Size = 384
   # Activation of the MLP's gate: 'silu', or 'gelu' with tanh (Gemma).
-  activation: str = 'silu'
+  activation: Annotated[str, bounds.one_of('silu', 'gelu')] = 'silu'
   # Base of the RoPE wavelengths; larger = longer contexts.
-  rope_theta: float = 10_000.0
+  rope_theta: Annotated[float, bounds.within(1, 1e12)] = 10_000.0
   # Scaling of the wavelengths, except in layers with local_rope_theta.
   rope_scaling: RopeScaling = RopeScaling()
   # Indices (from 0) of layers that attend to the last `window` tokens only;
   # () = none.
   local_layers: tuple[int, ...] = ()
   # Number of tokens that a local layer attends to, the query's included.
-  window: int | None = None
+  window: Annotated[int | None, bounds.within(1, MAX_TOKENS)] = None
   # rope_theta of local layers (Gemma 3); None = rope_theta, with its scaling.
-  local_rope_theta: float | None = None
+  local_rope_theta: Annotated[float | None, bounds.within(1, 1e12)] = None
   # Added to the mean square in every RMSNorm.
-  norm_eps: float = 1e-6
+  norm_eps: Annotated[float, bounds.within(1e-12, 1)] = 1e-6
   # Every RMSNorm multiplies by 1 + its weight, not by its weight (Gemma).
   norm_offset: bool = False
   # Further RMSNorms on the outputs of attention and MLP (Gemma 2).
@@ -93,23 +107,23 @@ class Model:
   # Biases on the q, k and v projections (Qwen2).
   qkv_bias: bool = False
   # Attention scores are divided by the root of this; None = head_dim.
-  query_scale: float | None = None
+  query_scale: Annotated[float | None, bounds.within(1e-3, 1e6)] = None
   # Cap c of attention scores s: c tanh(s / c) (Gemma 2); None = no cap.
-  attention_softcap: float | None = None
+  attention_softcap: Annotated[float | None, bounds.within(1e-3, 1e6)] = None
   # Cap of logits, by the same formula; None = no cap.
-  logit_softcap: float | None = None
+  logit_softcap: Annotated[float | None, bounds.within(1e-3, 1e6)] = None
   # Multiplies embeddings by the root of embed_dim (Gemma).
   scale_embeddings: bool = False
   # The output head is the embedding table.
   tied_head: bool = True
   # Compute dtype: 'float32' or 'bfloat16'. Master weights and logits are
   # float32.
-  dtype: str = 'float32'
+  dtype: Annotated[str, bounds.one_of('float32', 'bfloat16')] = 'float32'
   # Recomputation in the backward pass: 'none' = elementwise operations only
   # (norms, RoPE, SwiGLU; matrix products are kept), 'attention' = every layer
   # from its input, except attention, whose outputs are kept, 'block' = every
   # layer from its input.
-  remat: str = 'none'
+  remat: Annotated[str, bounds.one_of(*REMAT)] = 'none'
   # Implementation of attention: 'auto' = the Pallas kernels on a GPU or TPU
   # where they support the model, else XLA; 'xla'; 'pallas' = the kernels, or an
   # error; 'cudnn' = cuDNN on a GPU in bfloat16, without attention_softcap, for
@@ -117,17 +131,35 @@ class Model:
   # decoding is as with 'auto'); 'interpret' = the kernels for GPUs on any
   # device, slow, for tests. No property of the weights: it may differ when a
   # run is resumed, and from that of other weights.
-  attention: str = 'auto'
+  attention: Annotated[str, bounds.one_of(*ATTENTION)] = 'auto'
 
   def __post_init__(self):
-    base.require_types(self)
-    base.require_choice(self, 'activation', ('silu', 'gelu'))
-    base.require_choice(self, 'dtype', ('float32', 'bfloat16'))
-    base.require_choice(self, 'remat', REMAT)
-    base.require_choice(self, 'attention', ATTENTION)
-    self._check_sizes()
-    self._check_numbers()
-    self._check_local_layers()
+    super().__post_init__()
+    for field, ok, must in (
+      (
+        'kv_heads',
+        self.heads % self.kv_heads == 0,
+        f'divide heads={self.heads}',
+      ),
+      ('head_dim', self.head_dim % 2 == 0, 'be even (RoPE rotates pairs)'),
+      (
+        'layers',
+        self.matrix_parameters <= MAX_PARAMETERS,
+        f'give at most {MAX_PARAMETERS:,} parameters with the other sizes',
+      ),
+      (
+        'local_layers',
+        set(self.local_layers) <= set(range(self.layers))
+        and len(self.local_layers) <= self.layers,
+        f'be in [0, layers={self.layers}), each once',
+      ),
+      (
+        'window',
+        bool(self.local_layers) == (self.window is not None),
+        'be set if and only if local_layers is',
+      ),
+    ):
+      bounds.require(ok, field, must, getattr(self, field))
 
   @property
   def matrix_parameters(self) -> int:
@@ -137,63 +169,6 @@ class Model:
     per_layer = heads + 3 * self.mlp_dim
     return self.embed_dim * (tables + self.layers * per_layer)
 
-  def _check_sizes(self) -> None:
-    base.require_positive(
-      self, 'layers', 'embed_dim', 'heads', 'kv_heads', 'head_dim', 'mlp_dim'
-    )
-    base.require_within(self, 1, MAX_LAYERS, 'layers')
-    base.require_within(
-      self, 1, MAX_SIZE, 'embed_dim', 'heads', 'kv_heads', 'head_dim', 'mlp_dim'
-    )
-    base.require_within(self, 2, MAX_SIZE, 'vocab_size')
-    base.require(
-      self.heads % self.kv_heads == 0,
-      'kv_heads',
-      f'divide heads={self.heads}',
-      self.kv_heads,
-    )
-    base.require(
-      self.head_dim % 2 == 0,
-      'head_dim',
-      'be even (RoPE rotates pairs)',
-      self.head_dim,
-    )
-    base.require(
-      self.matrix_parameters <= MAX_PARAMETERS,
-      'layers',
-      f'give at most {MAX_PARAMETERS:,} parameters with the other sizes',
-      self.layers,
-      f'they are {self.matrix_parameters:,}',
-    )
-
-  def _check_numbers(self) -> None:
-    base.require_within(self, 1, 1e12, 'rope_theta', 'local_rope_theta')
-    base.require_within(self, 1e-12, 1, 'norm_eps')
-    base.require_within(
-      self, 1e-3, 1e6, 'query_scale', 'attention_softcap', 'logit_softcap'
-    )
-    base.require_within(self, 1, MAX_TOKENS, 'window')
-
-  def _check_local_layers(self) -> None:
-    base.require(
-      all(0 <= layer < self.layers for layer in self.local_layers),
-      'local_layers',
-      f'be in [0, layers={self.layers})',
-      self.local_layers,
-    )
-    base.require(
-      len(self.local_layers) <= self.layers,
-      'local_layers',
-      'name each layer once',
-      self.local_layers,
-    )
-    base.require(
-      bool(self.local_layers) == (self.window is not None),
-      'window',
-      'be set if and only if local_layers is',
-      self.window,
-    )
-
   @classmethod
   def from_json(cls, values: Any) -> 'Model':
     """Builds the model of a checkpoint's JSON; missing keys are defaults.
@@ -201,23 +176,13 @@ class Model:
     Raises:
       FieldError: a key is unknown, or has another type or an invalid value.
     """
-    _require_keys(cls, values, 'model')
-    scaling = values.get('rope_scaling', {})
-    _require_keys(RopeScaling, scaling, 'rope_scaling')
-    local = values.get('local_layers', ())
-    base.require(
-      isinstance(local, list | tuple), 'local_layers', 'be a list', local
-    )
-    nodes = {'rope_scaling': RopeScaling(**scaling)}
-    return cls(**{**values, **nodes, 'local_layers': tuple(local)})
-
-
-def _require_keys(node: type, values: Any, name: str) -> None:
-  """Checks that values from JSON are an object with a node's keys."""
-  base.require(isinstance(values, dict), name, 'be an object', values)
-  keys = {field.name for field in dataclasses.fields(node)}
-  unknown = [key for key in values if key not in keys]
-  base.require(not unknown, name, 'have keys of the schema only', unknown)
+    try:
+      scaling = RopeScaling(**values.get('rope_scaling', {}))
+      local = tuple(values.get('local_layers', ()))
+      return cls(**{**values, 'rope_scaling': scaling, 'local_layers': local})
+    except (AttributeError, TypeError) as error:
+      must = 'be an object with keys of the schema only'
+      raise bounds.FieldError('model', must, values, str(error)) from None
 
 
 def _qwen3(
@@ -276,19 +241,30 @@ PRESETS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Tokenizer:
+# A JSON object; `today` is a date.
+Variables = Annotated[
+  str,
+  bounds.readable(
+    'be a JSON object, whose "today" is a date such as "2025-01-31"',
+    lambda text: datetime.date.fromisoformat(
+      json.loads(text).get('today', '2025-01-31')
+    ),
+  ),
+]
+
+
+class Tokenizer(bounds.Options):
   """The byte tokenizer, or a HuggingFace `tokenizer.json`."""
 
   # Path of a tokenizer.json, or of a HuggingFace directory with one; None = the
   # byte tokenizer, which has no file.
-  path: base.FolderOrNone = None
+  path: bounds.FolderOrNone = None
   # Path of a Jinja chat template; None = the directory's, or the built-in one.
-  chat_template: base.FileOrNone = None
+  chat_template: bounds.FileOrNone = None
   # Variables of the template besides messages and special tokens: a JSON
   # object, such as {"enable_thinking": false}; "today" is the date, such as
   # "2025-01-31", for templates that print one.
-  template_variables: str = '{}'
+  template_variables: Variables = '{}'
   # Token that ends an assistant turn; None = the tokenizer's own (<|end|> of
   # the byte tokenizer, or the end of turn of the directory's template).
   # Required for a tokenizer.json without a directory.
@@ -296,17 +272,3 @@ class Tokenizer:
   # Token that pads packed rows, not eos; None = the tokenizer's own, else any
   # id except eos.
   pad: str | None = None
-
-  def __post_init__(self):
-    try:
-      variables = disk.parse_json(self.template_variables, 'it')
-      datetime.date.fromisoformat(variables.get('today', '2025-01-31'))
-      ok = True
-    except (ValueError, TypeError, AttributeError):
-      ok = False
-    base.require(
-      ok,
-      'template_variables',
-      'be a JSON object, whose "today" is a date such as "2025-01-31"',
-      self.template_variables,
-    )
