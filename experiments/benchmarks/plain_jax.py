@@ -94,43 +94,69 @@ def rms_norm(x, scale):
   return x * jax.lax.rsqrt(mean + 1e-6) * scale
 
 
-def rotate(x, cos, sin):
-  """Applies RoPE to x [B, T, N, H]."""
-  a, b = jnp.split(x, 2, axis=-1)
-  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-
-
-def attend(q, k, v):
-  """Returns causal attention; the query group is folded into rows."""
-  b, t, n, h = q.shape
-  kv = k.shape[2]
-  q = q.reshape(b, t, kv, n // kv, h).transpose(0, 2, 3, 1, 4)
-  q = q.reshape(b, kv, n // kv * t, h)
-  k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-  scores = (q @ k.mT / math.sqrt(h)).reshape(b, kv, n // kv, t, t)
-  scores = jnp.where(jnp.tri(t, dtype=bool), scores, -1e30)
-  weights = jax.nn.softmax(scores).reshape(b, kv, n // kv * t, t)
-  out = (weights @ v).reshape(b, kv, n // kv, t, h)
-  return out.transpose(0, 3, 1, 2, 4).reshape(b, t, n * h)
-
-
-def forward(params, shape: Shape, ids):
-  """Returns logits f32[B, T, V]."""
-  angles = jnp.arange(ids.shape[1])[:, None, None] * 10_000.0 ** (
+def rope(positions, shape: Shape):
+  """Returns a function that applies RoPE to x [B, T, N, H]."""
+  angles = positions[:, None, None] * 10_000.0 ** (
     -jnp.arange(0, shape.head_dim, 2) / shape.head_dim
   )
   cos, sin = jnp.cos(angles), jnp.sin(angles)  # [T, 1, H / 2]
 
-  def block(x, p):
-    y = rms_norm(x, p['norm1'])
-    q, k, v = (
-      (y @ p[name]).reshape(*x.shape[:2], -1, shape.head_dim) for name in 'qkv'
-    )
-    x = x + attend(rotate(q, cos, sin), rotate(k, cos, sin), v) @ p['o']
-    y = rms_norm(x, p['norm2'])
-    return x + (jax.nn.silu(y @ p['gate']) * (y @ p['up'])) @ p['down'], None
+  def rotate(x):
+    a, b = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
-  x, _ = jax.lax.scan(block, params['embed'][ids], params['layers'])
+  return rotate
+
+
+def attend(q, k, v, positions):
+  """Returns attention of q [B, T, N, H] to k, v [B, K, S, H].
+
+  A query sees the slots up to its own; the query group is folded into rows.
+  """
+  b, t, n, h = q.shape
+  kv, s = k.shape[1:3]
+  q = q.reshape(b, t, kv, n // kv, h).transpose(0, 2, 3, 1, 4)
+  q = q.reshape(b, kv, n // kv * t, h)
+  scores = (q @ k.mT / math.sqrt(h)).reshape(b, kv, n // kv, t, s)
+  scores = jnp.where(jnp.arange(s) <= positions[:, None], scores, -1e30)
+  weights = jax.nn.softmax(scores).reshape(b, kv, n // kv * t, s)
+  out = (weights @ v).reshape(b, kv, n // kv, t, h)
+  return out.transpose(0, 3, 1, 2, 4).reshape(b, t, n * h)
+
+
+def block(x, p, shape: Shape, positions, rotate, store):
+  """Returns the output of a layer.
+
+  Args:
+    x: f32[B, T, D].
+    p: the layer's parameters.
+    shape: the model's sizes.
+    positions: i32[T].
+    rotate: `rope` of the positions.
+    store: new keys or values [B, T, K, H], 0 or 1 -> all of them [B, K, S, H].
+  """
+  y = rms_norm(x, p['norm1'])
+  q, k, v = (
+    (y @ p[name]).reshape(*x.shape[:2], -1, shape.head_dim) for name in 'qkv'
+  )
+  k, v = store(rotate(k), 0), store(v, 1)
+  x = x + attend(rotate(q), k, v, positions) @ p['o']
+  y = rms_norm(x, p['norm2'])
+  return x + (jax.nn.silu(y @ p['gate']) * (y @ p['up'])) @ p['down']
+
+
+def forward(params, shape: Shape, ids):
+  """Returns logits f32[B, T, V]."""
+  positions = jnp.arange(ids.shape[1])
+  rotate = rope(positions, shape)
+
+  def layer(x, p):
+    def store(new, _):
+      return new.transpose(0, 2, 1, 3)
+
+    return block(x, p, shape, positions, rotate, store), None
+
+  x, _ = jax.lax.scan(layer, params['embed'][ids], params['layers'])
   return rms_norm(x, params['norm']) @ params['embed'].T
 
 
@@ -205,11 +231,11 @@ def generate(params, shape: Shape, prompts, key, new: int):
     for i in range(shape.layers)
   ]
   size = (rows, shape.kv_heads, length + new, shape.head_dim)
-  empty = [(jnp.zeros(size), jnp.zeros(size)) for _ in layers]
+  empty = [[jnp.zeros(size), jnp.zeros(size)] for _ in layers]
   numbers = jax.random.uniform(key, (new, rows))
 
   def feed(ids, start, cache):
-    return _forward(params, layers, shape, ids, start, cache)
+    return extend(params, layers, shape, ids, start, cache)
 
   def step(carry):
     i, token, cache, ids, logprobs = carry
@@ -229,44 +255,20 @@ def generate(params, shape: Shape, prompts, key, new: int):
   return ids, logprobs
 
 
-def _forward(params, layers, shape, ids, start, cache):
+def extend(params, layers, shape, ids, start, cache):
   """Returns logits f32[B, V] after the last token, and the new cache."""
   positions = start + jnp.arange(ids.shape[1])
-  angles = positions[:, None, None] * 10_000.0 ** (
-    -jnp.arange(0, shape.head_dim, 2) / shape.head_dim
-  )
-  cos, sin = jnp.cos(angles), jnp.sin(angles)
-  rows = jnp.arange(len(ids))[:, None]
-  x, new = params['embed'][ids], []
-  for p, (keys, values) in zip(layers, cache, strict=True):
-    y = rms_norm(x, p['norm1'])
-    q, k, v = (
-      (y @ p[name]).reshape(*x.shape[:2], -1, shape.head_dim) for name in 'qkv'
-    )
-    q, k = (rotate(z, cos, sin) for z in (q, k))
-    keys, values = (
-      old.at[rows, :, positions[None]].set(z)
-      for old, z in ((keys, k), (values, v))
-    )
-    new.append((keys, values))
-    x = x + _attend(q, keys, values, positions) @ p['o']
-    y = rms_norm(x, p['norm2'])
-    x = x + (jax.nn.silu(y @ p['gate']) * (y @ p['up'])) @ p['down']
+  rows, rotate = jnp.arange(len(ids))[:, None], rope(positions, shape)
+  x, cache = params['embed'][ids], [list(layer) for layer in cache]
+  for p, layer in zip(layers, cache, strict=True):
+
+    def store(new, part, layer=layer):
+      layer[part] = layer[part].at[rows, :, positions[None]].set(new)
+      return layer[part]
+
+    x = block(x, p, shape, positions, rotate, store)
   x = rms_norm(x[:, -1], params['norm'])
-  return x @ params['embed'].T, new
-
-
-def _attend(q, k, v, positions):
-  """Returns attention of q [B, T, N, H] over a cache [B, K, S, H]."""
-  b, t, n, h = q.shape
-  kv, s = k.shape[1:3]
-  q = q.reshape(b, t, kv, n // kv, h).transpose(0, 2, 3, 1, 4)
-  q = q.reshape(b, kv, n // kv * t, h)
-  scores = (q @ k.mT / math.sqrt(h)).reshape(b, kv, n // kv, t, s)
-  scores = jnp.where(jnp.arange(s) <= positions[:, None], scores, -1e30)
-  weights = jax.nn.softmax(scores).reshape(b, kv, n // kv * t, s)
-  out = (weights @ v).reshape(b, kv, n // kv, t, h)
-  return out.transpose(0, 3, 1, 2, 4).reshape(b, t, n * h)
+  return x @ params['embed'].T, cache
 
 
 def _draw(logits, numbers):
