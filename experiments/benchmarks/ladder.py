@@ -21,6 +21,8 @@ import json
 import os
 import time
 
+from experiments.benchmarks import learning
+from experiments.launch import results as results_lib
 from posttrain import main as program
 from posttrain import schema
 from posttrain.config import checks
@@ -35,14 +37,15 @@ ROWS = {  # stage, or `base` before the first one -> name in the table
   'rm_grpo': 'GRPO on the reward model',
 }
 RM_STEPS = 900  # the whole ladder then takes 20 minutes on a slow core
-RATES = ('format_rate', 'pass_rate', 'sampled_pass_rate')
+RATES = (
+  *('format_rate', 'pass_rate', 'sampled_pass_rate'),
+  *('pass_rate_low', 'pass_rate_high'),
+)
 
 
 def main(argv=None) -> None:
   """Runs the command."""
-  parser = argparse.ArgumentParser(
-    prog='python -m experiments.benchmarks.ladder'
-  )
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--workdir', required=True)
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument(
@@ -70,25 +73,16 @@ def recipe(seed: int, tiny: bool) -> schema.Run:
       ('arithmetic_dpo', 'arithmetic_rm_grpo'), words, strict=True
     )
   )
-  if dpo.stages['sft'] != learned.stages['sft'] or dpo.model != learned.model:
-    raise ValueError(
-      'configs/arithmetic_dpo.py and configs/arithmetic_rm_grpo.py must '
-      'begin with the same SFT; undo the change to one of them'
-    )
+  assert dpo.stages['sft'] == learned.stages['sft']  # and not another start
   rm, last = learned.stages['rm'], learned.stages['grpo']
   ((name, entry),) = last.envs.items()
-  graded = dataclasses.replace(
-    last,
-    envs={
-      name: dataclasses.replace(entry, rewards={}, algorithm=schema.Grpo())
-    },
-  )
+  entry = dataclasses.replace(entry, rewards={}, algorithm=schema.Grpo())
   run = dataclasses.replace(
     dpo,
     stages={
       'sft': dpo.stages['sft'],
       'dpo': dpo.stages['dpo'],
-      'grpo': graded,
+      'grpo': dataclasses.replace(last, envs={name: entry}),
       'rm': dataclasses.replace(rm, steps=min(rm.steps, RM_STEPS)),
       'rm_grpo': last,
     },
@@ -99,49 +93,32 @@ def recipe(seed: int, tiny: bool) -> schema.Run:
 
 def summary(rows: list[dict]) -> dict[str, dict[str, float]]:
   """Returns each stage's rates and minutes, and the reward model's accuracy."""
-  results = {}
+
+  def rates(row: dict) -> dict[str, float]:
+    keys = {name: f'eval/{name}/arithmetic' for name in RATES}
+    keys['pairs'] = learning.PAIRS
+    return {name: row[key] for name, key in keys.items() if key in row}
+
+  results = {'base': {**rates(rows[0]), 'minutes': 0.0}}
   for stage in dict.fromkeys(row['stage'] for row in rows):
     own = [row for row in rows if row['stage'] == stage]
-    if not results:
-      results['base'] = {**rates(own[0]), 'minutes': 0.0}
-    results[stage] = {**rates(own[-1]), 'minutes': minutes(own)}
+    seconds = sum(sum(panels.slices(row).values()) for row in own)
+    results[stage] = {**rates(own[-1]), 'minutes': seconds / 60}
   return results
-
-
-def rates(row: dict) -> dict[str, float]:
-  """Returns an evaluation's rates, without prefix and environment."""
-  names = (*RATES, 'pass_rate_low', 'pass_rate_high')
-  values = {
-    name: row[f'eval/{name}/arithmetic']
-    for name in names
-    if f'eval/{name}/arithmetic' in row
-  }
-  pairs = 'eval/pairs/rewards/accuracies'
-  return {**values, **({'pairs': row[pairs]} if pairs in row else {})}
-
-
-def minutes(rows: list[dict]) -> float:
-  """Returns the minutes of a stage, from its rows."""
-  return sum(sum(panels.slices(row).values()) for row in rows) / 60
 
 
 def table(results: dict[str, dict[str, float]]) -> list[str]:
   """Returns the lines of the table, in Markdown."""
-  lines = [
-    '| | format rate | pass rate, greedy | 95 % | sampled | minutes |',
-    '|---|---|---|---|---|---|',
-  ]
+  header = '', 'format rate', 'pass rate, greedy', '95 %', 'sampled', 'minutes'
+  lines = []
   for name, heading in ROWS.items():
     row = results[name]
-    low, high = row['pass_rate_low'], row['pass_rate_high']
-    lines.append(
-      f'| {heading} | {row["format_rate"]:.3f} | {row["pass_rate"]:.3f} | '
-      f'{low:.3f} to {high:.3f} | {row["sampled_pass_rate"]:.3f} | '
-      f'{row["minutes"]:.1f} |'
-    )
+    parsed, greedy, sampled, low, high = (f'{row[x]:.3f}' for x in RATES)
+    cells = heading, parsed, greedy, f'{low} to {high}', sampled
+    lines.append((*cells, f'{row["minutes"]:.1f}'))
   total = sum(row['minutes'] for row in results.values())
   return [
-    *lines,
+    *results_lib.markdown(header, lines),
     '',
     f'The reward model is right about {results["rm"]["pairs"]:.1%} of unseen '
     f'pairs ({results["rm"]["minutes"]:.1f} minutes). {total:.1f} minutes in '

@@ -17,7 +17,8 @@
    Set-up, and what the first row contains, do not grow.
 4. WORKDIR/learning.md: before -> after: change +- its 95 % interval over seeds
    (Student's t, n - 1 degrees of freedom), in every environment that is
-   evaluated; learning.jsonl has the same in full, learning.png the curves.
+   evaluated; learning.jsonl has the same in full. `python -m posttrain.report`
+   draws the curves of WORKDIR/runs.
 
 The same command continues what is left. Exit codes: those of `sweep`.
 """
@@ -37,10 +38,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from scipy import stats
 
 from experiments.launch import jobs as jobs_lib
+from experiments.launch import results as results_lib
 from experiments.launch import sweep
 from posttrain import config, schema
 from posttrain import main as program
@@ -60,7 +61,6 @@ MEASURES = {
 PAIRS = 'eval/pairs/rewards/accuracies'
 # Files of a start that its branches do not take over.
 _OWN = ('finished.json', 'lock', 'log.txt', 'config.json')
-_SMOOTH = 5  # steps that the curve of training averages
 
 
 # The runs.
@@ -200,14 +200,6 @@ def make_job(name: str, run: schema.Run, folder: str) -> jobs_lib.Job:
   return jobs_lib.Job(
     name, str(path), (), (), workdir, flags=('--trust_config',)
   )
-
-
-def by_variant(trials: Sequence[Trial]) -> dict[tuple[str, str], list[Trial]]:
-  """Returns (recipe, change) -> its trials, one per seed."""
-  groups: dict[tuple[str, str], list[Trial]] = {}
-  for trial in trials:
-    groups.setdefault((trial.recipe, trial.change), []).append(trial)
-  return groups
 
 
 # What their rows say.
@@ -356,7 +348,11 @@ def summarize(
     reach: the sampled pass rate whose CPU seconds per seed are added.
   """
   results = []
-  for (recipe, change), group in by_variant(trials).items():
+  # `expand` lists the seeds of a variant one after the other.
+  for (recipe, change), seeds in itertools.groupby(
+    trials, lambda x: (x.recipe, x.change)
+  ):
+    group = list(seeds)
     runs = [
       (*both, rows[x.name], x.stage)
       for x in group
@@ -378,78 +374,38 @@ def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
   header += [*(MEASURES[name] for name in shown), 'wall s', 'CPU s']
   reaches = any('reached_s' in row for row in results)
   header += ['CPU s to the rate'] * reaches
-  text = [f'| {" | ".join(header)} |', '|---' * len(header) + '|']
+
+  def number(x: float) -> str:
+    return '' if math.isnan(x) else f'{x:.0f}'
+
+  def cell(name: str, row: Mapping[str, Any]) -> str:
+    if name not in row['measures']:
+      return ''
+    before, after, change, width = row['measures'][name]
+    if math.isnan(before):
+      return f'{after:.3f}'
+    text = f'{before:.3f} -> {after:.3f}: {change:+.3f}'
+    return text if math.isnan(width) else f'{text} +- {width:.3f}'
+
+  lines = []
   for row in results:
-    cells = [row['recipe'], row['change'], row['env'], str(row['seeds'])]
-    cells += [_cell(row['measures'].get(name)) for name in shown]
-    cells += [_number(row['wall_s']), _number(row['cpu_s'])]
+    cells = [row['recipe'], row['change'], row['env'], row['seeds']]
+    cells += [cell(name, row) for name in shown]
+    cells += [number(row['wall_s']), number(row['cpu_s'])]
     if reaches:
       reached = row.get('reached_s', [])
-      cells.append(' / '.join(_number(x) or 'never' for x in reached))
-    escaped = (cell.replace('|', '\\|') for cell in cells)
-    text.append(f'| {" | ".join(escaped)} |')
-  return text
+      cells.append(' / '.join(number(x) or 'never' for x in reached))
+    lines.append(cells)
+  return results_lib.markdown(header, lines)
 
 
-def _cell(numbers: Sequence[float] | None) -> str:
-  if numbers is None:
-    return ''
-  before, after, change, width = numbers
-  if math.isnan(before):
-    return f'{after:.3f}'
-  text = f'{before:.3f} -> {after:.3f}: {change:+.3f}'
-  return text if math.isnan(width) else f'{text} +- {width:.3f}'
-
-
-def _number(number: float) -> str:
-  return '' if math.isnan(number) else f'{number:.0f}'
-
-
-def series(
-  seeds: Sequence[Sequence[Row]], name: str
-) -> tuple[np.ndarray, np.ndarray] | None:
-  """Returns (steps [T], values [seeds, T]) that all seeds have; None: few."""
-  found = [{x['step']: x[name] for x in rows if name in x} for rows in seeds]
-  steps = sorted(set.intersection(*map(set, found))) if found else []
-  if len(steps) < 2:
-    return None
-  values = np.array([[x[step] for step in steps] for x in found])
-  if name.startswith('rollout/') and len(steps) > 2 * _SMOOTH:
-    kernel = np.ones(_SMOOTH) / _SMOOTH
-    values = np.array([np.convolve(x, kernel, 'valid') for x in values])
-    steps = steps[_SMOOTH - 1 :]
-  return np.array(steps), values
-
-
-def draw(
-  trials: Sequence[Trial], rows: Mapping[str, Sequence[Row]], path: str
-) -> None:
-  """Draws a panel per environment and measure, with a curve per variant."""
-  from matplotlib import figure as mpl_figure
-
-  panels: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = {}
-  for (recipe, change), group in by_variant(trials).items():
-    stage = group[0].stage
-    own = [[r for r in rows[x.name] if r['stage'] == stage] for x in group]
-    for env in group[0].run.stages[stage].envs:
-      for name in (f'rollout/pass_rate/{env}', f'eval/pass_rate/{env}'):
-        if (line := series(own, name)) is not None:
-          panels.setdefault(name, {})[f'{recipe} {change}'] = line
-  if not panels:
-    return
-  size = (5.0, 3.0 * len(panels))
-  figure = mpl_figure.Figure(figsize=size, layout='constrained')
-  axes = figure.subplots(len(panels), 1, squeeze=False).ravel()
-  for axis, (name, curves) in zip(axes, panels.items(), strict=True):
-    for variant, (steps, values) in curves.items():
-      (line,) = axis.plot(steps, values.mean(0), label=variant)
-      low, high = values.min(0), values.max(0)
-      axis.fill_between(steps, low, high, color=line.get_color(), alpha=0.2)
-    axis.set_title(name, loc='left', fontsize=10)
-    axis.set_xlabel('step')
-    title = 'mean over seeds; bands: min to max'
-    axis.legend(frameon=False, fontsize=7, title=title, title_fontsize=7)
-  figure.savefig(path, dpi=120)
+def write(folder: str, name: str, lines: Sequence[str], rows) -> None:
+  """Prints a table; writes it to NAME.md, and rows to NAME.jsonl."""
+  text = '\n'.join(lines)
+  print(text, flush=True)
+  pathlib.Path(folder, f'{name}.md').write_text(f'{text}\n')
+  full = ''.join(f'{writers.dumps(row)}\n' for row in rows)
+  pathlib.Path(folder, f'{name}.jsonl').write_text(full)
 
 
 # The command.
@@ -548,12 +504,7 @@ def _run(argv: Sequence[str] | None) -> int:
   if args.control == 'true' and not code:
     code, more = controls(trials, rows, folder, args.jobs)
     results += more
-  lines = '\n'.join(table(results))
-  print(lines, flush=True)
-  pathlib.Path(folder, 'learning.md').write_text(lines + '\n')
-  full = ''.join(f'{writers.dumps(row)}\n' for row in results)
-  pathlib.Path(folder, 'learning.jsonl').write_text(full)
-  draw(trials, rows, os.path.join(folder, 'learning.png'))
+  write(folder, 'learning', table(results), results)
   return code
 
 

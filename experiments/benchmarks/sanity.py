@@ -38,6 +38,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.benchmarks import learning
+from experiments.launch import results as results_lib
 from experiments.launch import sweep
 from posttrain import main as program
 from posttrain import schema
@@ -246,7 +247,7 @@ def table(results: Mapping[Case, Mapping[str, Any]]) -> list[str]:
   Args:
     results: of each run, what `summarize` returns, and `lr`.
   """
-  text = [f'| {" | ".join(HEADER)} |', '|---' * len(HEADER) + '|']
+  lines = []
   for case, x in results.items():
     curve, (step, _, cpu) = x['curve'], x['solved'] or ('never',) * 3
     equal = min(y['cpu'] for c, y in results.items() if c.dtype == case.dtype)
@@ -258,9 +259,8 @@ def table(results: Mapping[Case, Mapping[str, Any]]) -> list[str]:
     cells.append(f'{[y for _, y, spent in curve if spent <= equal][-1]:.3f}')
     for before, after in (x['sampled'], x['greedy']):
       cells.append(f'{before:.3f} -> {after:.3f}')
-    cells += [f'{y:.1e}' for y in x['mismatch']]
-    text.append(f'| {" | ".join(map(str, cells))} |')
-  return text
+    lines.append([*cells, *(f'{y:.1e}' for y in x['mismatch'])])
+  return results_lib.markdown(HEADER, lines)
 
 
 def _run(argv: Sequence[str] | None) -> int:
@@ -318,12 +318,8 @@ def _run(argv: Sequence[str] | None) -> int:
     if any(_TRAINED in row for row in rows) and rows[-1]['step']:
       lr = runs[case].stages['main'].optim.lr
       results[case] = {**summarize(rows), 'lr': lr}
-  text = '\n'.join(table(results))
-  print(text, flush=True)
-  folder = pathlib.Path(args.workdir)
-  (folder / 'sanity.md').write_text(text + '\n')
   full = [{**dataclasses.asdict(case), **x} for case, x in results.items()]
-  write(folder / 'sanity.jsonl', full)
+  learning.write(args.workdir, 'sanity', table(results), full)
   return code
 
 

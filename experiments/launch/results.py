@@ -8,7 +8,7 @@ results.md, the table.
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from experiments.launch import jobs as jobs_lib
@@ -66,14 +66,23 @@ def table(rows: Sequence[Row]) -> list[str]:
   metrics += [x for x in names if x.startswith(OTHERS) and x not in metrics]
   header = [*(keys or ['run']), 'stage', 'step']
   header += [name.removeprefix('eval/') for name in metrics]
-  lines = [f'| {" | ".join(header)} |', '|---' * len(header) + '|']
+  lines = []
   for row in rows:
     cells = [row['sweep'].get(key, '') for key in keys] or [row['name']]
-    cells += [row['stage'], str(row['step'])]
+    cells += [row['stage'], row['step']]
     cells += [_cell(row.get(x), row.get(f'start/{x}')) for x in metrics]
-    escaped = (cell.replace('|', '\\|') for cell in cells)
-    lines.append(f'| {" | ".join(escaped)} |')
-  return lines
+    lines.append(cells)
+  return markdown(header, lines)
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+  """Returns the lines of a Markdown table."""
+  lines = [
+    ' | '.join(str(cell).replace('|', '\\|') for cell in row)
+    for row in (header, *rows)
+  ]
+  head, *rest = (f'| {line} |' for line in lines)
+  return [head, '|---' * len(header) + '|', *rest]
 
 
 def write(jobs: Sequence[jobs_lib.Job], folder: str) -> list[str]:
