@@ -24,13 +24,14 @@ import pathlib
 import platform
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
+from experiments.launch import results
 from experiments.planner import census, hlo, kernels, programs
 from posttrain import schema, sharding
 from posttrain.stage import plan
@@ -173,7 +174,7 @@ def cache_faults(
   mesh: tuple[int, int, int],
   sizes: programs.Sizes,
 ) -> list[str]:
-  """Checks that prefill, decode and share update the cache in place."""
+  """Checks that prefill and decode update the cache in place."""
   layer = layer_cache_bytes(model, mesh, sizes)
   lines = []
   aliased = compiled.memory_analysis().alias_size_in_bytes
@@ -248,32 +249,27 @@ def program(
   module = hlo.parse(compiled.as_text())
   wrong = kernel_faults(case.name, module, model.layers)
   wrong += memory_faults(compiled, target.memory)
-  if case.name in ('prefill', 'decode', 'share'):
+  if case.name in ('prefill', 'decode'):
     wrong += cache_faults(module, compiled, model, case.mesh, sizes)
+  memory = compiled.memory_analysis()
   row = {
-    'kind': 'program',
-    **dataclasses.asdict(case),
-    'layers': model.layers,
-    'kernels': kernel_counts(case.name, module),
-    'seconds': seconds,
-    **_figures(compiled, module),
+    'program': case.name,
+    'model': f'{case.preset}, {model.layers} layers',
+    'target': case.target,
+    'mesh': ','.join(map(str, case.mesh)),
+    'attention kernels': kernel_counts(case.name, module),
+    'collectives': {k: v / GIB for k, v in module.bytes().items()},
+    'weights': '',
+    'arguments': memory.argument_size_in_bytes / GIB,
+    'temporaries': memory.temp_size_in_bytes / GIB,
+    'aliased': memory.alias_size_in_bytes / GIB,
+    'peak': census.peak(compiled) / GIB,
+    'CPU s': seconds,
   }
   if case.name in ('train_step', 'score'):
     wrong += census.violations(module, model, case.mesh, sizes, TRAVELS)
-    bound = census.weight_bytes(model, case.mesh, TRAVELS)
-    row['weights_gib'] = bound / GIB
+    row['weights'] = census.weight_bytes(model, case.mesh, TRAVELS) / GIB
   return row, wrong
-
-
-def _figures(compiled, module: hlo.Module) -> dict[str, Any]:
-  memory = compiled.memory_analysis()
-  return {
-    'collectives_gib': {k: v / GIB for k, v in module.bytes().items()},
-    'arguments_gib': memory.argument_size_in_bytes / GIB,
-    'temporaries_gib': memory.temp_size_in_bytes / GIB,
-    'aliased_gib': memory.alias_size_in_bytes / GIB,
-    'peak_gib': census.peak(compiled) / GIB,
-  }
 
 
 def kernel(name: str, target: str, folder: str) -> list[dict[str, Any]]:
@@ -285,8 +281,8 @@ def kernel(name: str, target: str, folder: str) -> list[dict[str, Any]]:
     folder: an empty folder for the compiler's dumps.
   """
   start = time.process_time()
-  case, gpu = kernels.CASES[name], TARGETS[target].platform == 'cuda'
-  chip = TARGETS[target]
+  case, chip = kernels.CASES[name], TARGETS[target]
+  gpu = chip.platform == 'cuda'
   compiled = kernels.compile(
     case,
     devices(target)[0],
@@ -294,27 +290,20 @@ def kernel(name: str, target: str, folder: str) -> list[dict[str, Any]]:
     chip.platform,
     folder if gpu else None,
   )
-  row = {
-    'kind': 'kernel',
-    'target': target,
-    'case': name,
-    'seconds': time.process_time() - start,
-  }
+  row = {'call': name, 'target': target, 'CPU s': time.process_time() - start}
   if gpu:
-    found = kernels.assemble(folder, case.kernels)
-    return [{**row, **dataclasses.asdict(x)} for x in found]
+    return [{**row, **x} for x in kernels.assemble(folder, case.kernels)]
   calls = [
     call.op_name
     for call, _ in hlo.parse(compiled.as_text()).custom_calls()
     if CALLS[1] in call.attributes
   ]
   return [
-    {**row, 'name': x, 'calls': sum(x in call for call in calls)}
+    {**row, 'kernel': x, 'calls': sum(x in call for call in calls)}
     for x in case.kernels
   ]
 
 
-VERSIONS = ('jax', 'jaxlib')
 INTRO = """# Compiled for absent devices
 
 Every kernel, and the programs of training and decoding, compiled by the
@@ -322,7 +311,7 @@ compilers of GPUs and TPUs on a machine that has neither
 (`experiments/planner/run.sh`). Nothing ran: these are properties of programs,
 not measurements of speed. Sizes are GiB per device.
 """
-PROGRAMS_INTRO = """
+PROGRAMS = """
 ## Programs
 
 A micro-batch has 8 rows of 4,096 tokens; decoding has 128 slots of 4,096
@@ -338,119 +327,27 @@ def main(argv: Sequence[str] | None = None) -> None:
   """Prints the table of a file of JSON rows."""
   (path,) = sys.argv[1:] if argv is None else argv
   lines = pathlib.Path(path).read_text().splitlines()
-  print(markdown([json.loads(line) for line in lines]), end='')
+  print(markdown([json.loads(line) for line in lines]))
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-  """Returns the page; sections without rows are left out."""
-  cases = [x for x in rows if x['kind'] == 'kernel']
-  gpu = [x for x in cases if 'registers' in x]
-  tpu = [x for x in cases if 'registers' not in x]
-  compiled = [x for x in rows if x['kind'] == 'program']
-  parts = [INTRO, f'\n{_made()}\n']
-  if gpu:
-    parts += ['\n## Kernels for GPUs\n\n', _gpu_kernels(gpu)]
-  if tpu:
-    parts += ['\n## Kernels for TPUs\n\n', _tpu_kernels(tpu)]
-  if compiled:
-    parts += [PROGRAMS_INTRO, '\n', _programs(compiled)]
-  return ''.join(parts)
+  """Returns the page, with a table of the rows that have the same columns."""
 
+  def cell(value: Any) -> str:
+    if isinstance(value, dict):
+      return ', '.join(f'{cell(x)} {name}' for name, x in value.items())
+    return f'{value:.3g}' if isinstance(value, float) else str(value)
 
-def _made() -> str:
-  names = [f'{x} {importlib.metadata.version(x)}' for x in VERSIONS]
-  date = datetime.date.today().isoformat()
-  return f'{date}, Python {platform.python_version()}, {", ".join(names)}.'
-
-
-def _gpu_kernels(rows) -> str:
-  head = (
-    'call',
-    'kernel',
-    'target',
-    'registers',
-    'stack B',
-    'spills B',
-    'wgmma',
-    'mma',
-    'CPU s',
-  )
-  return _table(
-    head,
-    3,
-    (
-      (
-        x['case'],
-        x['name'],
-        x['target'],
-        x['registers'],
-        x['stack'],
-        x['spill_stores'] + x['spill_loads'],
-        x['wgmma'],
-        x['mma'],
-        f'{x["seconds"]:.1f}',
-      )
-      for x in rows
-    ),
-  )
-
-
-def _tpu_kernels(rows) -> str:
-  return _table(
-    ('call', 'kernel', 'target', 'calls', 'CPU s'),
-    3,
-    (
-      (x['case'], x['name'], x['target'], x['calls'], f'{x["seconds"]:.1f}')
-      for x in rows
-    ),
-  )
-
-
-def _programs(rows) -> str:
-  head = (
-    'program',
-    'model',
-    'target',
-    'mesh',
-    'attention kernels',
-    'collectives',
-    'weights',
-    'arguments',
-    'temporaries',
-    'aliased',
-    'peak',
-    'CPU s',
-  )
-  return _table(head, 5, map(_program, rows))
-
-
-def _program(row) -> tuple[str, ...]:
-  kinds = sorted(row['collectives_gib'].items(), key=lambda x: -x[1])
-  shown = ', '.join(f'{kind} {size:.2f}' for kind, size in kinds if size > 5e-3)
-  total = sum(row['collectives_gib'].values())
-  names = ', '.join(f'{v} {k}' for k, v in row['kernels'].items())
-  weights = row.get('weights_gib')
-  return (
-    row['name'],
-    f'{row["preset"]}, {row["layers"]} layers',
-    row['target'],
-    ','.join(map(str, row['mesh'])),
-    names,
-    f'{total:.3g}' + (f' ({shown})' if len(kinds) > 1 and shown else ''),
-    '' if weights is None else f'{weights:.3g}',
-    f'{row["arguments_gib"]:.2f}',
-    f'{row["temporaries_gib"]:.2f}',
-    f'{row["aliased_gib"]:.2f}',
-    f'{row["peak_gib"]:.2f}',
-    f'{row["seconds"]:.0f}',
-  )
-
-
-def _table(head: Sequence[str], texts: int, rows: Iterable[Sequence]) -> str:
-  """Returns a Markdown table; columns after the first `texts` hold numbers."""
-  rule = ['---'] * texts + ['---:'] * (len(head) - texts)
-  lines = [head, rule, *rows]
-  return ''.join(f'| {" | ".join(map(str, line))} |\n' for line in lines)
+  names = [f'{x} {importlib.metadata.version(x)}' for x in ('jax', 'jaxlib')]
+  date, python = datetime.date.today().isoformat(), platform.python_version()
+  parts = [INTRO, f'{date}, Python {python}, {", ".join(names)}.']
+  for columns in dict.fromkeys(tuple(row) for row in rows):
+    cells = [
+      list(map(cell, row.values())) for row in rows if tuple(row) == columns
+    ]
+    title = PROGRAMS if columns[0] == 'program' else '\n## Kernels\n'
+    parts += [title, *results.markdown(columns, cells)]
+  return '\n'.join(parts)
 
 
 if __name__ == '__main__':

@@ -24,14 +24,9 @@ The last line with `--json` is an object per program:
     violations        train_step and score: what exceeds these limits:
 
 1. No collective runs inside a loop over the vocabulary (`losses.logprobs`).
-2. No floating-point result spans all tokens of the batch and a dimension of
-   the model or the vocabulary: each device works on its own tokens, except for
-   columns of the embedding. Attention is left out: it runs within
-   `jax.shard_map` on a device's rows, and the shape of its scores, heads x
-   queries x keys, may equal that of all tokens x a dimension.
-3. Under fsdp or tensor, collectives move at most SLACK times what weights and
-   gradients need, see `weight_bytes`, and under tensor REDUCTIONS sums of the
-   residual stream per layer and EDGES more.
+2. Collectives move at most SLACK times what weights and gradients need, see
+   `weight_bytes`, and under tensor REDUCTIONS sums of the residual stream per
+   layer and EDGES more.
 """
 
 import argparse
@@ -43,18 +38,16 @@ import sys
 import time
 
 PROGRAMS = ('train_step', 'prefill', 'decode', 'score')
-DECODE = ('prefill', 'decode', 'view', 'state', 'share', 'first')
+DECODE = ('prefill', 'decode', 'view', 'state')
 DECODE_LAYERS = 4  # their layers are not in a loop: the text grows with them
 GIB = 2**30
 SHOWN = 8  # collectives of a program in the table
 VOCABULARY_LOOPS = 'losses/logprobs.py'
-ATTENTION = ('posttrain/ops/chunked.py',)
 SLACK = 1.2
 # Attention and MLP each end with one; the backward pass computes them again,
 # and has one for the gradient of each product that reads the stream: q, k and
 # v, gate and up. Embedding and head have three more together.
 REDUCTIONS, EDGES = 9, 3
-LISTED = 3  # results of one program that are listed
 # FLOP/s of bfloat16 that large products reach, and bytes/s of one device's
 # fastest link. From data sheets, times 0.72 and 0.78: judged, not measured.
 CHIPS = {'h100': (712e12, 350e9), 'v5e': (138e12, 45e9), 'v6e': (643e12, 90e9)}
@@ -226,16 +219,12 @@ def violations(
     for x in module.in_loops(VOCABULARY_LOOPS)
   ]
   data, fsdp, tensor = mesh
-  if data * fsdp > 1:
-    tokens = (sizes.rows, sizes.row_tokens)
-    whole = list(module.spanning(tokens, _widths(model, mesh), ATTENTION))
-    lines += [f'all tokens: {x.name} = {y}' for x, y in whole[:LISTED]]
   moved = sum(module.bytes().values())
   limit = SLACK * weight_bytes(model, mesh, width)
   if tensor > 1:
     stream = sizes.rows * sizes.row_tokens * model.embed_dim // (data * fsdp)
     limit += (REDUCTIONS * model.layers + EDGES) * stream * width
-  if fsdp * tensor > 1 and moved > limit:
+  if moved > limit:
     lines.append(
       f'collectives: {moved / GIB:.2f} GiB, expected at most {limit / GIB:.2f}'
     )
@@ -263,18 +252,6 @@ def weight_bytes(model, mesh: tuple[int, int, int], width: int = 4) -> int:
   numbers = 2 * layers + 2 * table + total if fsdp > 1 else 0
   numbers += total // fsdp if data > 1 else 0
   return width * numbers
-
-
-def _widths(model, mesh: tuple[int, int, int]) -> set[int]:
-  """Returns the sizes of an activation's last dimension.
-
-  Whole, or split over `tensor`; not over fsdp: a lookup in the columns of the
-  embedding that a device has gives no more than its share of the result. The
-  size of a head is left out, as some models have as many heads as a batch rows.
-  """
-  whole = {model.embed_dim, model.mlp_dim, model.vocab_size}
-  split = {size // mesh[2] for size in whole}
-  return (whole | split) - {model.head_dim}
 
 
 def seconds(

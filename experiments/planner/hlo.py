@@ -6,7 +6,7 @@
    loop runs as often as `Module.trips` says, once if that is not known. Every
    branch of a conditional counts.
 3. `Module.collectives` lists what travels between devices, `Module.loops` the
-   while loops, `Module.spanning` the large arrays.
+   while loops.
 
 All sizes are per device. An asynchronous collective counts where it starts.
 """
@@ -27,10 +27,6 @@ KINDS = (
   'collective-permute',
   'collective-broadcast',
 )
-GIB = 2**30
-# Their results are arrays that other instructions computed.
-_NOTHING_NEW = ('parameter', 'get-tuple-element', 'tuple', 'while', 'bitcast')
-_MOVES = ('transpose', 'copy', 'bitcast')  # one operand, in another layout
 
 _LISTS = re.compile(r'(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}')
 _COUNTED = re.compile(r'replica_groups=\[\d+,(\d+)\]<=')
@@ -58,13 +54,9 @@ class Array:
   @property
   def bytes(self) -> int:
     """Its size on one device; a token has none."""
-    bits = 8 if self.dtype == 'pred' else int(_digits(self.dtype))
+    digits = re.search(r'\d+', self.dtype)  # 'pred' and 'token' have none
+    bits = int(digits[0]) if digits else 8 * (self.dtype == 'pred')
     return math.prod(self.shape) * bits // 8
-
-  @property
-  def floating(self) -> bool:
-    """Whether its elements are floating-point numbers."""
-    return self.dtype.startswith(('f', 'bf'))
 
   def __str__(self):
     return f'{self.dtype}[{",".join(map(str, self.shape))}]'
@@ -91,12 +83,6 @@ class Instruction:
     """The path of jax's operation, '' if unknown."""
     match = _OP_NAME.search(self.attributes)
     return match[1] if match else ''
-
-  @property
-  def known_trips(self) -> int | None:
-    """How often a while loop runs its body, if the compiler noted it."""
-    match = _TRIPS.search(self.attributes)
-    return int(match[1]) if match else None
 
   @property
   def callees(self) -> list[str]:
@@ -174,8 +160,8 @@ class Module:
     """
     if x.opcode != 'while':
       return 1
-    if x.known_trips is not None:
-      return x.known_trips
+    if match := _TRIPS.search(x.attributes):
+      return int(match[1])
     lines = {y.name: y for y in self.computations[_called(x, 'condition')]}
     last = list(lines.values())[-1]
     bound = lines.get(last.operands[-1]) if last.opcode == 'compare' else None
@@ -188,7 +174,10 @@ class Module:
     """All collectives between at least two devices, the largest first."""
     found = [
       Collective(
-        _kind(x, name),
+        # TPUs reduce and scatter in a fusion of an all-reduce and a slice.
+        'reduce-scatter'
+        if name.startswith('all-reduce-scatter')
+        else x.opcode.removesuffix('-start'),
         name,
         _traffic(x, {y.name: y for y in instructions}),
         self.times[name],
@@ -199,7 +188,7 @@ class Module:
       for name, instructions in self.computations.items()
       if self.times[name] and not _continues(name, instructions)
       for x in instructions
-      if _is_collective(x) and _group(x) != 1
+      if x.opcode.removesuffix('-start') in KINDS and _group(x) != 1
     ]
     return tuple(sorted(found, key=lambda x: -x.bytes))
 
@@ -268,60 +257,6 @@ class Module:
       if loop.files and loop.files[0].endswith(file):
         bodies |= self.within(loop.body)
     return [x for x in self.collectives if x.computation in bodies]
-
-  def spanning(
-    self,
-    tokens: tuple[int, int],
-    widths: set[int],
-    outside: tuple[str, ...] = (),
-  ) -> Iterator[tuple[Instruction, Array]]:
-    """Yields floating-point results of all tokens times a width.
-
-    Args:
-      tokens: rows and tokens of a row; adjacent dimensions of the array, or
-        one of their product.
-      widths: sizes of which another dimension is one.
-      outside: ends of paths of Python files whose own results are left out.
-    """
-    for name, instructions in self.computations.items():
-      for x in instructions:
-        computed = self.times[name] and x.opcode not in _NOTHING_NEW
-        for array in x.arrays if computed else ():
-          if array.floating and _spans(array.shape, tokens, widths):
-            if not self._source(name, x).endswith(outside):
-              yield x, array
-
-  def _source(self, computation: str, x: Instruction) -> str:
-    """Returns the Python file of an instruction, '' if unknown.
-
-    The compiler's own transposes and copies name none: theirs is that of the
-    array they read. A fusion's is its root's, a parameter's of a fusion that of
-    the operand.
-    """
-    while not (files := self._files(x)):
-      operand = next(iter(x.operands), None) if x.opcode in _MOVES else None
-      if x.opcode == 'fusion':
-        computation = x.callees[0]
-        operand = self.computations[computation][-1].name
-      elif x.opcode == 'parameter' and computation in self._fusions:
-        computation, caller = self._fusions[computation]
-        operand = caller.operands[int(x.literal)]
-      lines = {y.name: y for y in self.computations[computation]}
-      if operand not in lines:
-        return ''
-      x = lines[operand]
-    return files[0]
-
-  @functools.cached_property
-  def _fusions(self) -> dict[str, tuple[str, Instruction]]:
-    """The caller of each fused computation: its computation and itself."""
-    return {
-      callee: (name, x)
-      for name, instructions in self.computations.items()
-      for x in instructions
-      if x.opcode == 'fusion'
-      for callee in x.callees
-    }
 
   def _files(self, x: Instruction) -> tuple[str, ...]:
     if match := _FRAME.search(x.attributes):
@@ -403,15 +338,6 @@ def _arrays(type: str) -> tuple[Array, ...]:
   )
 
 
-def _digits(dtype: str) -> str:
-  match = re.search(r'\d+', dtype)
-  return match[0] if match else '0'
-
-
-def _is_collective(x: Instruction) -> bool:
-  return x.opcode.removesuffix('-start') in KINDS
-
-
 def _continues(name: str, instructions: tuple[Instruction, ...]) -> bool:
   """Returns whether a computation continues an exchange that another starts.
 
@@ -422,13 +348,6 @@ def _continues(name: str, instructions: tuple[Instruction, ...]) -> bool:
   return name.startswith('async_collective_fusion') or any(
     done in x.attributes for x in instructions if x.opcode == 'custom-call'
   )
-
-
-def _kind(x: Instruction, computation: str) -> str:
-  # TPUs reduce and scatter in a fusion of an all-reduce and a slice.
-  if computation.startswith('all-reduce-scatter'):
-    return 'reduce-scatter'
-  return x.opcode.removesuffix('-start')
 
 
 def _traffic(
@@ -473,18 +392,6 @@ def _called(x: Instruction, attribute: str) -> str:
   match = re.search(rf'\b{attribute}=%([\w.\-]+)', x.attributes)
   assert match, f'{x.name} has no {attribute}'
   return match[1]
-
-
-def _spans(
-  shape: tuple[int, ...], tokens: tuple[int, int], widths: set[int]
-) -> bool:
-  """Returns whether a shape has all tokens and a width, see `spanning`."""
-  shape = tuple(size for size in shape if size != 1)
-  places = [(i, i + 1) for i, x in enumerate(shape) if x == math.prod(tokens)]
-  places += [
-    (i, i + 2) for i in range(len(shape)) if shape[i : i + 2] == tokens
-  ]
-  return any(widths & {*shape[:i], *shape[j:]} for i, j in places)
 
 
 def _frames(text: str) -> dict[int, tuple[str, ...]]:

@@ -12,6 +12,7 @@ import pathlib
 import re
 import subprocess
 import tempfile
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -143,23 +144,10 @@ def _in_use(device: jax.Device):
   return jax.sharding.use_abstract_mesh(mesh)
 
 
-@dataclasses.dataclass(frozen=True)
-class Kernel:
-  """The machine code of a kernel, for one multiprocessor."""
-
-  name: str
-  registers: int  # of a thread, at most 255
-  stack: int  # bytes of a thread in local memory, spills included
-  spill_stores: int  # bytes
-  spill_loads: int  # bytes
-  wgmma: int  # matrix instructions of a warp group, in the text
-  mma: int  # matrix instructions of a warp, in the text
-
-
 def assemble(
   folder: str | pathlib.Path, names: tuple[str, ...]
-) -> list[Kernel]:
-  """Assembles the kernels of a dump folder.
+) -> list[dict[str, Any]]:
+  """Assembles the kernels of a dump folder; returns a row of each.
 
   Args:
     folder: the compiler's `xla_dump_to`.
@@ -180,28 +168,42 @@ def assemble(
   return [read(name, texts[name], _assemble(texts[name])) for name in names]
 
 
-def read(name: str, text: str, report: str) -> Kernel:
-  """Reads a kernel's figures from its PTX and the report of `ptxas -v`."""
+def read(name: str, text: str, report: str) -> dict[str, Any]:
+  """Returns a kernel's figures from its PTX and the report of `ptxas -v`.
+
+  Registers are those of a thread, at most 255; `stack` is a thread's bytes in
+  local memory, spills included; `wgmma` and `mma` count the matrix instructions
+  of a warp group and of a warp in the text.
+  """
   spills = _SPILLS.search(report)
   registers = _REGISTERS.search(report)
   assert spills and registers, report
-  return Kernel(
-    name,
-    int(registers[1]),
-    *map(int, spills.groups()),
-    wgmma=text.count('wgmma.mma_async'),
-    mma=text.count('mma.sync'),
-  )
+  stack, stores, loads = map(int, spills.groups())
+  return {
+    'kernel': name,
+    'registers': int(registers[1]),
+    'stack': stack,
+    'spills': stores + loads,
+    'wgmma': text.count('wgmma.mma_async'),
+    'mma': text.count('mma.sync'),
+  }
 
 
 def _assemble(text: str) -> str:
   """Returns the report of `ptxas -v` on a PTX file of one kernel."""
   target = _TARGET.search(text)
   assert target, 'PTX names its target'
+  spec = importlib.util.find_spec('nvidia')
+  assert spec and spec.submodule_search_locations, 'no nvidia wheels'
+  (ptxas,) = (
+    path
+    for folder in spec.submodule_search_locations
+    for path in sorted(pathlib.Path(folder).glob('cu*/bin/ptxas'))[:1]
+  )
   with tempfile.TemporaryDirectory() as folder:
     source = pathlib.Path(folder) / 'kernel.ptx'
     source.write_text(text)
-    command = [_ptxas(), f'-arch={target[1]}', '-v', str(source)]
+    command = [str(ptxas), f'-arch={target[1]}', '-v', str(source)]
     done = subprocess.run(
       [*command, '-o', f'{folder}/kernel.cubin'],
       capture_output=True,
@@ -209,13 +211,3 @@ def _assemble(text: str) -> str:
       check=True,
     )
   return done.stdout + done.stderr
-
-
-def _ptxas() -> str:
-  """Returns the path of the assembler in the compiler's wheels."""
-  spec = importlib.util.find_spec('nvidia')
-  assert spec and spec.submodule_search_locations, 'no nvidia wheels'
-  for folder in spec.submodule_search_locations:
-    for path in sorted(pathlib.Path(folder).glob('cu*/bin/ptxas')):
-      return str(path)
-  raise FileNotFoundError('ptxas: experiments/planner/run.sh fetches it')

@@ -9,7 +9,6 @@ may be those of a topology. `lower` builds
     decode        the loop that draws a token per slot
     view          the weights for decoding, from the trained ones
     state         an empty cache and its slots
-    share, first  copies of a prompt to other slots, and the first tokens
 """
 
 import dataclasses
@@ -161,21 +160,6 @@ class _Builder:
     most, chunk = shapes.row_counts[-1], (tokens, row, row, row)
     return loop.prefill, (*args, chunk, length, most, self.slots)
 
-  def share(self) -> tuple[Any, tuple]:
-    shapes, each = self._shapes(), self._each()
-    length = jax.ShapeDtypeStruct((), np.int32)
-    tokens = shapes.row_counts[-1] * shapes.width
-    state = self._results('state')
-    return loop.share, (state, each, each, length, tokens, self.slots)
-
-  def first(self) -> tuple[Any, tuple]:
-    each, (_, logits) = self._each(), self._results('prefill')
-    state, slots = self._results('state'), self._slots()
-    return loop.first, (state, slots, logits, each, each, self.slots)
-
-  def _shapes(self) -> schedule.Shapes:
-    return largest_call(self.sizes, sharding.batch_ways(self.mesh))[0]
-
   def _params(self) -> Any:
     return sharding.placed(
       transformer.shapes(self.model), transformer.SHARDING_RULES, self.mesh
@@ -199,9 +183,6 @@ class _Builder:
         for name, dtype in counts.items()
       },
     )
-
-  def _each(self) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((self.sizes.slots,), np.int32)
 
   def _slots(self) -> loop.Slots:
     count = self.sizes.slots
@@ -231,14 +212,5 @@ def _results(name: str, **options: Any) -> Any:
 
 PROGRAMS: dict[str, Callable[[_Builder], tuple[Any, Sequence[Any]]]] = {
   name: getattr(_Builder, name)
-  for name in (
-    'train_step',
-    'score',
-    'prefill',
-    'decode',
-    'view',
-    'state',
-    'share',
-    'first',
-  )
+  for name in ('train_step', 'score', 'prefill', 'decode', 'view', 'state')
 }

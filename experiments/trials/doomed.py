@@ -40,8 +40,8 @@ class Fault:
     """Plans the fault.
 
     Args:
-      report: path of a JSON file: at the end, the number of entries into each
-        phase; at a signal, a list with the phase that was running.
+      report: path of a JSON file that gets the number of entries into each
+        phase at the end.
       phase: the phase with the fault; '' = none.
       entry: the entry into it before the fault, from 1.
       delay: seconds between that entry and a signal.
@@ -49,7 +49,7 @@ class Fault:
         an errno, such as 'ENOSPC', which is raised.
     """
     self.entries = collections.Counter()
-    self._report, self._fault = report, fault
+    self.report, self._fault = report, fault
     self._planned, self._delay = (phase, entry), delay
     self._inside: list[str] = []
 
@@ -69,11 +69,6 @@ class Fault:
 
     setattr(owner, name, watched)
 
-  def write_report(self, value) -> None:
-    """Writes the report."""
-    with open(self._report, 'w') as f:
-      json.dump(value, f)
-
   def _enter(self, phase: str) -> None:
     self.entries[phase] += 1
     if (phase, self.entries[phase]) != self._planned:
@@ -81,14 +76,11 @@ class Fault:
     if self._fault == 'hang':
       time.sleep(10_000)
     elif self._fault.startswith('SIG'):
-      threading.Timer(self._delay, self._send).start()
+      number = getattr(signal, self._fault)
+      threading.Timer(self._delay, os.kill, (os.getpid(), number)).start()
     else:
       number = getattr(errno, self._fault)
       raise OSError(number, os.strerror(number), f'/{phase}')
-
-  def _send(self) -> None:
-    self.write_report(self._inside[:1])
-    os.kill(os.getpid(), getattr(signal, self._fault))
 
 
 def run(options: str, *argv: str) -> int:
@@ -97,7 +89,8 @@ def run(options: str, *argv: str) -> int:
   for phase, (owner, name) in PHASES.items():
     fault.wrap(phase, owner, name)
   code = main.main(argv)
-  fault.write_report(fault.entries)
+  with open(fault.report, 'w') as file:
+    json.dump(fault.entries, file)
   return code
 
 

@@ -1,5 +1,7 @@
 """Trials of runs: signals, hangs, the machine, workdirs, rows, users' code."""
 
+import collections
+import contextlib
 import json
 import os
 import pathlib
@@ -11,11 +13,11 @@ import subprocess
 from experiments.trials import base, faulty, kill_resume
 from posttrain import schema
 from posttrain.envs import registry
+from posttrain.rollout import remote
 
 MODULE = 'experiments.trials.faulty'
 # Phase -> the entry into it that has the fault.
 ENTRIES = {'rollout': 1, 'update': 3, 'save': 2, 'eval': 2}
-TRAIN_ON = '--config.sft.steps=100000'
 
 
 def doomed(scratch: base.Scratch, fault: str, phase: str, workdir, *argv: str):
@@ -70,17 +72,6 @@ def hangs(scratch: base.Scratch) -> str:
   return f'ended after {", ".join(seconds)}, each named; then the same bits'
 
 
-@base.trial('watchdog', '--time_limit saves and ends in time')
-def time_limit(scratch: base.Scratch) -> str:
-  workdir, limit = scratch.folder / 'run', 40
-  scratch.finished_run()  # compiles
-  argv = scratch.tiny(workdir, TRAIN_ON, '--config.checkpoint.every=100000')
-  done = base.command(base.MAIN, *argv, f'--time_limit={limit}s')
-  base.expect(done, base.PREEMPTED)
-  assert done.seconds < limit, f'{done.seconds:.1f} s'
-  return f'limit {limit} s: ended after {done.seconds:.1f} s'
-
-
 # Faults of the machine.
 
 
@@ -106,54 +97,7 @@ def disk_full(scratch: base.Scratch) -> str:
   return f'{kind}: exit 1, one line, {sound} checkpoints kept'
 
 
-@base.trial('machine', 'a limit on the size of files is one line')
-def files(scratch: base.Scratch) -> str:
-  size = resource.RLIMIT_FSIZE, (20_000, 20_000)
-  done = base.command(
-    base.MAIN,
-    *scratch.tiny(scratch.folder / 'size'),
-    preexec_fn=lambda: resource.setrlimit(*size),
-  )
-  base.expect_line(done, base.FAILED, 'File too large')
-  return 'ulimit -f: exit 1, one line'
-
-
 # Faults of a workdir.
-
-
-@base.trial('resume', 'two runs never write to one workdir')
-def lock(scratch: base.Scratch) -> str:
-  workdir = scratch.folder / 'run'
-  argv = scratch.tiny(workdir, TRAIN_ON)
-  null = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}
-  first = base.start(base.MAIN, *argv, **null)
-  try:
-    base.wait_for(lambda: base.rows(workdir), 120)
-    done = base.command(base.MAIN, *argv)
-    base.expect_line(done, base.USAGE, str(first.pid))
-  finally:
-    first.kill()
-    first.wait()
-  after, count = base.start(base.MAIN, *argv), len(base.rows(workdir))
-  base.wait_for(lambda: len(base.rows(workdir)) > count + 3, 120)
-  base.expect(base.stop(after), base.PREEMPTED)
-  steps = [row['step'] for row in base.rows(workdir)]
-  assert steps == list(range(len(steps))), steps
-  return f'exit 2, names the process; after kill -9 free; {len(steps)} rows'
-
-
-@base.trial('resume', 'other options are refused by name')
-def options(scratch: base.Scratch) -> str:
-  changes = {
-    'config.sft.optim.lr': '0.5',
-    'config.grpo.envs.arithmetic.group_size': '2',
-    'config.seed': '9',
-  }
-  for key, value in changes.items():
-    argv = scratch.tiny(scratch.finished_run(), f'--{key}={value}')
-    done = base.command(base.MAIN, *argv)
-    base.expect_line(done, base.USAGE, key.removeprefix('config.'))
-  return f'{len(changes)} of {len(changes)} refused by name'
 
 
 def _cut(path: pathlib.Path) -> None:
@@ -189,23 +133,6 @@ def damage(scratch: base.Scratch) -> str:
     got = [row.get('loss/total') for row in base.rows(workdir)]
     assert got == losses, f'{name}: other losses'
   return f'{", ".join(DAMAGE)}: {len(losses)} rows equal'
-
-
-@base.trial('resume', 'garbage in files of a workdir is a line that names it')
-def garbage(scratch: base.Scratch) -> str:
-  kinds = (b'garbage', b'\x00' * 500, b'[' * 10_000, b'{"stage": "sft"}')
-  for line in kinds:
-    path = scratch.finished_run() / 'metrics.jsonl'
-    lines = path.read_bytes().split(b'\n')
-    path.write_bytes(b'\n'.join([*lines[:2], line, *lines[3:]]))
-    done = base.command(base.MAIN, *scratch.tiny(path.parent))
-    base.expect_line(done, base.USAGE, f'{path}:3')
-  for data in (b'', b'{"stages": ["sft"', b'[' * 200_000, bytes(range(256))):
-    path = scratch.folder / 'config.json'
-    path.write_bytes(data)
-    done = base.command(base.MAIN, f'--config={path}', '--dry_run')
-    base.expect_line(done, base.USAGE, 'config.json')
-  return 'metrics.jsonl, config.json: exit 2; file and line are named'
 
 
 # Faults of data.
@@ -256,7 +183,8 @@ def rewarded(rewards: dict) -> str:
 def rewards(scratch: base.Scratch) -> str:
   workdir, calls = scratch.folder / 'run', scratch.folder / 'calls'
   calls.mkdir()
-  names = {f'x{i}': fault for i, fault in enumerate(faulty.FAULTS)}
+  faults = [fault for fault in faulty.FAULTS if fault != 'waits']
+  names = {f'x{i}': fault for i, fault in enumerate(faults)}
   entries = {
     name: {
       'fn': f'{MODULE}:reward',
@@ -272,24 +200,9 @@ def rewards(scratch: base.Scratch) -> str:
   for name, fault in names.items():
     key = f'rewards/{name}/faults/arithmetic'
     counts = [row[key] for row in rows if row['step']]
-    # Closed descriptors harm no function.
-    assert counts[1] == 0 and (counts[0] or fault == 'closes'), (fault, counts)
+    assert counts[0] and not counts[1], (fault, counts)
   left = [row['rollout/ungraded/arithmetic'] for row in rows if row['step']]
   return f'{", ".join(names.values())}: left out by step: {left}; exit 0'
-
-
-@base.trial('rewards', 'functions get copies; the process ends with its run')
-def copies(scratch: base.Scratch) -> str:
-  entry = {'fn': f'{MODULE}:edits', 'kwargs': {'notes': []}}
-  both = {'a': entry, 'b': {**entry, 'isolate': True}}
-  done = base.command(
-    base.MAIN, *scratch.tiny(scratch.folder / 'run', rewarded(both))
-  )
-  base.expect(done, base.DONE)
-  last = base.rows(scratch.folder / 'run')[-1]
-  means = [last[f'rewards/{name}/arithmetic'] for name in both]
-  assert means == [1.0, 1.0], f'an edit was seen: {means}'
-  return 'edits of arguments are not seen, in a thread or a process'
 
 
 @base.trial('rewards', 'a stage whose every reward failed ends with code 3')
@@ -301,20 +214,24 @@ def no_reward(scratch: base.Scratch) -> str:
   return f'exit 3: {done.error}'
 
 
+def custom(fault: str) -> str:
+  """Returns the flag of an environment that has a fault, or only waits."""
+  env = {
+    'type': 'custom',
+    'import_path': f'{MODULE}:Env',
+    'kwargs': {'fault': fault, 'blocking': True},
+  }
+  return f'--config.grpo.envs.arithmetic.env={json.dumps(env)}'
+
+
 @base.trial('environments', 'a fault costs its episode, and is counted')
 def environments(scratch: base.Scratch) -> str:
   seen = []
   for fault in ('raises', 'hangs', 'swallows'):
-    env = {
-      'type': 'custom',
-      'import_path': f'{MODULE}:Env',
-      'kwargs': {'fault': fault, 'blocking': True},
-    }
     workdir = scratch.folder / fault
     done = base.command(
       base.MAIN,
-      *scratch.tiny(workdir),
-      f'--config.grpo.envs.arithmetic.env={json.dumps(env)}',
+      *scratch.tiny(workdir, custom(fault)),
       '--config.grpo.rollout.env_timeout=2',
       '--config.grpo.eval.prompts=2',
       '--config.grpo.eval.samples=0',
@@ -329,6 +246,58 @@ def environments(scratch: base.Scratch) -> str:
     assert lines, 'no error is written'
     seen.append(f'{fault}: {len(lines)} errors')
   return f'{"; ".join(seen)}; exit 0'
+
+
+# Module, further arguments, and a part of the command line of a process that
+# is killed: a worker in the middle of a call, or one of two trainers.
+RAY = {
+  'a worker': (
+    base.MAIN,
+    ['--config.grpo.rollout.workers=ray', custom('waits')],
+    b'ray::_Actor.call',
+  ),
+  'a trainer': ('experiments.launch.cluster', ['--hosts=2'], b'--process_id='),
+}
+
+
+def descendants(pid: int) -> dict[int, bytes]:
+  """Returns the command lines of all processes below one, by id."""
+  children, titles = collections.defaultdict(list), {}
+  for path in pathlib.Path('/proc').glob('[0-9]*'):
+    with contextlib.suppress(OSError):
+      # 'pid (name) state parent ...'; the name may have any character.
+      stat = (path / 'stat').read_bytes().rpartition(b')')[2].split()
+      children[int(stat[1])].append(int(path.name))
+      titles[int(path.name)] = (path / 'cmdline').read_bytes()
+  pids = list(children[pid])
+  for parent in pids:  # grows
+    pids += children[parent]
+  return {child: titles[child] for child in pids}
+
+
+@base.trial('ray', 'a killed worker or trainer costs no bit')
+def ray(scratch: base.Scratch) -> str:
+  if not remote.is_installed():
+    return 'not tried: Ray is not installed'
+  for name, (module, words, title) in RAY.items():
+    whole, workdir = (scratch.folder / f'{name} {x}' for x in ('whole', 'cut'))
+    base.expect(base.command(module, *scratch.tiny(whole, *words)), base.DONE)
+    log = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}
+    process = base.start(module, *scratch.tiny(workdir, *words), **log)
+    found = []
+    while not found and process.poll() is None:
+      base.wait_for(lambda path=workdir: len(base.rows(path)) > 5, 300)  # GRPO
+      below = descendants(process.pid)
+      found = [x for x, line in below.items() if title in line]
+    assert found, f'{name}: no such process'
+    os.kill(found[0], signal.SIGKILL)
+    base.expect(base.finish(process), base.DONE)
+    outcomes = [kill_resume.outcome(x) for x in (whole, workdir)]
+    for row in [row for x in outcomes for row in x['rows']]:
+      row.pop('rollout/worker_restarts', None)
+    wrong = kill_resume.differences(*outcomes)
+    assert not wrong, f'{name}: differing bits: {wrong}'
+  return f'{", ".join(RAY)}: killed, then the same bits'
 
 
 # What a model writes.

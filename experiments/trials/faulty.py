@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import re
 import sys
 import threading
 import time
@@ -13,15 +12,6 @@ from posttrain import types
 from posttrain.data import sources
 
 BATCH = 16  # rollouts of a training step of the trials
-
-
-class Unprintable(Exception):
-  """An exception without any text."""
-
-  def __str__(self):
-    raise OSError('no text')
-
-  __repr__ = __str__
 
 
 def _raise(error):
@@ -41,25 +31,21 @@ def _swallow():
       pass
 
 
-# Fault -> what a call does instead of returning the sound rewards it gets.
+# Fault -> what a call does instead of returning the sound rewards it gets; an
+# environment that waits has no fault.
 FAULTS = {
   'raises': lambda sound: _raise(ConnectionError('no grader')),
-  'raises without text': lambda sound: _raise(Unprintable()),
-  'raises 50 MB': lambda sound: _raise(ValueError('a' * 50_000_000)),
   'NaN': lambda sound: [float('nan') for _ in sound],
   'one NaN': lambda sound: [float('nan'), *sound[1:]],
-  '400 digits': lambda sound: [10**400, *sound[1:]],
   'wrong length': lambda sound: sound[1:],
   'text': lambda sound: ['good' for _ in sound],
+  'waits': lambda sound: time.sleep(0.2),
   'hangs': lambda sound: threading.Event().wait(),
   'swallows': lambda sound: _swallow(),
   'spins': lambda sound: _spin(),
-  'backtracks': lambda sound: re.match(r'(a+)+$', 'a' * 40 + 'b'),
   'exits': lambda sound: sys.exit(3),
   'leaves': lambda sound: os._exit(0),
   'crashes': lambda sound: ctypes.string_at(0),
-  'closes': lambda sound: os.closerange(3, 100),
-  'fills': lambda sound: bytearray(2**44),
 }
 
 
@@ -77,18 +63,6 @@ def reward(completion_ids, fault, folder):
     return sound
   open(first, 'w').close()
   return FAULTS[fault](sound)
-
-
-def edits(prompts, completions, completion_ids, notes):
-  """Edits all that it gets; returns 1, or 0 where it sees an edit."""
-  clean = 'edited' not in f'{prompts}{completions}{completion_ids}{notes}'
-  for messages in (*prompts, *completions):
-    for message in messages:
-      message['content'] = 'edited'
-  for ids in completion_ids:
-    ids.append('edited')
-  notes.append('edited')
-  return [float(clean) for _ in completion_ids]
 
 
 def never(completion_ids):

@@ -4,8 +4,7 @@
         [--stage=grpo|dpo|rm] [--phases=rollout,update,save,eval,random]
         [--set=grpo.eval.every=2 ...]
 
-1. A run goes to its end undisturbed, with an empty compilation cache, and again
-   with a full one, which is the truth.
+1. A run goes to its end undisturbed, with an empty compilation cache.
 2. The same run is started again and again, and killed (SIGKILL) in a phase, a
    few milliseconds after the n-th entry into it (`doomed`), or a random time
    after its start, until it reaches its end; then from the beginning again,
@@ -122,82 +121,26 @@ def emit(**values) -> None:
   print(json.dumps(values), flush=True)
 
 
-class Killer:
-  """Starts runs in a folder and kills them."""
+def start(args, scratch: pathlib.Path, name: str, **fault) -> subprocess.Popen:
+  """Starts the run in a folder, under `doomed` if a fault is given."""
+  options = [f'{key}={value}' for key, value in setting(args.stage).items()]
+  return base.start(
+    'experiments.trials.doomed' if fault else base.MAIN,
+    *([json.dumps(fault)] if fault else []),
+    f'--config=configs/{RECIPES[args.stage]}.py:tiny',
+    f'--workdir={scratch / name}',
+    f'--config.compilation_cache={scratch / "compiled"}',
+    *(f'--config.{option}' for option in [*options, *args.set]),
+    stdout=subprocess.DEVNULL,
+  )
 
-  def __init__(self, args: argparse.Namespace, scratch: pathlib.Path):
-    """Runs twice to the end: `truth` is the outcome of the second run."""
-    self._args, self._scratch = args, scratch
-    self.rng = random.Random(args.seed)
-    self._report = scratch / 'report.json'
-    self.run('cold', report=str(self._report))
-    self._entries = json.loads(self._report.read_text())
-    begin = time.monotonic()
-    self.run('warm')
-    self._seconds = time.monotonic() - begin
-    cold, self.truth = (outcome(scratch / x) for x in ('cold', 'warm'))
-    self.wrong = differences(self.truth, cold)
-    own = [r for r in self.truth['rows'] if r['stage'] == args.stage]
-    emit(
-      seed=args.seed,
-      stage=args.stage,
-      undisturbed_s=round(self._seconds, 1),
-      rows=len(self.truth['rows']),
-      updates=sum(row.get('optim/empty') == 0 for row in own),
-      entries=self._entries,
-    )
 
-  def start(self, name: str, **fault) -> subprocess.Popen:
-    """Starts the run in a folder, under `doomed` if a fault is given."""
-    module = 'experiments.trials.doomed' if fault else base.MAIN
-    options = setting(self._args.stage).items()
-    return base.start(
-      module,
-      *([json.dumps(fault)] if fault else []),
-      f'--config=configs/{RECIPES[self._args.stage]}.py:tiny',
-      f'--workdir={self._scratch / name}',
-      f'--config.compilation_cache={self._scratch / "compiled"}',
-      *(f'--config.{key}={value}' for key, value in options),
-      *(f'--config.{option}' for option in self._args.set),
-      stdout=subprocess.DEVNULL,
-    )
-
-  def run(self, name: str, **fault) -> None:
-    """Runs to the end; exits if the run failed."""
-    done = base.finish(self.start(name, **fault), 900)
-    if done.code:
-      sys.exit(f'the run failed with {done.code}:\n{done.err}')
-
-  def kill(self, name: str) -> dict | None:
-    """Runs and kills; returns None if the run reached its end before."""
-    phase = self.rng.choice(self._args.phases)
-    if phase == 'random':
-      after = self.rng.uniform(0.0, self._seconds)
-      process = self.start(name)
-      try:
-        process.wait(after)
-      except subprocess.TimeoutExpired:
-        process.kill()
-      kill = {'after_s': round(after, 2)}
-    else:
-      done = len(base.rows(self._scratch / name))
-      left = 1 - done / len(self.truth['rows'])
-      # One too many now and then: else no run would get past its last step.
-      most = 1 + round(left * self._entries.get(phase, 0))
-      kill = {'entry': self.rng.randint(1, most)}
-      kill['delay'] = round(self.rng.uniform(0.0, DELAYS[phase]), 4)
-      self._report.unlink(missing_ok=True)
-      process = self.start(name, report=str(self._report), phase=phase, **kill)
-    done = base.finish(process, 900)
-    if done.code == 0:
-      return None
-    if done.code != -signal.SIGKILL:
-      sys.exit(f'the run failed with {done.code}:\n{done.err}')
-    if phase != 'random' and json.loads(self._report.read_text()) != [phase]:
-      phase = 'between'
-    last = (base.rows(self._scratch / name) or [{}])[-1]
-    step = {'stage': last.get('stage'), 'step': last.get('step')}
-    return {'phase': phase, **kill, **step}
+def finish(process: subprocess.Popen) -> bool:
+  """Waits for a run; returns whether it reached its end; exits if it failed."""
+  done = base.finish(process, 900)
+  if done.code not in (0, -signal.SIGKILL):
+    sys.exit(f'the run failed with {done.code}:\n{done.err}')
+  return done.code == 0
 
 
 def main(argv=None) -> None:
@@ -212,18 +155,44 @@ def main(argv=None) -> None:
   args.phases = args.phases.split(',')
   if unknown := set(args.phases) - {*DELAYS, 'random'}:
     parser.error(f'--phases must be of {[*DELAYS, "random"]}: got {unknown}')
-  counts, trial = collections.Counter(), 0
+  counts, trial, wrong = collections.Counter(), 0, []
+  rng = random.Random(args.seed)
   with tempfile.TemporaryDirectory() as folder:
     scratch = pathlib.Path(folder)
-    killer = Killer(args, scratch)
-    wrong = killer.wrong
+    report = scratch / 'report.json'
+    begin = time.monotonic()
+    finish(start(args, scratch, 'whole', report=str(report)))
+    seconds = time.monotonic() - begin
+    entries, truth = json.loads(report.read_text()), outcome(scratch / 'whole')
+    emit(stage=args.stage, undisturbed_s=round(seconds, 1), entries=entries)
     while counts.total() < args.kills:
       name, trial = f'trial_{trial}', trial + 1
-      while counts.total() < args.kills and (kill := killer.kill(name)):
-        counts[kill['phase']] += 1
-        emit(trial=name, **kill)
-      killer.run(name)
-      differs = differences(killer.truth, outcome(scratch / name))
+      ended = False
+      while counts.total() < args.kills and not ended:
+        phase = rng.choice(args.phases)
+        if phase == 'random':
+          kill = {'after_s': rng.uniform(0.0, seconds)}
+          process = start(args, scratch, name)
+          try:
+            process.wait(kill['after_s'])
+          except subprocess.TimeoutExpired:
+            process.kill()
+        else:
+          left = 1 - len(base.rows(scratch / name)) / len(truth['rows'])
+          # One too many now and then: else no run would get past its last step.
+          most = 1 + round(left * entries.get(phase, 0))
+          kill = {
+            'entry': rng.randint(1, most),
+            'delay': rng.uniform(0.0, DELAYS[phase]),
+          }
+          process = start(args, scratch, name, phase=phase, **kill)
+        ended = finish(process)
+        if not ended:
+          counts[phase] += 1
+          rows = len(base.rows(scratch / name))
+          emit(trial=name, phase=phase, rows=rows, **kill)
+      finish(start(args, scratch, name))
+      differs = differences(truth, outcome(scratch / name))
       emit(trial=name, differs=differs)
       wrong += differs
   emit(kills=counts.total(), by_phase=counts, runs=trial, wrong=len(wrong))

@@ -48,9 +48,9 @@ def test_kernels_use_tensor_cores_and_spill_nothing(
   record(*rows)
   for row in rows:
     assert row['registers'] <= 255, row
-    assert row['stack'] == row['spill_stores'] == row['spill_loads'] == 0, row
+    assert row['stack'] == row['spills'] == 0, row
     # Decoding multiplies 16 rows, fewer than an instruction of a warp group.
-    assert row['mma' if row['name'] == 'decode' else 'wgmma'] > 0, row
+    assert row['mma' if row['kernel'] == 'decode' else 'wgmma'] > 0, row
 
 
 @pytest.mark.parametrize('case', PROGRAMS, ids=str)

@@ -34,9 +34,7 @@ def wrong(name: str, mesh: tuple[int, int, int]) -> str:
 
 def test_a_dropped_constraint(monkeypatch):
   monkeypatch.setattr(sharding, 'pin_batch', lambda x: x)
-  lines = wrong('train_step', (1, 8, 1))
-  assert 'all tokens: ' in lines
-  assert 'collectives: ' in lines
+  assert 'collectives: ' in wrong('train_step', (1, 8, 1))
 
 
 def test_attention_without_its_kernel(monkeypatch):
@@ -56,7 +54,7 @@ def test_a_tile_beyond_shared_memory(monkeypatch, tmp_path):
 def test_a_tile_that_spills(monkeypatch, tmp_path):
   monkeypatch.setattr(flash_triton, 'BLOCK', 128)
   rows = aot.kernel('prefill, 32/8 heads of 128', 'h100', str(tmp_path))
-  assert any(row['spill_stores'] for row in rows)
+  assert any(row['spills'] for row in rows)
 
 
 def test_a_cache_that_is_not_donated(monkeypatch):

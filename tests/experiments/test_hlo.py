@@ -272,19 +272,3 @@ ENTRY %main (p: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {{
   assert [x.kind for x in module.in_loops('losses/chunks.py')] == ['all-reduce']
   assert len(module.in_loops('train.py')) == 2
   assert not module.in_loops('other.py')
-
-
-@pytest.mark.parametrize(
-  'type, expected',
-  [
-    ('f32[32,128]', True),
-    ('f32[1,4,8,2,128]', True),
-    ('(s32[], f32[32,128])', True),
-    ('f32[32,100]', False),
-    ('f32[8,4,128]', False),  # tokens by heads
-    ('f32[4,128,8]', False),  # not adjacent
-  ],
-)
-def test_arrays_of_all_tokens_times_a_width(type, expected):
-  module = parse(f'ROOT %r = {type} custom-call(%p)')
-  assert bool(list(module.spanning((4, 8), widths={128}))) == expected

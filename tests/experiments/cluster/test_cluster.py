@@ -10,6 +10,7 @@ import time
 import pytest
 
 from experiments.launch.cluster import __main__ as cluster
+from experiments.trials import faults
 from posttrain.rollout import remote
 from posttrain.util import errors
 
@@ -69,7 +70,7 @@ def wait_for_rows(workdir, count):
     ('experiments.launch.cluster', [*BASE, '--hosts=2'], ('grpo', 20)),
     (
       'posttrain.main',
-      ['--config=experiments/launch/cluster/waiting.py:ray'],
+      [*BASE, '--config.grpo.rollout.workers=ray', faults.custom('waits')],
       ('grpo', 20),
     ),
   ],
