@@ -35,24 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: options_lib.Options) -> int:
   jobs = options_lib.expand(options)
-  return _place(options.on).submit(jobs, options, options.dry_run)
-
-
-def _place(name: str):
-  """Returns the module of a place.
-
-  Raises:
-    ValueError: this version has none.
-  """
-  module = f'experiments.launch.on_{name}'
-  try:
-    return importlib.import_module(module)
-  except ModuleNotFoundError as error:
-    if error.name != module:
-      raise
-    raise ValueError(
-      f'--on={name} must have the module {module}: this installation lacks it'
-    ) from error
+  place = importlib.import_module(f'experiments.launch.on_{options.on}')
+  return place.submit(jobs, options, options.dry_run)
 
 
 if __name__ == '__main__':

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from posttrain.util import errors
 
 _LONGEST_NAME = 100  # characters; file systems allow 255 bytes
-_QUOTES = '"\''
-_BRACKETS = {'(': ')', '[': ']', '{': '}'}
+_BRACKETS = '()', '[]', '{}'
+_OPENS = r'((?:^|[(\[{:,])\s*)'  # what is before a quote that opens
 Values = tuple[tuple[str, str], ...]  # (dotted key, text of the value)
 
 
@@ -129,18 +129,24 @@ def parse_sweep(text: str) -> tuple[str, tuple[str, ...]]:
       '--sweep must be KEY=VALUE,VALUE with a dotted key, as in '
       f'grpo.optim.lr=1e-4,3e-4: got {errors.quote(text)}'
     )
-  if re.fullmatch(r'\[[-+.\deE, ]+\]', rest.strip()):
+  values, value = [], ''
+  for part in rest.split(','):
+    value += part
+    # A quote opens at the start of a value or within brackets; elsewhere it is
+    # an apostrophe.
+    bare = re.sub(_OPENS + r'("[^"]*"|\'[^\']*\')', r'\1', value)
+    opened = re.search(_OPENS + '["\']', bare)
+    if opened or any(bare.count(a) != bare.count(b) for a, b in _BRACKETS):
+      value += ','
+    else:
+      values.append(value.strip())
+      value = ''
+  if value or '' in values or len(set(values)) < len(values):
     raise ValueError(
-      '--sweep must be KEY=VALUE,VALUE without brackets around the values: got '
-      f'{errors.quote(text)}; write --sweep={key}={rest.strip()[1:-1]}'
+      '--sweep must name values that differ, none empty, with brackets and '
+      f'quotes closed: got {errors.quote(text)}'
     )
-  values = _split(rest, text)
-  if '' in values or len(set(values)) < len(values):
-    raise ValueError(
-      f'--sweep must name values that differ, none empty: got '
-      f'{errors.quote(text)}'
-    )
-  return key.removeprefix('config.'), values
+  return key.removeprefix('config.'), tuple(values)
 
 
 def expand(
@@ -166,7 +172,12 @@ def expand(
   """
   parsed = [parse_sweep(text) for text in sweeps]
   keys = [key for key, _ in parsed]
-  _check_keys(keys, overrides)
+  for key in keys:
+    if keys.count(key) > 1 or key in dict(overrides):
+      raise ValueError(
+        f'--sweep={key} must be the only value of its key: got another --sweep '
+        f'or --config.{key}; remove one of them'
+      )
   if not parsed:
     last = os.path.basename(os.path.normpath(workdir))
     only = safe_name(name or last, name or last)
@@ -177,23 +188,7 @@ def expand(
     own = _name(swept)
     folder = os.path.join(workdir, own)
     jobs.append(Job(own, config, (*overrides, *swept), swept, folder, **fields))
-  if len({job.name for job in jobs}) < len(jobs):
-    raise ValueError(
-      '--sweep must give each run a name of its own: got '
-      f'{errors.quote([job.name for job in jobs])}'
-    )
   return jobs
-
-
-def _check_keys(
-  keys: Sequence[str], overrides: Sequence[tuple[str, str]]
-) -> None:
-  for key in keys:
-    if keys.count(key) > 1 or key in dict(overrides):
-      raise ValueError(
-        f'--sweep={key} must be the only value of its key: got another --sweep '
-        f'or --config.{key}; remove one of them'
-      )
 
 
 def _name(swept: Values) -> str:
@@ -216,34 +211,3 @@ def safe_name(name: str, identity: str) -> str:
   if safe == name:
     return safe
   return f'{safe}-{hashlib.sha256(identity.encode()).hexdigest()[:6]}'
-
-
-def _split(text: str, whole: str) -> tuple[str, ...]:
-  """Splits at commas outside of brackets and quotes.
-
-  A quote opens at the start of a value or within brackets; elsewhere it is an
-  apostrophe.
-  """
-  values, start, closing = [], 0, []
-  characters = iter(enumerate(text))
-  for i, character in characters:
-    if closing and closing[-1] in _QUOTES:
-      if character == '\\':
-        next(characters, None)
-      elif character == closing[-1]:
-        closing.pop()
-    elif closing and character == closing[-1]:
-      closing.pop()
-    elif character in _QUOTES and (closing or not text[start:i].strip()):
-      closing.append(character)
-    elif character in _BRACKETS:
-      closing.append(_BRACKETS[character])
-    elif character == ',' and not closing:
-      values.append(text[start:i].strip())
-      start = i + 1
-  if closing:
-    raise ValueError(
-      f'--sweep must close its brackets and quotes: got {errors.quote(whole)},'
-      f' expected {closing[-1]!r}'
-    )
-  return (*values, text[start:].strip())

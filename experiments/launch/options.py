@@ -8,7 +8,7 @@ from typing import Any
 from experiments.launch import jobs as jobs_lib
 from experiments.launch import tpus
 from posttrain import config, main
-from posttrain.util import commands, errors, preemption
+from posttrain.util import commands, preemption
 
 PLACES = ('local', 'ray', 'xmanager', 'slurm', 'gke', 'tpu_vm')
 
@@ -191,19 +191,13 @@ def expand(options: Options) -> list[jobs_lib.Job]:
     flags=tuple(words),
   )
   for job in jobs:
-    _check(job, options.trust_config)
+    try:
+      resolved(job)
+    except ValueError as error:
+      if not job.swept:
+        raise
+      raise ValueError(f'{error} (in the run {job.name})') from error
   return jobs
-
-
-def _check(job: jobs_lib.Job, trust_config: bool) -> None:
-  """Builds the config of a job, as posttrain.main would."""
-  try:
-    main.load(job.config, job.overrides, trust_config)
-  except ValueError as error:
-    if not job.swept:
-      raise
-    values = ' '.join(f'--config.{key}={text}' for key, text in job.swept)
-    raise ValueError(f'{error} (with {errors.text(values)})') from error
 
 
 def resolved(job: jobs_lib.Job) -> dict[str, Any]:

@@ -13,7 +13,7 @@ with 75. Imports no Ray.
 import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any
 
 from posttrain.util import errors, preemption
 
@@ -32,26 +32,8 @@ class StartError(Exception):
   """An actor or its node was lost while the trainers started."""
 
 
-class Trainers(Protocol):
-  """The trainers of an attempt."""
-
-  def ends(self) -> list[End]:
-    """Returns the end of each trainer so far."""
-    ...
-
-  def signal(self, number: int) -> None:
-    """Sends a signal to all that run."""
-
-  def last_lines(self) -> list[str]:
-    """Returns the last line that each has printed; '' if it is lost."""
-    ...
-
-  def close(self) -> None:
-    """Kills what still runs, and frees all resources."""
-
-
 def run(
-  start: Callable[[], Trainers],
+  start: Callable[[], Any],
   restarts: int,
   stop: preemption.Signal,
   say: Callable[[str], None],
@@ -59,7 +41,7 @@ def run(
   """Runs attempts until one is final; returns the exit code.
 
   Args:
-    start: starts the trainers of an attempt.
+    start: starts the trainers of an attempt, a `trainers.Group`.
     restarts: how many attempts may follow the first.
     stop: the request to stop.
     say: prints one line per event.
@@ -68,7 +50,9 @@ def run(
   for attempt in range(restarts + 1):
     if attempt:
       say(f'pause of {pause:g} s before restart {attempt} of {restarts}')
-      _sleep(pause, stop)
+      end = time.monotonic() + pause
+      while time.monotonic() < end and not stop.requested:
+        time.sleep(min(POLL_SECONDS, pause))
       pause = min(2 * pause, PAUSES[1])
     if stop.requested:
       say('stopped before the trainers started')
@@ -102,9 +86,7 @@ def outcome(ends: Sequence[End], stopped: bool) -> int | None:
 
 
 def _attempt(
-  start: Callable[[], Trainers],
-  stop: preemption.Signal,
-  say: Callable[[str], None],
+  start: Callable[[], Any], stop: preemption.Signal, say: Callable[[str], None]
 ) -> tuple[list[End], list[str]]:
   """Starts the trainers; returns their ends and their last lines."""
   try:
@@ -130,12 +112,6 @@ def _attempt(
       time.sleep(POLL_SECONDS)
   finally:
     trainers.close()
-
-
-def _sleep(seconds: float, stop: preemption.Signal) -> None:
-  end = time.monotonic() + seconds
-  while time.monotonic() < end and not stop.requested:
-    time.sleep(min(POLL_SECONDS, max(end - time.monotonic(), 0.0)))
 
 
 def _text(ends: Sequence[End]) -> str:

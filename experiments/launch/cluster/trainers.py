@@ -68,11 +68,6 @@ class Trainer:
     """Returns the exit code; negative = the signal; None while it runs."""
     return None if self._process is None else self._process.poll()
 
-  def pid(self) -> int:
-    """Returns the id of the process."""
-    assert self._process is not None
-    return self._process.pid
-
   def signal(self, number: int) -> None:
     """Sends a signal to the process."""
     if self._process is not None:
@@ -117,8 +112,10 @@ class Group:
       StartError: an actor or a node was lost meanwhile.
     """
     self._say, self._lost = say, {}
+    nodes = sum(node['Alive'] for node in ray.nodes())
+    strategy = 'STRICT_SPREAD' if nodes >= hosts > 1 else 'SPREAD'
     self._group: Any = ray.util.placement_group(
-      [bundle] * hosts, strategy=_strategy(hosts)
+      [bundle] * hosts, strategy=strategy
     )
     self._actors: list[Any] = []
     try:
@@ -166,9 +163,8 @@ class Group:
       arguments = [*words, *(place if count > 1 else ())]
       references.append(actor.start.remote(arguments, os.getcwd(), cluster))
     ray.get(references, timeout=PLACE_SECONDS)
-    pids = ray.get([actor.pid.remote() for actor in self._actors])
     self._say(
-      f'{count} trainers started, coordinator {address}, processes {pids}, '
+      f'{count} trainers started, coordinator {address}, '
       f'in {time.monotonic() - begin:.1f} s'
     )
 
@@ -212,9 +208,3 @@ class Group:
         ray.kill(actor)
     with contextlib.suppress(ray.exceptions.RayError):
       ray.util.remove_placement_group(self._group)
-
-
-def _strategy(hosts: int) -> str:
-  """Returns how trainers are placed: on nodes of their own, if there are."""
-  nodes = sum(node['Alive'] for node in ray.nodes())
-  return 'STRICT_SPREAD' if nodes >= hosts > 1 else 'SPREAD'
