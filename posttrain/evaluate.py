@@ -103,9 +103,9 @@ def _policies(
   run: Any, name: str, folder: str, against: str | None
 ) -> Iterator[comparison.Measurement]:
   """Measures policies on tasks, on the suite and on held-out pairs."""
-  from posttrain.evaluation import evaluator, pair_rewards
+  from posttrain.evaluation import evaluator
   from posttrain.rollout import endpoints
-  from posttrain.stage import from_checkpoint, pair_evaluation
+  from posttrain.stage import from_checkpoint
 
   player = from_checkpoint.player(run, name, folder)
   components = player.components
@@ -116,21 +116,20 @@ def _policies(
   pairs_of = None
   if components.stage.kind == 'preference':
     try:
-      pairs_of = pair_evaluation.Policies(run, components, folder)
+      pairs_of = from_checkpoint.Policies(run, components, folder)
     except (ValueError, endpoints.EndpointError) as error:
       warnings.warn(f'held-out pairs are not measured: {error}', stacklevel=2)
   for path in folders:
     player.load(path)
-    tasks, pairs = tasks_of.measure(), pair_rewards.PairRewards()
-    if pairs_of is not None:
-      pairs = pairs_of(player.params)
-    values = pairs.metrics | tasks.metrics
+    tasks = tasks_of.measure()
+    pairs = [] if pairs_of is None else pairs_of(player.params)
+    values = from_checkpoint.pair_metrics(pairs) | tasks.metrics
     if not (values or tasks.suite):
       raise ValueError(
         f'config.{name}.envs must have held-out tasks: got none; set '
         'NAME.env.eval_path, for example'
       )
-    answers = [*tasks.answers, *pairs.answers]
+    answers = [*tasks.answers, *pairs]
     yield comparison.Measurement(values, answers, tasks.suite)
 
 
@@ -138,14 +137,13 @@ def _reward_models(
   run: Any, name: str, folder: str, against: str | None
 ) -> Iterator[comparison.Measurement]:
   """Measures reward models on held-out pairs."""
-  from posttrain.stage import from_checkpoint, pair_evaluation
+  from posttrain.stage import from_checkpoint
 
-  playing = from_checkpoint.for_playing(run, name)
-  components = from_checkpoint.components(playing, name)
-  rewards = pair_evaluation.RewardModels(run, components, folder)
+  components = from_checkpoint.components(run, name)
+  rewards = from_checkpoint.RewardModels(run, components, folder)
   for path in (folder, *_rival(against, rewards.check)):
     pairs = rewards(path)
-    yield comparison.Measurement(pairs.metrics, [*pairs.answers], [])
+    yield comparison.Measurement(from_checkpoint.pair_metrics(pairs), pairs, [])
 
 
 def _rival(path: str | None, check: Callable[[str], None]) -> list[str]:

@@ -11,12 +11,11 @@ import jax
 
 from posttrain import processes
 from posttrain.metrics import writers
-from posttrain.stage import build, components, logbook, profiles, progress
-from posttrain.stage import job as jobs
+from posttrain.stage import build, job, logbook, models, resume
 from posttrain.util import preemption
 
 
-def train(job: jobs.Job, stop: preemption.Signal) -> None:
+def train(job: job.Job, stop: preemption.Signal) -> None:
   """Trains one stage from its restored step to its end.
 
   Args:
@@ -59,7 +58,7 @@ def train(job: jobs.Job, stop: preemption.Signal) -> None:
 
 
 def run(
-  stages: dict[str, components.Components],
+  stages: dict[str, models.Components],
   workdir: str,
   stop: preemption.Signal,
   profile: range | None = None,
@@ -79,25 +78,24 @@ def run(
     The final evaluation: `stage`, `step` and every `eval/*` value.
   """
   path = os.path.join(workdir, 'metrics.jsonl')
-  position, goodput = 0, writers.Goodput(path)
+  position, shared = 0, logbook.Shared(writers.Goodput(path), report)
   for name in list(stages):
     stage = stages.pop(name)
-    end = progress.end_of(stage.cfg, name, workdir)
+    end = resume.end_of(stage.cfg, name, workdir)
     if end is not None:
       position = end
-      profiles.remaining(name, profile, stage.stage.steps, stage.stage.steps)
+      logbook.traced(name, profile, stage.stage.steps, stage.stage.steps)
       continue
-    progress.check_order(stage.cfg, name, workdir)
     stop.check(f'the start of stage {name}')
     with (
-      jobs.explain_oom(stage.plan),
+      job.explain_oom(stage.plan),
       contextlib.closing(
-        build.make(stage, workdir, position, stop, profile, goodput, report)
-      ) as job,
+        build.make(stage, workdir, position, stop, profile, shared)
+      ) as built,
     ):
-      train(job, stop)
-      position = processes.on(0, job.logbook.writer.position)
-    del job, stage  # with their models, before the next stage builds its own
+      train(built, stop)
+      position = processes.on(0, built.logbook.writer.position)
+    del built, stage  # with their models, before the next stage builds its own
   last = processes.on(0, lambda: writers.last(path))
   return {
     key: value

@@ -34,8 +34,7 @@ from posttrain.checkpoints import policies
 from posttrain.decode import requests
 from posttrain.models import transformer
 from posttrain.rollout import episodes
-from posttrain.stage import models as stage_models
-from posttrain.stage import preflight
+from posttrain.stage import models, preflight
 
 GROUP = 8  # episodes of a task, as in the recipe
 
@@ -85,7 +84,7 @@ def main(argv=None) -> None:
   params = transformer.init(jax.random.key(0), components.model)
   if args.checkpoint:
     params = policies.load(args.checkpoint).params
-  engine = stage_models.engine(components)
+  engine = models.make_engine(components)
   engine.set_params(params, 0)
   environment = components.data.environments['sql']
   specs, task = [], None

@@ -35,9 +35,10 @@ import numpy as np
 
 from posttrain import compilation, config, schema, sharding, types
 from posttrain import main as main_lib
+from posttrain.chat import rendering
 from posttrain.metrics import writers
 from posttrain.pipeline import tokens as token_pipeline
-from posttrain.stage import learner, loading, logbook, preflight
+from posttrain.stage import learner, logbook, preflight
 from posttrain.training import token_export
 from posttrain.util import commands, watchdog
 
@@ -131,13 +132,13 @@ def build(
   The learner starts with the parameters that the stage started with.
   """
   name, stage = flags.stage, run.stages[flags.stage]
-  renderer = preflight.load_renderer(run)
+  renderer = rendering.load(run.tokenizer)
   model = preflight.model_options(run, name, renderer)
   mesh = sharding.make_mesh(run.mesh)
   spec = learner.make_spec(run, name, model, mesh, tuple(stage.envs))
   root = os.path.dirname(os.path.abspath(flags.exports))
-  folders = {'init': loading.resolve(stage.init, root)}
-  init = loading.Loader(
+  folders = {'init': preflight.resolve(stage.init, root)}
+  init = preflight.Loader(
     run.seed, root, folders, spec.weights_like, model, renderer, mesh
   ).init
   base = spec.base(init)

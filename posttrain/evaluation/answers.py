@@ -17,19 +17,20 @@ class Answer:
   id: str
   prompt: str
   text: str
-  answer: Any
-  correct: bool | None
-  formatted: bool | None
-  reward: float | None
-  stop_reason: str
-  tokens: int
-  error: str | None
-  question: str  # the last message of the prompt
-  messages: tuple[types.Message, ...]  # after the prompt
-  turn_rewards: tuple[float, ...]  # of the policy's turns, in their order
-  metrics: dict[str, float]  # of the score
+  answer: Any = None
+  correct: bool | None = None
+  formatted: bool | None = None
+  reward: float | None = None
+  stop_reason: str = 'eos'
+  tokens: int = 0
+  error: str | None = None
+  question: str = ''  # the last message of the prompt
+  messages: tuple[types.Message, ...] = ()  # after the prompt
+  turn_rewards: tuple[float, ...] = ()  # of the policy's turns, in their order
+  # Of the score.
+  metrics: dict[str, float] = dataclasses.field(default_factory=dict)
   # Of `measures`: 'reward/<name>', 'sampled_reward/<name>', 'nll' and
-  # 'token_accuracy'; of `pair_rewards`: 'accuracy' and 'margin'.
+  # 'token_accuracy'; of pairs: 'accuracy' and 'margin'.
   measures: dict[str, float] = dataclasses.field(default_factory=dict)
   # Of each answer at temperature 1: whether it is correct, None = not graded.
   sampled: tuple[bool | None, ...] = ()

@@ -1,12 +1,12 @@
 """Batches as resumable iterators: from tasks, or from preference pairs.
 
-`DATA`: kind of stage -> its data. The iterators are in `tokens` and `pairs`.
+`DATA`: kind of stage -> its data; `tokens` and `pair_data` have the iterators.
 """
 
-from posttrain.pipeline import pairs, tokens
+from posttrain.pipeline import pair_data, tokens
 
 DATA = {
   'tokens': tokens.TokenData,
-  'preference': pairs.PairData,
-  'ranking': pairs.PairData,
+  'preference': pair_data.PairData,
+  'ranking': pair_data.PairData,
 }

@@ -2,7 +2,7 @@
 
     data, known before any model exists  ->  pipeline, the iterator of items
 
-`tokens` and `pairs` implement both.
+`tokens` and `pair_data` implement both.
 """
 
 import dataclasses

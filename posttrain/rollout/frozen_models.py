@@ -13,7 +13,7 @@ The grammar is that of `init`. A model in this process is sharded as the policy
 is; the model of a path may have another shape. All have the policy's tokens.
 Equal references share one model.
 
-`stage.loading` resolves a name to a folder, fixed when a stage begins, and
+`stage.preflight` resolves a name to a folder, fixed when a stage begins, and
 loads its model. `References` is the algorithms' scorer.
 
 `References.start` returns before the logprobs exist, so that several models

@@ -1,25 +1,46 @@
-"""A stage with the weights of a checkpoint: components, and a player.
+"""A stage with the weights of a checkpoint, in a command that trains nothing.
 
-Shared by the commands that sample from a checkpoint and train nothing.
+1. `stage_of`: the options, of the checkpoint or of a recipe.
+2. `components` and `player`: the stage, and an engine that plays its tasks.
+3. `Policies` and `RewardModels`: rewards of the pairs that the stage held out,
+   under the weights in any folder. With a preference loss the rewards are
+   implicit ones, against the logprobs of the loss's reference.
+
+Each pair is an `Answer`, so that two models are compared pair by pair:
+
+    accuracy   1 if the chosen answer has the higher reward, 0 if it has the
+               lower one, 0.5 where both are equal
+    margin     reward of the chosen answer minus that of the rejected one
+
+Training logs their means as `eval/pairs/rewards/accuracies`, where equal
+rewards count 0, and `eval/pairs/rewards/margins`, see `pair_objectives`.
 """
 
+import contextlib
 import dataclasses
 import itertools
+import os
+import pathlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from posttrain import compilation, config, schema, sharding
+import numpy as np
+
+from posttrain import compilation, config, schema, sharding, types
 from posttrain.chat import rendering
 from posttrain.checkpoints import weights
 from posttrain.config import checks, trust
-from posttrain.evaluation import measures as measures_lib
+from posttrain.data import preferences
+from posttrain.evaluation import answers, measures
+from posttrain.losses import preference
 from posttrain.models import transformer
-from posttrain.pipeline import base
-from posttrain.stage import components as components_lib
-from posttrain.stage import models as stage_models
-from posttrain.stage import preflight
-from posttrain.util import memory
+from posttrain.pipeline import pair_data
+from posttrain.rollout import frozen_models
+from posttrain.stage import models, pairs, preflight
+from posttrain.util import memory, preemption
+
+PAIRS = 'pairs'  # stands for an environment in the names of the values
 
 
 def stage_of(
@@ -67,11 +88,8 @@ def stage_of(
       built = dataclasses.replace(built, compilation_cache=cache)
     # Overrides may replace the environments that a selection is of.
     trained = built.stages
-    stages = {
-      name: dataclasses.replace(x, eval=_reporting(x.eval))
-      for name, x in trained.items()
-    }
-    built = dataclasses.replace(built, stages=stages)
+    for name in trained:
+      built = _reporting(built, name)
     node = config.from_dict(config.to_dict(built))
   for key, value in overrides:
     config.override(node, key, value)
@@ -84,45 +102,31 @@ def stage_of(
     raise ValueError(
       f'--stage must be one of {tuple(run.stages)}: got {stage!r}'
     )
-  if stage in trained:
-    _warn_of_selection(trained[stage], run.stages[stage], stage)
-  return _with_eval(run, stage, **changes), stage
-
-
-def _with_eval(run: schema.Run, name: str, **changes: Any) -> schema.Run:
-  """Returns a run with other options of a stage's evaluation."""
-  stage = run.stages[name]
-  evaluation = dataclasses.replace(stage.eval, **changes)
-  stage = dataclasses.replace(stage, eval=evaluation)
-  return dataclasses.replace(run, stages={**run.stages, name: stage})
-
-
-def _warn_of_selection(
-  trained: schema.Stage, played: schema.Stage, name: str
-) -> None:
-  """Warns of tasks that `eval.best` was measured on and that are played now."""
-  if trained.eval.selects is None:
-    return
-  env, reported = trained.eval.selects[1], trained.eval.prompts
-  same = env in played.envs and played.envs[env].env == trained.envs[env].env
-  if same and played.eval.prompts > reported:
-    last = min(played.eval.prompts, reported + trained.eval.best_prompts)
-    warnings.warn(
-      f'config.{name}.eval.prompts should be at most {reported}: got '
-      f'{played.eval.prompts}; the weights of stage {name!r} were chosen by '
-      f'tasks {reported + 1} to {last} of environment {env!r}',
-      stacklevel=2,
+  # Warns of tasks that `eval.best` was measured on and that are played now.
+  played = run.stages[stage]
+  if stage in trained and (selects := trained[stage].eval.selects) is not None:
+    env, last = selects[1], trained[stage].eval.prompts
+    same = env in played.envs and (
+      played.envs[env].env == trained[stage].envs[env].env
     )
+    if same and played.eval.prompts > last:
+      warnings.warn(
+        f'config.{stage}.eval.prompts should be at most {last}: got '
+        f'{played.eval.prompts}; the weights of stage {stage!r} were chosen by '
+        f'tasks of environment {env!r} after those',
+        stacklevel=2,
+      )
+  return _with_eval(run, stage, **changes), stage
 
 
 class Player:
   """Plays episodes of a stage's environments with weights from folders."""
 
-  def __init__(self, components: components_lib.Components):
+  def __init__(self, components: models.Components):
     """Builds an engine without weights, see `load`."""
     self.components = components
-    self._engine = stage_models.engine(components)
-    self.driver = stage_models.driver(components, self._engine)
+    self._engine = models.make_engine(components)
+    self.driver = models.make_driver(components, self._engine)
     self._versions = itertools.count()
     self.params: Any = None  # of the whole model
     self._like = sharding.placed(
@@ -131,9 +135,9 @@ class Player:
       components.mesh,
     )
 
-  def measures(self) -> measures_lib.Measures:
+  def measures(self) -> measures.Measures:
     """Returns the measures of the stage's tasks beside their grade."""
-    return stage_models.measures(self.components, self._engine)
+    return models.make_measures(self.components, self._engine)
 
   def check(self, folder: str) -> None:
     """Refuses weights of another model or other tokens; reads none.
@@ -157,8 +161,7 @@ def player(
   run: schema.Run,
   name: str,
   folder: str,
-  min_capacity: Callable[[rendering.Renderer, base.StageData], int]
-  | None = None,
+  min_capacity: preflight.MinCapacity | None = None,
 ) -> Player:
   """Builds the player of a stage.
 
@@ -166,32 +169,30 @@ def player(
     run: the options, from `stage_of`.
     name: the stage's name.
     folder: a folder from `weights.find`, whose weights must fit.
-    min_capacity: returns the tokens that a sequence may have at least.
+    min_capacity: further tokens that a slot must hold.
 
   Raises:
     ValueError: options, data and weights do not fit each other.
   """
-  parts = components(for_playing(run, name), name, min_capacity)
-  weights.check(folder, parts.model, parts.renderer)
-  return Player(parts)
+  own = components(run, name, min_capacity)
+  weights.check(folder, own.model, own.renderer)
+  return Player(own)
 
 
 def components(
-  run: schema.Run,
-  name: str,
-  min_capacity: Callable[[rendering.Renderer, base.StageData], int]
-  | None = None,
-) -> components_lib.Components:
+  run: schema.Run, name: str, min_capacity: preflight.MinCapacity | None = None
+) -> models.Components:
   """Builds the components of a stage in a process that trains nothing.
 
   Args:
     run: the options, from `stage_of`.
     name: the stage's name.
-    min_capacity: returns the tokens that a sequence may have at least.
+    min_capacity: further tokens that a slot must hold.
   """
   memory.keep_freed_memory()
   compilation.enable_compilation_cache(run.compilation_cache)
-  return preflight.make(run, name, min_capacity=min_capacity)
+  playing = for_playing(run, name)
+  return preflight.make(playing, name, min_capacity=min_capacity)
 
 
 def for_playing(run: schema.Run, name: str) -> schema.Run:
@@ -199,15 +200,270 @@ def for_playing(run: schema.Run, name: str) -> schema.Run:
 
   Playing needs no pairs, and reports one measurement.
   """
+  run = _reporting(run, name)
+  if isinstance(run.stages[name].pairs, schema.PairFile):
+    stage = dataclasses.replace(run.stages[name], pairs=schema.MadePairs())
+    run = dataclasses.replace(run, stages={**run.stages, name: stage})
+  return run
+
+
+def _reporting(run: schema.Run, name: str) -> schema.Run:
+  """Returns a run whose stage is evaluated, and selects nothing by it."""
+  prompts = schema.Eval.best_prompts
+  return _with_eval(run, name, best=None, best_prompts=prompts, patience=None)
+
+
+def _with_eval(run: schema.Run, name: str, **changes: Any) -> schema.Run:
+  """Returns a run with other options of a stage's evaluation."""
   stage = run.stages[name]
-  if isinstance(stage.pairs, schema.PairFile):
-    stage = dataclasses.replace(stage, pairs=schema.MadePairs())
-  stage = dataclasses.replace(stage, eval=_reporting(stage.eval))
+  evaluation = dataclasses.replace(stage.eval, **changes)
+  stage = dataclasses.replace(stage, eval=evaluation)
   return dataclasses.replace(run, stages={**run.stages, name: stage})
 
 
-def _reporting(cfg: schema.Eval) -> schema.Eval:
-  """Returns the options of an evaluation that selects nothing."""
-  names = ('best', 'best_prompts', 'patience')
-  defaults = {name: getattr(schema.Eval, name) for name in names}
-  return dataclasses.replace(cfg, **defaults)
+class Policies:
+  """Implicit rewards of held-out pairs, under one policy after another."""
+
+  def __init__(self, run: schema.Run, own: models.Components, folder: str):
+    """Scores the pairs under the reference, which is then released.
+
+    Args:
+      run: the run's options, with the stage's file of pairs.
+      own: the components of a stage of kind 'preference'.
+      folder: folder of the first policy's weights. A reference of a stage that
+        wrote it is the one that the stage began with.
+
+    Raises:
+      ValueError: there are no pairs, or no reference.
+      EndpointError: the reference is behind a server that does not answer.
+    """
+    self._pairs, self._loss = held_out(run, own, folder), own.stage.loss
+    reference = getattr(self._loss.preference, 'reference', None)
+    workdir, folders = _workdir(folder), {}
+    if isinstance(reference, str) and not frozen_models.tracks_policy(
+      reference
+    ):
+      host, pinned = weights.read(folder).host, {}
+      if host.get('stage') == own.name:
+        pinned = {**(host.get('references') or {}), 'init': host['start']}
+      name = own.stage.init if reference == 'init' else reference
+      path = pinned.get(reference) or preflight.resolve(name, workdir)
+      folders = {reference: path}
+    load = preflight.Loader(
+      own.cfg.seed,
+      workdir,
+      folders,
+      sharding.placed(
+        transformer.shapes(own.model), transformer.SHARDING_RULES, own.mesh
+      ),
+      own.model,
+      own.renderer,
+      own.mesh,
+    )
+    self._models = models.Models(own, load, None, preemption.Signal())
+    self._ref_logprobs = np.zeros(len(self._pairs.samples))
+    if reference is not None:
+      self._ref_logprobs = self._logprobs(reference)
+
+  def __call__(self, params: Any) -> list[answers.Answer]:
+    """Returns the pairs with their rewards.
+
+    Args:
+      params: the policy's parameters.
+    """
+    rewards = implicit_rewards(
+      self._loss.preference,
+      self._pairs.samples,
+      self._logprobs('policy', params),
+      self._ref_logprobs,
+    )
+    renderer = self._models.components.renderer
+    return pair_answers(self._pairs.pairs, rewards, renderer)
+
+  def _logprobs(
+    self, model: schema.Reference, params: Any = None
+  ) -> np.ndarray:
+    """Returns the log probability of each answer, f64, nats.
+
+    One program scores policies and reference, so that the reference has
+    rewards of exactly 0.
+    """
+    samples = self._pairs.samples
+    with contextlib.closing(self._models.make_references()) as scorer:
+      scorer.set_policy({'policy': params})
+      scores = scorer(model, samples)
+    return np.array(pairs.answer_logprobs(scores, samples))
+
+
+class RewardModels:
+  """Rewards of held-out pairs, under one reward model after another."""
+
+  def __init__(self, run: schema.Run, own: models.Components, folder: str):
+    """Reads the pairs.
+
+    Args:
+      run: the run's options, with the stage's file of pairs.
+      own: the components of a stage of kind 'ranking'.
+      folder: folder of the first model's weights.
+
+    Raises:
+      ValueError: it has no reward model of these tokens, or there are no pairs.
+    """
+    self._own = own
+    self.check(folder)
+    self._pairs = held_out(run, own, folder)
+
+  def check(self, folder: str) -> None:
+    """Refuses a folder without a reward model of these tokens."""
+    preflight.check_reward_model(folder, self._own.model, self._own.renderer)
+
+  def __call__(self, folder: str) -> list[answers.Answer]:
+    """Returns the pairs with their rewards, under the weights in a folder."""
+    own = self._own
+    load = preflight.Loader(
+      own.cfg.seed,
+      '',
+      {folder: folder},
+      None,
+      own.model,
+      own.renderer,
+      own.mesh,
+    )
+    scorer = models.Models(own, load, None, preemption.Signal()).make_scorer
+    rewards = load.reward_model(folder, scorer).rewards(self._pairs.samples)
+    return pair_answers(self._pairs.pairs, np.array(rewards), own.renderer)
+
+
+def held_out(
+  run: schema.Run, own: models.Components, folder: str
+) -> preferences.TokenizedPairs:
+  """Returns the held-out pairs of a stage that have two answers.
+
+  Of a run whose `eval.best` is measured on pairs, the half that is reported.
+
+  Args:
+    run: the run's options, with the stage's file of pairs.
+    own: the stage's components.
+    folder: a folder from `weights.find`; a step of the run that made the
+      pairs, where no file is named.
+
+  Raises:
+    ValueError: there are none, or their file cannot be used.
+  """
+  name, cfg = own.name, run.stages[own.name].pairs
+  stage = dataclasses.replace(own.stage, pairs=cfg)
+  data = preflight.make_data(run, name, stage, own.renderer)
+  assert isinstance(data, pair_data.PairData), data
+  splits = data.splits
+  if splits is None:
+    assert isinstance(cfg, schema.MadePairs), cfg
+    paths = pairs.made_files(cfg, _workdir(folder), name).values()
+    for path in paths:
+      if not os.path.isfile(path):
+        raise ValueError(
+          f'stage {name!r} must have made its pairs: got no {path}; or name a '
+          f'file, with --config.{name}.pairs'
+        )
+    splits = data.split(*map(preferences.read, paths))
+  # The options of the run that wrote the folder count, where one did.
+  best = run.stages[name].eval.best
+  checkpoint = weights.read(folder)
+  if checkpoint.kind == 'run':
+    stored = checkpoint.host['config'].get(name, {})
+    best = stored.get('eval', {}).get('best', best)
+  selects = bool(best) and schema.Eval(best=best).selects_pairs
+  reported, _ = splits.evaluated(selects)
+  both = tuple(
+    pair
+    for pair in reported.pairs
+    if pair.chosen is not None and pair.rejected is not None
+  )
+  if not both:
+    raise ValueError(
+      f'stage {name!r} must hold out pairs of two answers: got 0'
+    )
+  return preferences.TokenizedPairs(both)
+
+
+def _workdir(folder: str) -> str:
+  """Returns the run's folder of a step, else the current one."""
+  if weights.read(folder).kind != 'run':
+    return os.getcwd()
+  return str(pathlib.Path(folder).parents[2])
+
+
+def implicit_rewards(
+  loss: Any,
+  samples: Sequence[types.Sample],
+  logprobs: np.ndarray,
+  ref_logprobs: np.ndarray,
+) -> np.ndarray:
+  """Returns the rewards that a preference loss trains implicitly.
+
+      beta h,  h = log pi(y | x) - log pi_ref(y | x)
+
+  h is divided by the answer's length where the loss does so; SimPO has no
+  reference.
+
+  Args:
+    loss: options of the preference loss.
+    samples: the answers, with their prompts.
+    logprobs: f64[N], of each answer under the policy, nats.
+    ref_logprobs: f64[N], of each answer under the reference; 0 without one.
+
+  Returns:
+    f64[N].
+  """
+  values = logprobs - ref_logprobs
+  if loss.type in preference.PER_TOKEN:
+    values = values / [max(int(sample.mask.sum()), 1) for sample in samples]
+  return loss.beta * values
+
+
+def pair_answers(
+  pairs: Sequence[types.Pair], rewards: np.ndarray, renderer: rendering.Renderer
+) -> list[answers.Answer]:
+  """Returns the pairs as answers, each the chosen one, with both measures.
+
+  Args:
+    pairs: pairs of two answers.
+    rewards: f64[2 N], of the chosen and the rejected answer of each pair.
+    renderer: decodes the answers.
+
+  Raises:
+    ValueError: a reward is not finite.
+  """
+  finite = np.isfinite(rewards)
+  if not finite.all():
+    raise ValueError(
+      f'rewards of held-out pairs must be finite: got {rewards[~finite][0]}, '
+      f'for {int((~finite).sum())} of {len(rewards)} answers'
+    )
+  made, decode = [], renderer.tokenizer.decode
+  margins = (rewards[::2] - rewards[1::2]).tolist()
+  for index, (pair, margin) in enumerate(zip(pairs, margins, strict=True)):
+    sample = pair.chosen
+    assert sample is not None, 'a pair of two answers'
+    start = int(np.argmax(sample.mask))
+    prompt = decode(sample.ids[:start].tolist())
+    answer = answers.Answer(
+      env=PAIRS,
+      id=str(index),
+      prompt=prompt,
+      text=decode(sample.ids[start:].tolist()),
+      tokens=int(sample.mask.sum()),
+      question=prompt,
+      measures={'accuracy': (np.sign(margin) + 1) / 2, 'margin': margin},
+    )
+    made.append(answer)
+  return made
+
+
+def pair_metrics(pairs: Sequence[answers.Answer]) -> dict[str, float]:
+  """Returns {'eval/<measure>/pairs': mean}, with 95 % intervals over pairs."""
+  values = {}
+  for name in ('accuracy', 'margin') if pairs else ():
+    each: list[float | None] = [answer.measures[name] for answer in pairs]
+    summary = measures.summary(name, (each, [1.0] * len(each)))
+    values |= {f'eval/{k}/{PAIRS}': value for k, value in summary.items()}
+  return values

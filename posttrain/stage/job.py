@@ -10,12 +10,11 @@ from typing import Any
 from posttrain import processes, schema, types
 from posttrain.checkpoints import store
 from posttrain.decode import engines
-from posttrain.evaluation import evaluator as evaluation
+from posttrain.evaluation import evaluator
 from posttrain.metrics import statistics
 from posttrain.pipeline import base
 from posttrain.rollout import calls, env_calls, frozen_models, grading
-from posttrain.stage import learner, logbook, plan, profiles
-from posttrain.stage import selection as selections
+from posttrain.stage import learner, logbook, resume
 from posttrain.training import arrays, token_export
 from posttrain.util import memory, preemption
 
@@ -37,9 +36,9 @@ class Sampling:
   """The part of a job that samples, scores and evaluates."""
 
   pipeline: base.Pipeline
-  engine: engines.Engine
-  references: frozen_models.References
-  evaluator: evaluation.Evaluator
+  decoder: engines.Engine
+  scorers: frozen_models.References
+  evaluation: evaluator.Evaluator
   held_out: learner.HeldOutPairs | None
   selecting: learner.HeldOutPairs | None = None  # `eval.best` is their metric
 
@@ -66,10 +65,10 @@ class Job:
   learner: learner.Learner
   sampling: Sampling
   exporter: token_export.Exporter
+  profiler: logbook.Profiler
   logbook: logbook.Logbook
-  profiler: profiles.Profiler
   saves: Saves
-  selection: selections.Selection | None = None  # None = the last weights
+  selection: resume.Selection | None = None  # None = the last weights
   prefetched: base.Item | None = None  # the next step's item
 
   @property
@@ -120,8 +119,8 @@ class Job:
     """Hands the weights to the engine and references, if a batch needs them."""
     if self.sampling.pipeline.uses_policy:
       policies = self.learner.policies(state)
-      self.sampling.engine.set_params(policies['policy'], step)
-      self.sampling.references.set_policy(policies)
+      self.sampling.decoder.set_params(policies['policy'], step)
+      self.sampling.scorers.set_policy(policies)
 
   def next_item(
     self, step: int, state: arrays.TrainState, stop: preemption.Signal
@@ -153,7 +152,7 @@ class Job:
     self.logbook.write_errors(step, item.errors)
     self.logbook.write_rollouts(step, item.played)
     if self.cfg.rollout.sleep:
-      self.sampling.engine.sleep()
+      self.sampling.decoder.sleep()
     if not item.batch.num_micro_batches:
       hint = '; where all rewards of a group are equal, prune_zero_advantage '
       hint += 'drops its tokens'
@@ -193,14 +192,24 @@ class Job:
         self.exporter(step, policy, item.batch)
 
   def evaluate(self, state: arrays.TrainState, step: int) -> dict[str, float]:
-    """Evaluates the averaged weights where the state has them."""
+    """Evaluates the averaged weights where the state has them.
+
+    Raises:
+      TooManyErrors: too many environments failed; written as well.
+    """
     params = state.params if state.average is None else state.average
     sampling = self.sampling
     with self.logbook.clock('eval'):
       metrics, answers, suite = {}, [], []
-      if sampling.evaluator.tasks.any:
-        sampling.engine.set_params(self.learner.policy(params), step)
-        metrics, answers, suite, _ = self._measure(step)
+      if sampling.evaluation.tasks.any:
+        sampling.decoder.set_params(self.learner.policy(params), step)
+        try:
+          results = sampling.evaluation.measure()
+        except statistics.TooManyErrors as error:
+          self.logbook.write_errors(step, error.errors, 'eval_errors')
+          raise
+        self.logbook.write_errors(step, results.errors, 'eval_errors')
+        metrics, answers, suite, _ = results
       if sampling.held_out is not None:
         metrics |= sampling.held_out(params)
       if self.selection is not None:
@@ -212,20 +221,6 @@ class Job:
     if step == 0:
       self.warn_if_cold(metrics)
     return metrics
-
-  def _measure(self, step: int) -> evaluation.Evaluation:
-    """Evaluates all tasks; writes the errors.
-
-    Raises:
-      TooManyErrors: too many environments failed; written as well.
-    """
-    try:
-      results = self.sampling.evaluator.measure()
-    except statistics.TooManyErrors as error:
-      self.logbook.write_errors(step, error.errors, 'eval_errors')
-      raise
-    self.logbook.write_errors(step, results.errors, 'eval_errors')
-    return results
 
   def warn_if_cold(self, metrics: Mapping[str, float]) -> None:
     """Warns where rollouts will rarely have a reward to reinforce."""
@@ -335,15 +330,15 @@ class Job:
   def close(self) -> None:
     """Waits for a checkpoint that is being written; closes all files."""
     memory.unfreeze_objects()
-    self.sampling.references.close()
+    self.sampling.scorers.close()
     self.saves.checkpointer.close()
     self.logbook.close()
     self.profiler.close()
 
 
 @contextlib.contextmanager
-def explain_oom(sizes: plan.Plan) -> Iterator[None]:
-  """Adds the resolved sizes and the keys to lower to out-of-memory errors."""
+def explain_oom(sizes: Any) -> Iterator[None]:
+  """Adds a plan's sizes and the keys to lower to out-of-memory errors."""
   knobs = [
     f'{sizes.stage}.batch.micro_batch_tokens',
     *([f'{sizes.stage}.rollout.slots'] if sizes.slots else []),

@@ -1,15 +1,23 @@
-"""The part of a job that writes metrics, answers and errors.
+"""The part of a job that writes metrics, answers, errors and profiles.
 
-Only the first process of a run writes them.
+1. `Logbook` writes the rows of metrics.jsonl and the files of rollouts/; only
+   the first process of a run does.
+2. `Profiler` traces some steps by jax.profiler. WORKDIR/profiles/STAGE is a log
+   directory of TensorBoard (plugin `xprof`); the `*.trace.json.gz` in it opens
+   in Perfetto and chrome://tracing. A trace has the programs on the devices,
+   jax's calls on the host, and one block per step.
 """
 
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
+
+import jax
 
 from posttrain import compilation, processes, schema
 from posttrain.metrics import display, estimates, writers
@@ -36,6 +44,14 @@ class Report(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
+class Shared:
+  """What the stages of a run write together."""
+
+  seconds: writers.Goodput
+  report: Report | None = None  # None = only at the run's end
+
+
+@dataclasses.dataclass(frozen=True)
 class Logbook:
   """Everything that one stage writes beside its checkpoints."""
 
@@ -45,9 +61,8 @@ class Logbook:
   shown: display.Display
   clock: watchdog.Timers
   compiling: compilation.CompileCounter
-  goodput: writers.Goodput
+  shared: Shared
   rollouts_every: int | None = None  # steps between files; None = no files
-  report: Report | None = None  # None = only at the run's end
 
   def write(self, step: int, values: dict[str, Any]) -> None:
     """Writes and shows a row, with the seconds since the last one.
@@ -61,7 +76,8 @@ class Logbook:
       self.compiling.take()
       return
     times = {f'time/{k}': v for k, v in self.clock.take().items()}
-    if self.report is not None:  # in every row: when it is due differs
+    report = self.shared.report
+    if report is not None:  # in every row: when it is due differs
       times.setdefault('time/report', 0.0)
     times['time/compile'] = self.compiling.take()
     times['time/programs'] = self.compiling.count
@@ -69,16 +85,30 @@ class Logbook:
     if 'batch/tokens' in values:
       speed = values['batch/tokens'] / times['time/update']
       times['time/tokens_per_second'] = speed
-    times |= self.goodput.add(times)
+    times |= self.shared.seconds.add(times)
     row = self.writer.write(self.stage, step, {**values, **times})
-    if self.report is not None:
-      self.report.log(row)
-    numbers = _shown(values)
+    if report is not None:
+      report.log(row)
+    # Few numbers are shown, by short names: rewards, or else the loss; and pass
+    # rates, after an evaluation.
+    rewards = [x for x in values if x.startswith('rollout/reward')]
+    rates = [
+      x
+      for x in values
+      if x.startswith('eval/pass_rate') and not estimates.is_bound(x, values)
+    ]
+    names = rewards or [x for x in ('loss/total',) if x in values]
+    numbers = {
+      x.removesuffix('/total')
+      .removeprefix('rollout/')
+      .removeprefix('eval/'): values[x]
+      for x in (*names[:_MOST], *rates[:_MOST])
+    }
     numbers |= {} if speed is None else {'tokens/s': speed}
     self.shown.update(step, numbers, times)
-    if self.report is not None and self.report.is_due:
+    if report is not None and report.is_due:
       with self.clock('report'):
-        self.report.write()
+        report.write()
 
   def write_errors(
     self, step: int, errors: Sequence[str], what: str = 'errors'
@@ -152,10 +182,9 @@ def make(
   compiling: compilation.CompileCounter,
   step: int = 0,
   position: int = 0,
-  goodput: writers.Goodput | None = None,
-  report: Report | None = None,
+  shared: Shared | None = None,
 ) -> Logbook:
-  """Opens the logbook of a stage.
+  """Opens the logbook of a stage; prints where it continues.
 
   Args:
     cfg: the run's options.
@@ -165,69 +194,99 @@ def make(
     compiling: counts the stage's compilations.
     step: the step that the stage continues from.
     position: bytes of metrics.jsonl that are kept.
-    goodput: the run's; None = a new one.
-    report: writes the report of the run while it goes on; None = no report.
+    shared: what the stages of the run write together; None = a new one.
 
   Raises:
     ValueError: the kept part of metrics.jsonl is not this run's.
   """
   path = os.path.join(workdir, 'metrics.jsonl')
   writer = writers.Writer(path, position)
-  last = writer.latest.get(name, {}).get('step', step)
-  if last > step and processes.is_first():
-    raise ValueError(
-      f'{path} must end at step {step} of stage {name!r}, which continues from '
-      f'there: got a row of step {last}; put the file of this run back, '
-      'or move it away: the checkpoints do not need it'
-    )
   if processes.is_first():
-    _announce(name, step, path, position)
-  goodput = goodput or writers.Goodput(path)
-  goodput.keep(writers.read_metrics(path, position))
-  stage, shown = cfg.stages[name], display.current()
-  shown.begin(name, step, stage.steps)
-  return Logbook(
-    name,
-    workdir,
-    writer,
-    shown,
-    clock,
-    compiling,
-    goodput,
-    cfg.metrics.rollouts_every,
-    report,
-  )
+    last = writer.latest.get(name, {}).get('step', step)
+    if last > step:
+      raise ValueError(
+        f'{path} must end at step {step} of stage {name!r}, which continues '
+        f'from there: got a row of step {last}; put the file of this run back, '
+        'or move it away: the checkpoints do not need it'
+      )
+    again = 0
+    if os.path.exists(path):
+      with open(path, 'rb') as f:
+        f.seek(position)
+        again = f.read().count(b'\n')
+    if step or again:
+      start = f'continues after step {step}' if step else 'begins anew'
+      rows = f'; {again} later rows of {path} are written again'
+      print(f'stage {name} {start}{rows if again else ""}', file=sys.stderr)
+  shared = shared or Shared(writers.Goodput(path))
+  shared.seconds.keep(writers.read_metrics(path, position))
+  shown = display.current()
+  shown.begin(name, step, cfg.stages[name].steps)
+  every = cfg.metrics.rollouts_every
+  return Logbook(name, workdir, writer, shown, clock, compiling, shared, every)
 
 
-def _shown(values: Mapping[str, Any]) -> dict[str, float]:
-  """Returns the few numbers of a step that are shown, by short names.
+class Profiler:
+  """Traces some steps of a stage; writes the trace after the last of them.
 
-  Rewards, or else the loss; and pass rates, after an evaluation.
+  Python's own calls are not traced: there are too many of them in a rollout.
   """
-  rewards = [x for x in values if x.startswith('rollout/reward')]
-  rates = [
-    x
-    for x in values
-    if x.startswith('eval/pass_rate') and not estimates.is_bound(x, values)
-  ]
-  names = rewards or [x for x in ('loss/total',) if x in values]
-  return {
-    x.removesuffix('/total')
-    .removeprefix('rollout/')
-    .removeprefix('eval/'): values[x]
-    for x in (*names[:_MOST], *rates[:_MOST])
-  }
+
+  def __init__(self, workdir: str, name: str, steps: range):
+    """Makes a profiler that has not begun.
+
+    Args:
+      workdir: the run's folder.
+      name: the stage's name, which is that of its steps in the trace.
+      steps: the steps to trace; an empty range = none.
+    """
+    self._folder = os.path.join(workdir, 'profiles', name)
+    self._name, self._steps = name, steps
+    self._trace, self._step = contextlib.ExitStack(), contextlib.ExitStack()
+    self._traces = False
+
+  def begin(self, step: int) -> None:
+    """Ends the step before, and begins a step: with a trace where due."""
+    self._step.close()
+    if step not in self._steps:
+      self.close()
+      return
+    if not self._traces:
+      options = jax.profiler.ProfileOptions()
+      options.python_tracer_level = 0
+      trace = jax.profiler.trace(self._folder, profiler_options=options)
+      self._trace.enter_context(trace)
+      self._traces = True
+    block = jax.profiler.StepTraceAnnotation(self._name, step_num=step)
+    self._step.enter_context(block)
+
+  def close(self) -> None:
+    """Ends the trace, if there is one, and writes it."""
+    self._step.close()
+    self._trace.close()
+    self._traces = False
 
 
-def _announce(name: str, step: int, path: str, position: int) -> None:
-  """Prints where a stage continues, and how many rows it writes again."""
-  again = 0
-  if os.path.exists(path):
-    with open(path, 'rb') as f:
-      f.seek(position)
-      again = f.read().count(b'\n')
-  if not (step or again):
-    return
-  start = f'continues after step {step}' if step else 'begins anew'
-  rows = f'; {again} later rows of {path} are written again' if again else ''
-  print(f'stage {name} {start}{rows}', file=sys.stderr)
+def traced(name: str, steps: range | None, done: int, total: int) -> range:
+  """Returns the steps that can still be traced; warns if others were meant.
+
+  Args:
+    name: the stage's name.
+    steps: the steps to trace; None = none.
+    done: the last step that is trained already.
+    total: the last step of the stage.
+  """
+  if steps is None:
+    return range(0)
+  left = range(max(steps[0], done + 1), min(steps[-1], total) + 1)
+  if left != steps:
+    logging.getLogger('absl').warning(
+      '--profile=%d:%d: stage %s has steps %d to %d left, so %s traced',
+      steps[0],
+      steps[-1],
+      name,
+      done + 1,
+      total,
+      f'steps {left[0]} to {left[-1]} are' if left else 'no step is',
+    )
+  return left

@@ -1,29 +1,110 @@
-"""The models of a stage, beside the one that trains.
+"""The components of a stage before it runs, and the models built from them.
+
+`preflight` builds and checks `Components`: nothing is compiled for them, and no
+weights are read. The run then trains on the same objects. The models, beside
+the one that trains:
 
 engine        decodes with the policy's weights, for training and evaluation
 references    score samples, under the policy, its copies, or frozen models
 players       one engine per frozen model that plays episodes
 judges        one engine, or server, per model that grades
-reward models one per name
+reward model  one per name
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
 
 from posttrain import processes, schema, scoring, sharding, types
+from posttrain.chat import rendering
 from posttrain.decode import engines
-from posttrain.evaluation import measures as measures_lib
+from posttrain.evaluation import evaluator, measures
 from posttrain.models import lora
-from posttrain.pipeline import tokens as token_pipeline
-from posttrain.rollout import calls, episodes, frozen_models, grading
-from posttrain.stage import components as components_lib
+from posttrain.pipeline import base, tokens
+from posttrain.rollout import calls, env_calls, episodes, frozen_models, grading
 from posttrain.util import preemption, watchdog
 
 
-def engine(
-  components: components_lib.Components, model: schema.Model | None = None
+class Loader(Protocol):
+  """Models of the folders that a stage's references and `init` name."""
+
+  @property
+  def workdir(self) -> str:
+    """The run's folder."""
+    ...
+
+  @property
+  def folders(self) -> Mapping[str, str]:
+    """Name -> the folder of its weights, or 'random'."""
+    ...
+
+  def __call__(self, name: str) -> frozen_models.Model:
+    """Builds or restores a model; every call does so anew."""
+    ...
+
+  def init(self) -> Any:
+    """Returns the stage's initial parameters."""
+
+  def reward_model(
+    self, name: str, scorer: Callable[[schema.Model], scoring.Scorer]
+  ) -> frozen_models.RewardModel:
+    """Restores a reward model onto the devices."""
+    ...
+
+  def fingerprint(self, name: str) -> str:
+    """Returns a hash of a model's weights."""
+    ...
+
+  def base_sums(self, base: Any) -> dict[str, Any]:
+    """Returns checksums of frozen weights, for `check_base`."""
+    ...
+
+  def check_base(self, folder: str, base: Any) -> None:
+    """Refuses base weights that have changed since a step was saved."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outside:
+  """What a stage gets from files and servers, see `preflight`.
+
+  Attributes:
+    options: the run's options as plain data, for checkpoints.
+    resolve: (name, workdir) -> the folder of a reference or an `init`.
+    loader: returns a `Loader`; its arguments are those of `preflight.Loader`.
+    connect: (endpoint, caller, number of tokens) -> the client of a server.
+    player: (client, caller, seed) -> an engine that samples from a server.
+  """
+
+  options: dict[str, Any]
+  resolve: Callable[[str, str], str]
+  loader: Callable[..., Loader]
+  connect: Callable[[schema.Endpoint, str, int], Any]
+  player: Callable[[Any, str, int], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Components:
+  """A stage before anything is compiled or restored."""
+
+  cfg: schema.Run  # the options, where a size may be None
+  name: str
+  stage: schema.Stage  # its options, with the sizes on the mesh
+  renderer: rendering.Renderer
+  model: schema.Model  # with its vocabulary
+  mesh: jax.sharding.Mesh  # an AbstractMesh in a plan for other devices
+  data: base.StageData
+  eval_tasks: evaluator.EvalTasks
+  capacity: int  # tokens of the longest sequence to decode or score
+  plan: Any  # a `plan.Plan`
+  workers: env_calls.Workers | None  # worker processes; None = threads
+  outside: Outside
+
+
+def make_engine(
+  components: Components, model: schema.Model | None = None
 ) -> engines.Engine:
   """Builds a decode engine of the stage's sizes, without weights.
 
@@ -46,8 +127,8 @@ def engine(
   )
 
 
-def driver(
-  components: components_lib.Components, decoder: Any, max_length: int = 0
+def make_driver(
+  components: Components, decoder: Any, max_length: int = 0
 ) -> episodes.Driver:
   """Builds the driver that plays episodes through an engine.
 
@@ -65,14 +146,14 @@ def driver(
   )
 
 
-def measures(
-  components: components_lib.Components,
+def make_measures(
+  components: Components,
   decoder: engines.Engine,
   reward_model: Callable[[str], grading.Model] | None = None,
-) -> measures_lib.Measures:
+) -> measures.Measures:
   """Builds the measures of a stage's held-out tasks beside their grade."""
-  return measures_lib.Measures(
-    measures_lib.functions(components.stage.envs, reward_model),
+  return measures.Measures(
+    measures.functions(components.stage.envs, reward_model),
     functools.partial(decoder.score, reads='logprobs_and_top'),
     components.renderer,
   )
@@ -82,17 +163,17 @@ def measures(
 class Models:
   """Builds the models of one stage, each where it is first needed."""
 
-  components: components_lib.Components
-  load: components_lib.Loader
+  components: Components
+  load: Loader
   base: lora.Base | None  # the frozen weights, with LoRA
   stop: preemption.Signal  # ends waits for servers
   clock: watchdog.Timers = dataclasses.field(default_factory=watchdog.Timers)
 
-  def references(self) -> frozen_models.References:
+  def make_references(self) -> frozen_models.References:
     """Returns the references of the stage, none of which is loaded yet."""
     components = self.components
     rows = components.stage.batch.rows
-    references = frozen_models.References(
+    made = frozen_models.References(
       components.model,
       components.renderer,
       lambda model, width: scoring.Scorer(model, rows, width, components.mesh),
@@ -101,113 +182,128 @@ class Models:
       held=None if self.base is None else {'init': self.base.params},
       connect=components.outside.connect,
     )
-    self.stop.on_request(references.close)
-    return references
+    self.stop.on_request(made.close)
+    return made
 
   def token_pipeline(
     self,
-    data: token_pipeline.TokenData,
     decoder: engines.Engine,
     references: frozen_models.References,
-  ) -> token_pipeline.TokenPipeline:
+    state: dict[str, Any] | None,
+  ) -> tokens.TokenPipeline:
     """Builds the pipeline of a stage on tokens, with all models it needs.
 
     Args:
-      data: the stage's data.
       decoder: the policy's engine.
       references: the stage's references.
+      state: the restored pipeline's; None = the stage begins.
 
     Raises:
       ValueError: a model is not the one that the stage began with, or has
-        other tokens.
+        other tokens; or the state is of other tasks.
       EndpointError: a server is away.
       Preempted: `stop` ended the wait for it.
     """
-    self._wait_for_endpoints(references)
-    stage = self.components.stage
-    decoders: dict[Any, Any] = {
-      x: self._player(references, x) for x in data.players
-    }
-    decoders['policy'] = decoder
-    players = {
-      model: driver(self.components, one, stage.batch.row_tokens)
-      for model, one in decoders.items()
-    }
-    return token_pipeline.TokenPipeline(
-      data,
-      players,
-      references.start,
-      functools.cache(functools.partial(self._judge, references)),
-      self.reward_model,
-      self.components.workers,
-      self.clock,
-    )
-
-  def _wait_for_endpoints(self, references: frozen_models.References) -> None:
-    """Connects to the servers now, so that a missing one is noticed."""
-    for model, key in self.components.data.references.items():
+    components, stage = self.components, self.components.stage
+    data = components.data
+    assert isinstance(data, tokens.TokenData), data
+    if state is not None:
+      data.set_state(state)  # refuses other tasks before any model is loaded
+    # Connects to the servers now, so that a missing one is noticed.
+    for model, key in data.references.items():
       if isinstance(model, schema.Endpoint):
         try:
           processes.together(lambda m=model, k=key: references.endpoint(m, k))
         except calls.EndpointError:
           self.stop.check(f'{key}, before its stage')
           raise
+    decoders: dict[Any, Any] = {
+      x: self._player(references, x) for x in data.players
+    }
+    decoders['policy'] = decoder
+    players = {
+      model: make_driver(components, one, stage.batch.row_tokens)
+      for model, one in decoders.items()
+    }
+    pipeline = tokens.TokenPipeline(
+      data,
+      players,
+      references.start,
+      functools.cache(functools.partial(self._judge, references)),
+      self.reward_model,
+      components.workers,
+      self.clock,
+    )
+    if state is not None:
+      pipeline.set_state(state)
+    return pipeline
 
   def _player(
     self, references: frozen_models.References, model: schema.Reference
   ):
     """Builds an engine that plays episodes with a frozen model."""
+    components = self.components
     if isinstance(model, schema.Endpoint):
       names = [
         name
-        for name, entry in self.components.stage.envs.items()
+        for name, entry in components.stage.envs.items()
         if getattr(entry.sampler, 'model', None) == model
       ]
-      who = f'environment {", ".join(names)}'
-      return self.components.outside.player(
-        references.endpoint(model), who, self.components.cfg.seed
+      return components.outside.player(
+        references.endpoint(model),
+        f'environment {", ".join(names)}',
+        components.cfg.seed,
       )
     frozen = references.model(model)
-    decoder = engine(self.components, frozen.cfg)
+    decoder = make_engine(components, frozen.cfg)
     decoder.set_params(frozen.params, -1)
     return decoder
 
-  @functools.cached_property
-  def reward_model(self) -> Callable[[str], grading.Model]:
-    """A function from a name to its reward model, each loaded once."""
-    return functools.cache(self._load_reward_model)
-
-  def _load_reward_model(self, name: str) -> grading.Model:
-    """Loads a reward model; it stays on the devices while the stage lasts."""
+  def make_scorer(self, model: schema.Model) -> scoring.Scorer:
+    """Builds the scorer of a reward model."""
     components = self.components
-    rows = components.stage.batch.rows
-    model = self.load.reward_model(
-      name,
-      lambda model: scoring.Scorer(
-        model, rows, components.capacity, components.mesh, reads='rewards'
-      ),
+    return scoring.Scorer(
+      model,
+      components.stage.batch.rows,
+      components.capacity,
+      components.mesh,
+      reads='rewards',
     )
 
-    def score(rollouts: Sequence[types.Rollout]) -> grading.Result:
-      with self.clock('scoring'):
-        return model(rollouts)
+  @functools.cached_property
+  def reward_model(self) -> Callable[[str], grading.Model]:
+    """A function from a name to its reward model, each loaded once.
 
-    return score
+    It stays on the devices while the stage lasts.
+    """
+
+    @functools.cache
+    def load(name: str) -> grading.Model:
+      model = self.load.reward_model(name, self.make_scorer)
+
+      def score(rollouts: Sequence[types.Rollout]) -> grading.Result:
+        with self.clock('scoring'):
+          return model(rollouts)
+
+      return score
+
+    return load
 
   def _judge(
     self, references: frozen_models.References, model: schema.Reference
   ) -> grading.Judge:
     """Builds a judge with an engine of its own: others decode meanwhile."""
+    components = self.components
     if isinstance(model, schema.Endpoint):
-      key = self.components.data.references[model]
+      key = components.data.references[model]
       return functools.partial(references.endpoint(model).chat, caller=key)
     frozen = references.model(model)
     # Of any length: a judge's prompts are longer than the samples that train.
     decoder = engines.Engine(
       frozen.cfg,
-      slots=self.components.stage.rollout.slot_count // processes.count(),
-      seed=self.components.cfg.seed,
-      mesh=sharding.local_mesh(self.components.mesh),
+      slots=components.stage.rollout.slot_count // processes.count(),
+      seed=components.cfg.seed,
+      mesh=sharding.local_mesh(components.mesh),
     )
     decoder.set_params(frozen.params, -1)
-    return grading.LocalJudge(decoder, self.components.renderer)
+    return grading.LocalJudge(decoder, components.renderer)

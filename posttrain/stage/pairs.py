@@ -19,49 +19,83 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from posttrain import processes, schema, types
 from posttrain.data import preferences, sources
-from posttrain.pipeline import pairs as pair_pipeline
+from posttrain.pipeline import pair_data
 from posttrain.rollout import calls, pairing
-from posttrain.stage import components as components_lib
-from posttrain.stage import models as stage_models
+from posttrain.stage import models
 from posttrain.util import disk, errors
 
 
 def pipeline(
-  models: stage_models.Models, data: pair_pipeline.PairData, fresh: bool
-) -> pair_pipeline.PairPipeline:
+  own: models.Models, decoder: Any, references: Any, state: Any
+) -> pair_data.PairPipeline:
   """Builds the pipeline of a stage on pairs: makes, reads and scores them.
 
   Args:
-    models: the stage's models; those used here are released on return.
-    data: the stage's data.
-    fresh: whether the stage has no checkpoint.
+    own: the stage's models; those used here are released on return.
+    decoder, references: unused: a stage on pairs trains without them.
+    state: the restored pipeline's; None = the stage begins.
 
   Raises:
     ValueError: there are no pairs, or none that fit.
     TooManyErrors: too many environments failed.
   """
-  components = models.components
-  splits = data.splits or data.split(*_made(models, fresh))
-  print(f'stage {components.name}: {splits.summary}', file=sys.stderr)
+  del decoder, references
+  components, workdir, name = (
+    own.components,
+    own.load.workdir,
+    own.components.name,
+  )
+  data = components.data
+  assert isinstance(data, pair_data.PairData), data
+  splits, cfg = data.splits, components.stage.pairs
+  # 1. The pairs; those of an earlier start are kept, if it was the same.
+  if splits is None:
+    assert isinstance(cfg, schema.MadePairs), cfg
+    paths = made_files(cfg, workdir, name)
+    exist = processes.on(0, lambda: all(map(os.path.exists, paths.values())))
+    if state is None or not exist:
+      key = {
+        'model': _fingerprint(own, 'init'),
+        'tokenizer': components.renderer.fingerprint,
+        'recipe': _recipe(components, tuple(paths)),
+      }
+      key_path = os.path.join(workdir, 'pairs', f'{name}_of.json')
+      write_pairs(paths, key_path, key, functools.partial(_make, own))
+    splits = data.split(*map(preferences.read, paths.values()))
+  print(f'stage {name}: {splits.summary}', file=sys.stderr)
+  # 2. The logprobs of their answers.
   for reference in data.references:
     key = {
       'dataset': splits.fingerprint,
-      'model': _fingerprint(models, reference),
+      'model': _fingerprint(own, reference),
       'tokenizer': components.renderer.fingerprint,
     }
-    logprobs = cached(
-      os.path.join(_folder(models), f'{components.name}_reference.npz'),
-      key,
-      functools.partial(_score, models, reference),
-      splits.samples,
-    )
+
+    def score(samples, reference=reference) -> list[float]:
+      print(
+        f'scoring {len(samples)} answers under {reference}', file=sys.stderr
+      )
+      with contextlib.closing(own.make_references()) as scorer:
+        try:
+          scored = scorer(reference, samples)
+        except calls.EndpointError:
+          own.stop.check('the reference logprobs of pairs')
+          raise
+      return answer_logprobs(scored, samples)
+
+    path = os.path.join(workdir, 'pairs', f'{name}_reference.npz')
+    logprobs = cached(path, key, score, splits.samples)
     splits = splits.with_ref_logprobs(iter(logprobs))
-  return pair_pipeline.PairPipeline(data, splits)
+  made = pair_data.PairPipeline(data, splits)
+  if state is not None:
+    made.set_state(state)
+  return made
 
 
 def made_files(
@@ -69,41 +103,14 @@ def made_files(
 ) -> dict[str, str]:
   """Returns the path of each split's file of pairs, in the workdir."""
   folder = os.path.join(workdir, 'pairs')
-  files = {'train': os.path.join(folder, f'{stage}.jsonl')}
+  paths = {'train': os.path.join(folder, f'{stage}.jsonl')}
   if cfg.eval_prompts is not None:
-    files['eval'] = os.path.join(folder, f'{stage}_eval.jsonl')
-  return files
-
-
-def _folder(models: stage_models.Models) -> str:
-  return os.path.join(models.load.workdir, 'pairs')
-
-
-def _made(
-  models: stage_models.Models, fresh: bool
-) -> list[Sequence[preferences.Preference]]:
-  """Returns the pairs of each split, made now or by an earlier start."""
-  components, folder = models.components, _folder(models)
-  name, cfg = components.name, components.stage.pairs
-  assert isinstance(cfg, schema.MadePairs), cfg
-  files = made_files(cfg, models.load.workdir, name)
-  exist = processes.on(0, lambda: all(map(os.path.exists, files.values())))
-  if fresh or not exist:
-    write_pairs(
-      files,
-      os.path.join(folder, f'{name}_of.json'),
-      {
-        'model': _fingerprint(models, 'init'),
-        'tokenizer': components.renderer.fingerprint,
-        'recipe': _recipe(components, tuple(files)),
-      },
-      functools.partial(_make, models),
-    )
-  return [preferences.read(path) for path in files.values()]
+    paths['eval'] = os.path.join(folder, f'{stage}_eval.jsonl')
+  return paths
 
 
 def write_pairs(
-  files: dict[str, str],
+  paths: dict[str, str],
   key_path: str,
   key: dict[str, str],
   make: Callable[[str], Sequence[preferences.Preference]],
@@ -111,15 +118,18 @@ def write_pairs(
   """Writes the pairs of each split, unless files with the same key exist.
 
   Args:
-    files: split -> path of its JSONL.
+    paths: split -> path of its JSONL.
     key_path: JSON file of the key.
     key: entry -> hash of everything that the pairs depend on.
     make: returns the pairs of a split.
   """
 
   def missing() -> list[str]:
-    existing = [x for x in files.values() if os.path.exists(x)]
-    changed = _changed(_read_key(key_path), key)
+    existing = [x for x in paths.values() if os.path.exists(x)]
+    old: dict[str, str] = {}
+    with contextlib.suppress(ValueError):  # missing or damaged
+      old = disk.read_json_object(key_path)
+    changed = _changed(old, key)
     if existing and changed:
       logging.getLogger('absl').warning(
         '%s is stale: the %s has changed; the pairs are made again',
@@ -128,25 +138,17 @@ def write_pairs(
       )
       for path in existing:
         os.remove(path)
-    return [k for k, path in files.items() if not os.path.exists(path)]
+    return [k for k, path in paths.items() if not os.path.exists(path)]
 
   def write(split: str, pairs: Sequence[preferences.Preference]) -> None:
     os.makedirs(os.path.dirname(key_path), exist_ok=True)
     with disk.replacing(key_path) as file:
       json.dump(key, file)
-    preferences.write(files[split], pairs)
+    preferences.write(paths[split], pairs)
 
   for split in processes.on(0, missing):
     pairs = make(split)
     processes.on(0, functools.partial(write, split, pairs))
-
-
-def _read_key(path: str) -> dict[str, str]:
-  """Returns the key of existing pairs; {} if its file is gone or damaged."""
-  try:
-    return disk.read_json_object(path)
-  except ValueError:
-    return {}
 
 
 def _changed(old: dict[str, str], new: dict[str, str]) -> str:
@@ -171,59 +173,48 @@ def cached(
   Returns:
     f32[len(samples)], nats.
   """
-  cache = processes.on(0, lambda: _read_cache(path))
-  if cache is not None:
-    old_key, logprobs = cache
-    changed = _changed(old_key, key)
-    if not changed and logprobs.shape == (len(samples),):
-      return logprobs
+
+  def read() -> np.ndarray | None:
+    if not os.path.exists(path):
+      return None
+    try:
+      with open(path, 'rb') as file, np.load(file) as arrays:
+        stored, old = arrays['logprobs'], json.loads(str(arrays['key']))
+      stale = _changed(old, key)
+      if not stale and np.isfinite(stored).sum() == len(samples):
+        return stored
+      why = f'the {stale or "number of answers"} has changed'
+    except Exception as error:  # zipfile, zlib and numpy have many
+      why = errors.describe(error)
     logging.getLogger('absl').warning(
-      '%s is stale: the %s has changed; the reference scores again',
-      path,
-      changed or 'number of answers',
+      '%s is stale: %s; the reference scores again', path, why
     )
-  logprobs = np.asarray(score(samples), np.float32)
+    return None
+
+  logprobs = processes.on(0, read)
+  if logprobs is not None:
+    return logprobs
+  scored = np.asarray(score(samples), np.float32)
 
   def write() -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with disk.replacing(path, 'xb') as file:
-      np.savez(file, logprobs=logprobs, key=np.str_(json.dumps(key)))
+      np.savez(file, logprobs=scored, key=np.str_(json.dumps(key)))
 
   processes.on(0, write)
-  return logprobs
+  return scored
 
 
-def _read_cache(path: str) -> tuple[dict[str, str], np.ndarray] | None:
-  if not os.path.exists(path):
-    return None
-  try:
-    with open(path, 'rb') as file, np.load(file) as arrays:
-      logprobs = np.asarray(arrays['logprobs'], np.float32)
-      key = disk.parse_json(str(arrays['key']), f'the key in {path}')
-    if not isinstance(key, dict) or not np.isfinite(logprobs).all():
-      raise ValueError('it must hold a key and finite logprobs')
-    return key, logprobs
-  except Exception as error:  # zipfile, zlib and numpy have many
-    logging.getLogger('absl').warning(
-      '%s cannot be read (%s); the reference scores again',
-      path,
-      errors.describe(error),
-    )
-    return None
-
-
-def _make(
-  models: stage_models.Models, split: str
-) -> list[preferences.Preference]:
+def _make(own: models.Models, split: str) -> list[preferences.Preference]:
   """Returns pairs of answers that the stage's initial model gives."""
-  components, base = models.components, models.base
+  components, base = own.components, own.base
   stage = components.stage
   assert isinstance(stage.pairs, schema.MadePairs), stage.pairs
-  engine = stage_models.engine(components)
-  engine.set_params(models.load.init() if base is None else base.params, 0)
+  decoder = models.make_engine(components)
+  decoder.set_params(own.load.init() if base is None else base.params, 0)
   pairs, count = pairing.make(
     {k: env for k, env in components.data.envs.items() if stage.envs[k].ratio},
-    stage_models.driver(components, engine),
+    models.make_driver(components, decoder),
     stage.pairs,
     components.cfg.seed,
     stage.rollout.max_errors,
@@ -231,22 +222,6 @@ def _make(
   )
   print(f'made {count.line()}, {split} split', file=sys.stderr)
   return pairs
-
-
-def _score(
-  models: stage_models.Models,
-  reference: schema.Reference,
-  samples: Sequence[types.Sample],
-) -> list[float]:
-  """Returns the log probability of each answer after its prompt, nats."""
-  print(f'scoring {len(samples)} answers under {reference}', file=sys.stderr)
-  with contextlib.closing(models.references()) as references:
-    try:
-      scored = references(reference, samples)
-    except calls.EndpointError:
-      models.stop.check('the reference logprobs of pairs')
-      raise
-  return answer_logprobs(scored, samples)
 
 
 def answer_logprobs(
@@ -264,9 +239,7 @@ def answer_logprobs(
   ]
 
 
-def _recipe(
-  components: components_lib.Components, splits: Sequence[str]
-) -> str:
+def _recipe(components: models.Components, splits: Sequence[str]) -> str:
   """Returns a hash of the tasks and the options of their sampling."""
   seed, stage = components.cfg.seed, components.stage
   envs = {
@@ -285,13 +258,11 @@ def _recipe(
   return sources.fingerprint(json.dumps(options, sort_keys=True).encode())
 
 
-def _fingerprint(
-  models: stage_models.Models, reference: schema.Reference
-) -> str:
+def _fingerprint(own: models.Models, reference: schema.Reference) -> str:
   """Returns the identity of a reference: hash, dtype, frozen or not."""
   if isinstance(reference, schema.Endpoint):
     return f'{reference.name} behind a server'  # at any address
-  components = models.components
-  weights = models.load.fingerprint(reference)
+  components = own.components
+  weights = own.load.fingerprint(reference)
   frozen = ', frozen' if components.stage.lora.rank else ''
   return f'{weights} in {components.model.dtype}{frozen}'

@@ -1,8 +1,12 @@
 """The components of every stage, built and checked before the run starts.
 
 1. `make` builds them: renderer, model, mesh, data, evaluation tasks, plan.
-2. `check` builds and checks those of every stage.
+2. `check` builds those of every stage, and compares the weights and servers
+   that they name with the policy; nothing is compiled, and no array is read.
 3. `check_resume` compares the options with those of the workdir.
+
+A stage gets what comes from files and servers as `models.Outside`: `resolve`
+turns a name into a folder, fixed when the stage begins; `Loader` reads it.
 """
 
 import contextlib
@@ -10,25 +14,31 @@ import dataclasses
 import json
 import logging
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import cast
+from typing import Any, cast
 
 import jax
 
-from posttrain import config, pipeline, processes, schema, sharding
+from posttrain import config, pipeline, processes, schema, scoring, sharding
 from posttrain.chat import rendering
 from posttrain.checkpoints import store, weights
+from posttrain.data import sources
 from posttrain.envs import base as env_base
 from posttrain.envs import registry
-from posttrain.evaluation import evaluator as evaluation
-from posttrain.models import transformer
+from posttrain.evaluation import evaluator
+from posttrain.models import hf_config, transformer
 from posttrain.ops import attention
 from posttrain.pipeline import base
 from posttrain.rollout import endpoints, frozen_models, remote
-from posttrain.stage import components, loading, plan
+from posttrain.stage import models, plan
 from posttrain.training import objectives
-from posttrain.util import disk, errors
+from posttrain.util import disk
+
+# Tokens of a micro-batch, and the most slots, per device of data x fsdp.
+MICRO_BATCH_TOKENS, MAX_SLOTS = 2048, 256
+# (renderer, data) -> the tokens that a sequence may have at least.
+MinCapacity = Callable[[rendering.Renderer, base.StageData], int]
+Params = Any
 
 
 def make(
@@ -36,11 +46,10 @@ def make(
   name: str,
   renderer: rendering.Renderer | None = None,
   mesh: jax.sharding.Mesh | None = None,
-  min_capacity: Callable[[rendering.Renderer, base.StageData], int]
-  | None = None,
+  min_capacity: MinCapacity | None = None,
   platform: str | None = None,
   hosts: int | None = None,
-) -> components.Components:
+) -> models.Components:
   """Builds the components of a stage.
 
   Args:
@@ -48,7 +57,7 @@ def make(
     name: the stage's name.
     renderer: the run's renderer; None = a new one.
     mesh: the run's mesh; None = a new one.
-    min_capacity: returns the tokens that a sequence may have at least.
+    min_capacity: further tokens that a slot must hold.
     platform: 'cpu', 'gpu' or 'tpu'; None = the one in use.
     hosts: number of processes of the run, one per host; None = as it runs.
 
@@ -56,44 +65,82 @@ def make(
     ValueError: mesh, weights, batch, slots, vocabulary, environments or data do
       not fit, or the devices lack the model's implementation of attention.
   """
-  renderer = renderer or load_renderer(cfg)
-  model = model_options(cfg, name, renderer)
+  # 1. The tokens, the model, the devices, and the sizes on them.
+  renderer = renderer or rendering.load(cfg.tokenizer)
+  platform = platform or jax.default_backend()
+  model = model_options(cfg, name, renderer, platform)
   renderer = renderer.with_embedding_rows(model.vocab_size or 0)
   mesh = mesh or sharding.make_mesh(cfg.mesh)
-  stage = components.resolve_sizes(cfg.stages[name], sharding.batch_ways(mesh))
-  platform = platform or jax.default_backend()
+  ways = sharding.batch_ways(mesh)
+  stage = resolve_sizes(cfg.stages[name], ways)
   hosts = hosts or processes.count()
   sharding.check_hosts(mesh, hosts)
-  _check_attention(cfg, name, model, platform)
+  # 2. The data, whose batches the devices share.
   with _naming(name):
     data = make_data(cfg, name, stage, renderer)
-  _check_mesh(name, stage, mesh, data)
+  micro_batches, rows, row_tokens = data.shape
+  key = f'config.{name}.batch'
+  sharding.check_batch(mesh, rows, f'{key}.micro_batch_tokens', row_tokens)
+  slots = stage.rollout.slot_count
+  sharding.check_batch(mesh, slots, f'config.{name}.rollout.slots')
+  if stage.batch.reduce_gradients == 'update' and mesh.shape['tensor'] > 1:
+    raise ValueError(
+      f'{key}.reduce_gradients must be micro_batch with config.mesh.tensor='
+      f'{mesh.shape["tensor"]}: got update; choose fsdp for these devices'
+    )
+  # 3. The tasks of its evaluation.
+  generates_text = objectives.TYPES[stage.kind].generates_text
   with _naming(name):
-    eval_tasks = _eval_tasks(cfg.seed, name, stage, renderer, data)
-  capacity = max(
-    eval_tasks.max_length,
-    data.min_capacity,
-    min_capacity(renderer, data) if min_capacity else 0,
-  )
+    eval_tasks = evaluator.EvalTasks(
+      dict(data.envs) if generates_text else {},
+      renderer,
+      stage.eval,
+      cfg.seed,
+      stage.rollout.max_errors,
+      stage.rollout.env_timeout,
+    )
+  # The fraction is above 0 as well where another option names held-out pairs.
+  has_pairs = stage.kind != 'tokens' and stage.pairs.eval_fraction > 0
+  if stage.eval.every is not None and generates_text and not has_pairs:
+    if not eval_tasks.any:
+      logging.getLogger('absl').warning(
+        'config.%s.eval.every=%d needs tasks to evaluate: got none in the '
+        'evaluation splits of %s, and no eval.suite',
+        name,
+        stage.eval.every,
+        ', '.join(f'config.{name}.envs.{env}' for env in data.envs),
+      )
+  # 4. The plan, with the models that are held beside the policy.
+  capacity = max(eval_tasks.max_length, data.min_capacity)
+  if min_capacity is not None:
+    capacity = max(capacity, min_capacity(renderer, data))
   held_out = {**eval_tasks.counts, **data.held_out_counts}
-  tasks = {k: (n, held_out.get(k, 0)) for k, n in data.task_counts.items()}
+  held = {*data.held_models, *(('init',) if stage.eval.kl else ())}
+  if stage.lora.rank:
+    held -= {'init'}  # the frozen weights are held anyway
+  parameters = 0
+  for reference in held:
+    if isinstance(reference, schema.Endpoint):
+      continue
+    if frozen_models.tracks_policy(reference):
+      continue
+    options = model
+    if schema.is_path(reference):
+      with contextlib.suppress(ValueError):  # `check` reports it
+        options = weights.read(weights.find(reference)).model
+    parameters += transformer.num_params(options)
   load = plan.Load(
-    micro_batches=data.shape[0],
-    references=_reference_parameters(stage, data, model),
+    micro_batches=micro_batches,
+    references=parameters,
     players=len([x for x in data.players if isinstance(x, str)]),
     group_sizes=data.group_sizes,
     hosts=hosts,
-    tasks=tasks,
+    tasks={k: (n, held_out.get(k, 0)) for k, n in data.task_counts.items()},
   )
   slot_tokens = plan.slot_tokens(capacity, platform)
-  try:
+  with _naming(name, f'{name}.lora'):
     sizes = plan.make(name, stage, model, mesh, slot_tokens, load)
-  except schema.FieldError as error:
-    raise ValueError(
-      f'config.{name}.lora.{error.field} {error.detail}'
-    ) from None
-  remote_workers = make_workers(name, stage, data.envs)
-  return components.Components(
+  return models.Components(
     cfg,
     name,
     stage,
@@ -104,137 +151,77 @@ def make(
     eval_tasks,
     capacity,
     sizes,
-    remote_workers,
-    loading.outside(config.to_dict(cfg)),
+    make_workers(name, stage, data.envs),
+    models.Outside(
+      config.to_dict(cfg),
+      resolve,
+      Loader,
+      lambda cfg, caller, rows: endpoints.Endpoint(
+        cfg, caller, vocab_size=rows
+      ),
+      endpoints.Engine,
+    ),
   )
 
 
-def _check_mesh(
-  name: str, stage: schema.Stage, mesh: jax.sharding.Mesh, data: base.StageData
-) -> None:
-  """Refuses a batch or slots that the devices of a mesh cannot share."""
-  path = f'config.{name}'
-  _, rows, row_tokens = data.shape
-  sharding.check_batch(
-    mesh, rows, f'{path}.batch.micro_batch_tokens', row_tokens
-  )
-  if stage.batch.reduce_gradients == 'update' and mesh.shape['tensor'] > 1:
-    raise ValueError(
-      f'{path}.batch.reduce_gradients must be micro_batch with '
-      f'config.mesh.tensor={mesh.shape["tensor"]}: got update; choose fsdp for '
-      'these devices'
-    )
-  sharding.check_batch(mesh, stage.rollout.slot_count, f'{path}.rollout.slots')
+def resolve_sizes(stage: schema.Stage, devices: int) -> schema.Stage:
+  """Returns a stage's options with every size set.
 
+  `batch.micro_batch_tokens`: as many rows per device of data x fsdp as 2,048
+  tokens hold, at least one. `rollout.slots`: as many as a step has samples, at
+  most 256 per device of data x fsdp.
 
-def _eval_tasks(
-  seed: int,
-  name: str,
-  stage: schema.Stage,
-  renderer: rendering.Renderer,
-  data: base.StageData,
-) -> evaluation.EvalTasks:
-  """Returns the held-out tasks of a stage; warns if it has none to answer."""
-  generates_text = objectives.TYPES[stage.kind].generates_text
-  tasks = evaluation.EvalTasks(
-    dict(data.envs) if generates_text else {},
-    renderer,
-    stage.eval,
-    seed,
-    stage.rollout.max_errors,
-    stage.rollout.env_timeout,
-  )
-  if generates_text and not tasks.any:
-    _warn_without_tasks(name, stage, data)
-  return tasks
-
-
-def _warn_without_tasks(
-  name: str, stage: schema.Stage, data: base.StageData
-) -> None:
-  """Warns of an evaluation that has neither tasks nor pairs."""
-  # The fraction is above 0 as well where another option names held-out pairs.
-  pairs = stage.kind != 'tokens' and stage.pairs.eval_fraction > 0
-  if stage.eval.every is not None and not pairs:
-    logging.getLogger('absl').warning(
-      'config.%s.eval.every=%d needs tasks to evaluate: the evaluation split '
-      'of each environment is empty (%s), and so is eval.suite; '
-      'set eval.every=None to evaluate nothing',
-      name,
-      stage.eval.every,
-      ', '.join(f'config.{name}.envs.{env}' for env in data.envs),
-    )
-
-
-def load_renderer(cfg: schema.Run) -> rendering.Renderer:
-  """Returns the run's renderer: tokenizer and chat template."""
-  return rendering.load(cfg.tokenizer)
+  Args:
+    stage: the options.
+    devices: number of devices that share rows and slots, `sharding.batch_ways`.
+  """
+  batch, rollout = stage.batch, stage.rollout
+  if batch.micro_batch_tokens is None:
+    rows = devices * max(1, MICRO_BATCH_TOKENS // batch.packed_tokens)
+    tokens = rows * batch.packed_tokens
+    batch = dataclasses.replace(batch, micro_batch_tokens=tokens)
+  if rollout.slots is None:
+    sizes = (x.group_size for x in stage.envs.values() if x.ratio)
+    group_size = max(sizes, default=1)
+    each = -(-batch.prompts_per_step * group_size // devices)
+    rollout = dataclasses.replace(rollout, slots=devices * min(each, MAX_SLOTS))
+  return dataclasses.replace(stage, batch=batch, rollout=rollout)
 
 
 def model_options(
-  cfg: schema.Run, name: str, renderer: rendering.Renderer
+  cfg: schema.Run,
+  name: str,
+  renderer: rendering.Renderer,
+  platform: str | None = None,
 ) -> schema.Model:
-  """Returns the options of a stage's model, with the vocabulary resolved."""
-  model = cfg.stages[name].model or cfg.model
-  size = model.vocab_size or renderer.tokenizer.vocab_size
-  try:
-    return dataclasses.replace(model, vocab_size=size)
-  except schema.FieldError as error:  # too large with this vocabulary
-    key = f'{name}.model' if cfg.stages[name].model else 'model'
-    raise ValueError(f'config.{key}.{error.field} {error.detail}') from None
-
-
-def _check_attention(
-  cfg: schema.Run, name: str, model: schema.Model, platform: str
-) -> None:
-  """Refuses an implementation of attention that the devices do not have."""
-  try:
-    attention.check(model, platform)
-  except schema.FieldError as error:
-    key = f'{name}.model' if cfg.stages[name].model else 'model'
-    raise ValueError(f'config.{key}.{error.field} {error.detail}') from None
-
-
-def check(
-  cfg: schema.Run, devices: tuple[str | None, int, int] | None = None
-) -> dict[str, components.Components]:
-  """Builds and checks the components of every stage; compiles nothing.
-
-  Args:
-    cfg: the run's options.
-    devices: platform (None = the one in use) and number of devices that need
-      not be here, and of their hosts, for plans alone; None = those of this
-      run.
+  """Returns the options of a stage's model, with the vocabulary resolved.
 
   Raises:
-    ValueError: anything that can be seen to be wrong without compiling.
+    ValueError: it is too large with this vocabulary, or the platform lacks its
+      implementation of attention.
   """
-  platform, count, hosts = devices or (None, None, None)
-  renderer = load_renderer(cfg)
-  mesh = _mesh(cfg.mesh, count)
-  stages = {}
-  for name in cfg.stages:
-    stages[name] = make(
-      cfg, name, renderer, mesh, platform=platform, hosts=hosts
-    )
-    with _naming(name):
-      stages[name].data.check()
-    _check_paths(stages[name])
-  return stages
-
-
-def _mesh(cfg: schema.Mesh, count: int | None) -> jax.sharding.Mesh:
-  if count is None:
-    return sharding.make_mesh(cfg)
-  # Plans use the shape of the mesh alone.
-  return cast(jax.sharding.Mesh, sharding.abstract_mesh(cfg, count))
+  own = cfg.stages[name].model
+  with _naming(name, 'model' if own is None else f'{name}.model'):
+    model = own or cfg.model
+    size = model.vocab_size or renderer.tokenizer.vocab_size
+    model = dataclasses.replace(model, vocab_size=size)
+    attention.check(model, platform)
+  return model
 
 
 @contextlib.contextmanager
-def _naming(name: str) -> Iterator[None]:
-  """Completes keys of a stage in errors: they begin with its name."""
+def _naming(name: str, key: str = '') -> Iterator[None]:
+  """Completes keys in errors.
+
+  Args:
+    name: the stage's name, with which its keys begin.
+    key: of the options whose fields are checked; '' = the stage's.
+  """
   try:
     yield
+  except schema.FieldError as error:
+    path = f'config.{key or name}.{error.field}'
+    raise ValueError(f'{path} {error.detail}') from None
   except ValueError as error:
     text = str(error).replace('config.STAGE.', f'config.{name}.')
     if text.startswith('envs.'):
@@ -264,54 +251,87 @@ def make_data(
       stage, registry.make_all(stage.envs), renderer, cfg.seed, index
     )
   except base.DataError as error:
-    raise ValueError(
-      f'config.{name}.{error.key} cannot be used: {error}'
-    ) from error
+    key = f'config.{name}.{error.key}'
+    raise ValueError(f'{key} cannot be used: {error}') from error
 
 
-def _reference_parameters(
-  stage: schema.Stage, data: base.StageData, policy: schema.Model
-) -> int:
-  """Returns the parameters of the models that are held beside the policy."""
-  names = {*data.held_models, *(('init',) if stage.eval.kl else ())}
-  if stage.lora.rank:
-    names -= {'init'}  # the frozen weights are held anyway
-  total = 0
-  for name in names:
-    if isinstance(name, schema.Endpoint) or frozen_models.tracks_policy(name):
-      continue
-    model = policy
-    if schema.is_path(name):
-      with contextlib.suppress(ValueError):  # `preflight` reports it
-        model = weights.read(weights.find(name)).model
-    total += transformer.num_params(model)
-  return total
+def make_workers(
+  name: str, stage: schema.Stage, envs: Mapping[str, env_base.Env]
+) -> remote.Remote | None:
+  """Builds the workers of a stage, None if it has none; starts nothing.
 
+  Args:
+    name: the stage's name.
+    stage: its options.
+    envs: its environments.
 
-def _check_paths(parts: components.Components) -> None:
-  """Refuses weights from outside of the run that are of another model."""
-  data, name = parts.data, parts.name
-  named = [
-    (parts.stage.init, 'init', 'weights of this model', weights.check),
-    *(
-      (*x, 'a model with these tokens', loading.check_reference)
-      for x in data.references.items()
-    ),
-    *(
-      (*x, 'a reward model', loading.check_reward_model)
-      for x in data.reward_models.items()
-    ),
-  ]
-  for model, key, what, check in named:
-    try:
-      if isinstance(model, schema.Endpoint):
-        _check_endpoint(model, parts.renderer, f'config.{name}.{key}')
-      elif schema.is_path(model):
-        check(weights.find(model), parts.model, parts.renderer)
-    except ValueError as error:
+  Raises:
+    ValueError: Ray is not installed, or an environment needs a judge, which
+      this process alone has.
+  """
+  if stage.rollout.workers == 'threads':
+    return None
+  key = f'config.{name}.rollout.workers'
+  remote.check(key)
+  options = {k: stage.envs[k].env for k, env in envs.items() if env.blocking}
+  for env in options:
+    if stage.envs[env].judge is not None:
       raise ValueError(
-        f'config.{name}.{key} must name {what}: got {str(model)!r}; {error}'
-      ) from error
+        f"config.{name}.envs.{env}.judge must be None where {key}='ray': got "
+        f'{str(stage.envs[env].judge)!r}, which its workers cannot call'
+      )
+  return remote.Remote(stage.rollout, options, remote.start)
+
+
+def check(
+  cfg: schema.Run, devices: tuple[str | None, int, int] | None = None
+) -> dict[str, models.Components]:
+  """Builds and checks the components of every stage; compiles nothing.
+
+  Args:
+    cfg: the run's options.
+    devices: platform (None = the one in use) and number of devices that need
+      not be here, and of their hosts, for plans alone; None = those of this
+      run.
+
+  Raises:
+    ValueError: anything that can be seen to be wrong without compiling.
+  """
+  platform, count, hosts = devices or (None, None, None)
+  renderer = rendering.load(cfg.tokenizer)
+  if count is None:
+    mesh = sharding.make_mesh(cfg.mesh)
+  else:  # plans use the shape of the mesh alone
+    mesh = cast(jax.sharding.Mesh, sharding.abstract_mesh(cfg.mesh, count))
+  stages = {}
+  for name in cfg.stages:
+    own = make(cfg, name, renderer, mesh, platform=platform, hosts=hosts)
+    stages[name] = own
+    with _naming(name):
+      own.data.check()
+    named = [
+      (own.stage.init, 'init', 'weights of this model', weights.check),
+      *(
+        (*x, 'a model with these tokens', check_reference)
+        for x in own.data.references.items()
+      ),
+      *(
+        (*x, 'a reward model', check_reward_model)
+        for x in own.data.reward_models.items()
+      ),
+    ]
+    for model, key, what, compare in named:
+      key = f'config.{name}.{key}'
+      try:
+        if isinstance(model, schema.Endpoint):
+          _check_endpoint(model, own.renderer, key)
+        elif schema.is_path(model):
+          compare(weights.find(model), own.model, own.renderer)
+      except ValueError as error:
+        raise ValueError(
+          f'{key} must name {what}: got {str(model)!r}; {error}'
+        ) from error
+  return stages
 
 
 def _check_endpoint(
@@ -333,85 +353,211 @@ def _check_endpoint(
       )
 
 
-def make_workers(
-  name: str, stage: schema.Stage, envs: Mapping[str, env_base.Env]
-) -> remote.Remote | None:
-  """Builds the workers of a stage, None if it has none; starts nothing.
+def check_reference(
+  folder: str, policy: schema.Model, renderer: rendering.Renderer
+) -> schema.Model:
+  """Checks that a reference has the policy's tokens; reads no weights.
 
   Args:
-    name: the stage's name.
-    stage: its options.
-    envs: its environments.
+    folder: a checkpoint's folder.
+    policy: the policy's options.
+    renderer: the policy's renderer.
+
+  Returns:
+    The reference's model options: the policy's if the shapes are equal, else
+    its own with the policy's dtype.
 
   Raises:
-    ValueError: Ray is not installed, nothing would use the workers, or an
-      environment needs what this process alone has.
+    ValueError: its tokens are others, or it has only some of them.
   """
-  if stage.rollout.workers == 'threads':
-    return None
-  key = f'config.{name}.rollout.workers'
-  remote.check(key)
-  options = {k: stage.envs[k].env for k, env in envs.items() if env.blocking}
-  for env in options:
-    judge = stage.envs[env].judge
-    if judge is not None:
-      raise ValueError(
-        f"config.{name}.envs.{env}.judge must be None where {key}='ray': got "
-        f'{str(judge)!r}, a model of this process that its workers cannot '
-        "call; set workers='threads'"
-      )
-  functions = [
-    reward
-    for entry in stage.envs.values()
-    for reward in entry.rewards.values()
-    if reward.fn is not None and reward.judge is None
-  ]
-  if not options and not functions:
+  cfg = weights.read(folder).model
+  weights.check(folder, cfg, renderer)
+  if not hf_config.differing(cfg, policy):
+    return policy
+  if (cfg.vocab_size or 0) < renderer.tokenizer.vocab_size:
     raise ValueError(
-      f"{key} must be 'threads' where no environment is blocking and no "
-      f"reward function is called without a judge: got 'ray'; nothing would "
-      'use the workers'
+      f'{folder} must have the {renderer.tokenizer.vocab_size} tokens of '
+      f'config.tokenizer: got {cfg.vocab_size}'
     )
-  return remote.Remote(stage.rollout, options, remote.start)
+  return _computing_as(cfg, policy)
+
+
+def _computing_as(cfg: schema.Model, policy: schema.Model) -> schema.Model:
+  """Returns a frozen model's options, with dtype and attention of a policy."""
+  return dataclasses.replace(
+    cfg, dtype=policy.dtype, remat='none', attention=policy.attention
+  )
+
+
+def check_reward_model(
+  folder: str, policy: schema.Model, renderer: rendering.Renderer
+) -> None:
+  """Checks that a reward model can score a policy's samples; reads no weights.
+
+  Raises:
+    ValueError: the folder has no reward model, or its tokens are others.
+  """
+  checkpoint = weights.read(folder)
+  if checkpoint.kind != 'run':
+    raise ValueError(
+      f'{folder} must hold a reward model, a run of kind ranking: got a '
+      'HuggingFace or PEFT directory'
+    )
+  weights.check(folder, checkpoint.model, renderer, reward=True)
+  tokens = checkpoint.model.vocab_size or 0
+  if tokens < (policy.vocab_size or 0):
+    raise ValueError(
+      f'{folder} must have the {policy.vocab_size} tokens of the policy: got '
+      f'{tokens}'
+    )
+
+
+def resolve(name: str, workdir: str) -> str:
+  """Returns the step folder that 'stage:NAME' or a path stands for now.
+
+  Checkpoints store it, so that a resumed stage loads the same weights even if
+  there are newer ones.
+
+  Args:
+    name: a reference, or an `init`.
+    workdir: the run's folder.
+
+  Returns:
+    The name itself if it is 'init', 'random' or tracks the policy; else the
+    folder, relative to the workdir if it is inside.
+
+  Raises:
+    ValueError: the folder has no weights.
+  """
+  kind, _, target = name.partition(':')
+  if kind == 'stage':
+    path = os.path.join(workdir, 'checkpoints', target)
+  elif schema.is_path(name):
+    path = name
+  else:
+    return name
+  folder, root = weights.find(path), os.path.realpath(workdir)
+  inside = os.path.commonpath([folder, root]) == root
+  return os.path.relpath(folder, root) if inside else folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Loader:
+  """The models of a stage's folders, see `models.Loader`."""
+
+  seed: int  # of random weights
+  workdir: str  # of the run
+  folders: Mapping[str, str]  # name -> its folder by `resolve`, or 'random'
+  like: Params  # the policy's, as arrays or ShapeDtypeStructs, with shardings
+  model: schema.Model  # the policy's
+  renderer: rendering.Renderer  # the policy's
+  mesh: jax.sharding.Mesh
+
+  def __call__(self, name: str) -> frozen_models.Model:
+    """Builds or restores a model; every call does so anew.
+
+    Raises:
+      ValueError: no such checkpoint, other tokens, or 'init' is another model.
+    """
+    folder, cfg, like = self.folders[name], self.model, self.like
+    if folder == 'random':
+      random = jax.jit(
+        lambda: transformer.init(jax.random.key(self.seed), cfg),
+        out_shardings=jax.tree.map(lambda x: x.sharding, like),
+      )
+      return frozen_models.Model(random(), cfg)
+    path = os.path.join(self.workdir, folder)
+    try:
+      if name == 'init':
+        weights.check(path, cfg, self.renderer)
+      else:
+        cfg = check_reference(path, cfg, self.renderer)
+      if cfg != self.model:
+        like = sharding.placed(
+          transformer.shapes(cfg), transformer.SHARDING_RULES, self.mesh
+        )
+      average = weights.read(path).selects
+      params = weights.load(path, like, average=average)
+    except ValueError as error:
+      raise ValueError(
+        f'weights of {name!r} must be the same as when the stage began, at '
+        f'{path}: {error}'
+      ) from error
+    return frozen_models.Model(params, cfg)
+
+  def init(self) -> Params:
+    """Returns the stage's initial parameters."""
+    return self('init').params
+
+  def reward_model(
+    self, name: str, scorer: Callable[[schema.Model], scoring.Scorer]
+  ) -> frozen_models.RewardModel:
+    """Restores a reward model onto the devices.
+
+    Args:
+      name: the reward model's name in the config.
+      scorer: builds the scorer of a reward model.
+
+    Raises:
+      ValueError: the folder has no reward model, or is missing.
+    """
+    folder = os.path.join(self.workdir, self.folders[name])
+    cfg = _computing_as(weights.read(folder).model, self.model)
+    has_lm_head = any(
+      path.startswith('params/head/') for path in store.read_sums(folder)
+    )
+    shapes = transformer.reward_shapes(cfg, has_lm_head)
+    like = sharding.placed(shapes, transformer.SHARDING_RULES, self.mesh)
+    # Averaged weights where the run keeps them: evaluation used those.
+    params = weights.load(folder, like, average=True)
+    return frozen_models.RewardModel(name, params, scorer(cfg))
+
+  def fingerprint(self, name: str) -> str:
+    """Returns a hash of a model's weights."""
+    folder = self.folders[name]
+    if folder == 'random':
+      model = weights.model_text(self.model)
+      return sources.fingerprint(f'random {self.seed} {model}'.encode())
+    return weights.fingerprint(os.path.join(self.workdir, folder))
+
+  def base_sums(self, base: Params) -> dict[str, Any]:
+    """Returns checksums of frozen weights, for `check_base`."""
+    return weights.base_sums(base)
+
+  def check_base(self, folder: str, base: Params) -> None:
+    """Refuses base weights that have changed since a step was saved."""
+    weights.check_base(folder, base)
 
 
 def check_resume(run: schema.Run, workdir: str) -> None:
   """Refuses options that differ from those a workdir was trained with.
 
   They are compared with the newest checkpoint of every stage in the workdir,
-  also of stages that `run` does not have, and with config.json.
+  also of stages that `run` does not have; without any with config.json.
 
   Raises:
     ValueError: names the options that differ, or a config.json that is not one
-      of a run, where no checkpoint holds the options.
+      of a run.
   """
   new, stored = config.to_dict(run), False
-  for name in dict.fromkeys((*run.stages, *_stages(workdir))):
-    host = store.newest_host(os.path.join(workdir, 'checkpoints', name)) or {}
-    if isinstance(host.get('config'), dict):  # absent in the oldest ones
+  folder = os.path.join(workdir, 'checkpoints')
+  for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+    host = store.newest_host(os.path.join(folder, name))
+    if host is not None:
       config.check_resume(host['config'], new)
       stored = True
   path = os.path.join(workdir, 'config.json')
-  used = os.path.exists(os.path.join(workdir, 'metrics.jsonl'))
-  if not os.path.exists(path):
+  if stored or not os.path.exists(path):
     return
   try:
     old = disk.read_json_object(path)
     config.from_dict(old, path)
   except ValueError as error:
-    if not stored:
-      raise ValueError(
-        f'--workdir must be a new folder, or one of a run: {error}; move that '
-        'file away, or name another folder'
-      ) from error
-    warnings.warn(
-      f'{errors.text(error)}; it is written anew, as the checkpoints hold the '
-      'same options',
-      stacklevel=2,
-    )
-  else:
-    if used:
-      config.check_resume(old, new)
+    raise ValueError(
+      f'--workdir must be a new folder, or one of a run: {error}'
+    ) from error
+  if os.path.exists(os.path.join(workdir, 'metrics.jsonl')):
+    config.check_resume(old, new)
 
 
 def write_config(run: schema.Run, workdir: str) -> None:
@@ -421,10 +567,3 @@ def write_config(run: schema.Run, workdir: str) -> None:
     json.dump(config.to_dict(run), f, indent=2)
     f.flush()
     os.fsync(f.fileno())
-
-
-def _stages(workdir: str) -> list[str]:
-  """Returns the names of the folders of stages in a workdir."""
-  folder = os.path.join(workdir, 'checkpoints')
-  names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-  return [x for x in names if os.path.isdir(os.path.join(folder, x))]

@@ -8,10 +8,11 @@ import pytest
 
 from configs import arguments
 from posttrain import config, main, schema
+from posttrain.chat import rendering
 from posttrain.config import checks
 from posttrain.data import preferences
 from posttrain.rewards import texts
-from posttrain.stage import components, preflight
+from posttrain.stage import preflight
 from tests import qwen3
 
 SHARED = ('__init__.py', 'arguments.py', 'common.py', 'machinery.py')
@@ -62,7 +63,7 @@ def _assert_smaller(tiny, full):
   assert list(tiny.stages) == list(full.stages)
   for name, stage in full.stages.items():
     small, large = (
-      dataclasses.asdict(components.resolve_sizes(run.stages[name], 1))
+      dataclasses.asdict(preflight.resolve_sizes(run.stages[name], 1))
       for run in (tiny, full)
     )
     for key in SIZES:
@@ -315,7 +316,7 @@ def test_every_stage_that_writes_text_answers_a_suite(path, folder):
 def test_the_suite_needs_no_larger_slots(path):
   """And no piece of a word: its text is in the vocabulary."""
   run = _build(f'{path}:tiny')
-  renderer = preflight.load_renderer(run)
+  renderer = rendering.load(run.tokenizer)
   for stage in run.stages.values():
     for prompt in stage.eval.suite:
       messages = [{'role': 'user', 'content': prompt}]

@@ -15,7 +15,7 @@ from posttrain import config, main, schema
 from posttrain.config import checks
 from posttrain.envs import registry
 from posttrain.metrics import statistics, writers
-from posttrain.pipeline import pairs as pair_pipeline
+from posttrain.pipeline import pair_data
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import calls, endpoints, env_calls, grading, remote
 from posttrain.stage import job
@@ -327,11 +327,11 @@ def test_every_key_is_read(tmp_path, monkeypatch):
     pairs=schema.MadePairs(eval_fraction=0.2),
     envs={'sums': _arithmetic()},
   )
-  pair_pipeline.PairData(from_answers, {}, fixtures.RENDERER, 0).split(made)
+  pair_data.PairData(from_answers, {}, fixtures.RENDERER, 0).split(made)
   for kind in typing.get_args(schema.PreferenceLoss):
     loss = schema.Loss(preference=kind())
     objectives.make('preference', run.model, (), loss)
-    data = pair_pipeline.PairData(
+    data = pair_data.PairData(
       dataclasses.replace(on_pairs, loss=loss), {}, fixtures.RENDERER, 0
     )
     assert len(data.references) == (kind is not schema.SimPo)

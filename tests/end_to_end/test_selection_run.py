@@ -18,7 +18,7 @@ from posttrain.checkpoints import store, weights
 from posttrain.config import checks
 from posttrain.metrics import writers
 from posttrain.models import transformer
-from posttrain.stage import from_checkpoint, job, selection
+from posttrain.stage import from_checkpoint, job, resume
 from posttrain.util import preemption
 from tests import toys
 
@@ -259,7 +259,7 @@ def test_a_stage_on_pairs_is_selected_by_half_of_those_held_out(tmp_path):
 def chosen(values, patience=None):
   """Returns the best steps after each of the values, and where it is over."""
   cfg = schema.Eval(every=1, best='eval/x/e', patience=patience)
-  made, steps = selection.make('s', cfg, {}), []
+  made, steps = resume.selection('s', cfg, {}), []
   for step, value in enumerate(values):
     metrics = {} if value is None else {'select/x/e': value}
     logged = made.add(step, metrics)
@@ -267,7 +267,7 @@ def chosen(values, patience=None):
     if value is None or math.isfinite(value):
       assert logged == metrics
     state = json.loads(json.dumps(made.state()))
-    made = selection.make('s', cfg, {'best': state})
+    made = resume.selection('s', cfg, {'best': state})
   return steps, made.is_over
 
 

@@ -9,7 +9,7 @@ from posttrain import schema, types
 from posttrain.chat import rendering
 from posttrain.evaluation import measures
 from posttrain.rollout import grading
-from posttrain.stage import selection
+from posttrain.stage import resume
 
 UIDS = itertools.count()
 USER = {'role': 'user', 'content': 'a'}
@@ -150,7 +150,7 @@ def test_graded_answers_need_no_nll(byte_renderer):
   'best, chosen', [('eval/nll/e', 2), ('eval/reward/long/e', 1)]
 )
 def test_the_best_nll_is_the_smallest(best, chosen):
-  state = selection.make('sft', schema.Eval(every=1, best=best), {})
+  state = resume.selection('sft', schema.Eval(every=1, best=best), {})
   key = best.replace('eval/', 'select/')
   for step, value in enumerate((2.0, 3.0, 1.0, 1.5)):
     state.add(step, {key: value})

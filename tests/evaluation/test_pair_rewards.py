@@ -5,7 +5,8 @@ import pytest
 
 from posttrain import schema, types
 from posttrain.chat import rendering
-from posttrain.evaluation import comparison, pair_rewards
+from posttrain.evaluation import comparison
+from posttrain.stage import from_checkpoint
 
 RENDERER = rendering.load(schema.Tokenizer())
 
@@ -49,13 +50,13 @@ REFERENCE = np.array([-10.0, -2.0, -1.5, -4.0])
 )
 def test_implicit_rewards(loss, expected):
   reference = 0 * REFERENCE if loss.type == 'simpo' else REFERENCE
-  rewards = pair_rewards.implicit(loss, SAMPLES, LOGPROBS, reference)
+  rewards = from_checkpoint.implicit_rewards(loss, SAMPLES, LOGPROBS, reference)
   np.testing.assert_allclose(rewards, expected)
 
 
 def measurement(rewards):
-  pairs = pair_rewards.PairRewards.of(PAIRS, np.array(rewards), RENDERER)
-  return comparison.Measurement(pairs.metrics, [*pairs.answers], [])
+  pairs = from_checkpoint.pair_answers(PAIRS, np.array(rewards), RENDERER)
+  return comparison.Measurement(from_checkpoint.pair_metrics(pairs), pairs, [])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import posttrain.pipeline
 from posttrain import schema
 from posttrain.data import preferences
 from posttrain.envs import registry
-from posttrain.pipeline import pairs as pair_pipeline
+from posttrain.pipeline import pair_data
 from tests import fixtures
 from tests.pipeline.test_tokens import _equal
 
@@ -54,7 +54,7 @@ def splits(path, **options):
 
 def pipeline(path, **options):
   pairs = data(path, **options)
-  return pair_pipeline.PairPipeline(pairs, pairs.splits)
+  return pair_data.PairPipeline(pairs, pairs.splits)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_ref_logprobs_are_those_of_their_answers(file):
     float(s.ids[s.mask].sum()) for s in pairs.splits.samples
   )
   assert scored.fingerprint == pairs.splits.fingerprint  # without logprobs
-  batch = next(pair_pipeline.PairPipeline(pairs, scored)).batch
+  batch = next(pair_data.PairPipeline(pairs, scored)).batch
   for m, b, k, a in np.argwhere(batch.present):
     here = (batch.segment_ids[m, b] == 2 * k + a + 1) & batch.mask[m, b]
     assert batch.ref_logprobs[m, b, k, a] == batch.ids[m, b][here].sum()

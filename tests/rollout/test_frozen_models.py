@@ -11,7 +11,7 @@ from posttrain.chat import rendering
 from posttrain.checkpoints import store
 from posttrain.models import transformer
 from posttrain.rollout import frozen_models
-from posttrain.stage import loading
+from posttrain.stage import preflight
 from tests import fixtures
 
 ROWS, T = 2, 32
@@ -120,7 +120,7 @@ def save(folder, step, weights, model):
 def loader(
   workdir, renderer=fixtures.RENDERER, model=fixtures.MODEL, **folders
 ):
-  return loading.Loader(
+  return preflight.Loader(
     0,
     str(workdir),
     folders,
@@ -138,12 +138,12 @@ def test_names_are_resolved_to_steps(workdir, tmp_path):
     *(str(workdir / x) for x in ('', 'checkpoints/sft', step)),
   )
   for name in names:
-    assert loading.resolve(name, str(workdir)) == step
+    assert preflight.resolve(name, str(workdir)) == step
   for name in names[1:]:
-    outside = loading.resolve(name, str(tmp_path))
+    outside = preflight.resolve(name, str(tmp_path))
     assert outside == str((workdir / step).resolve())
   for name in ('init', 'policy', 'random'):
-    assert loading.resolve(name, str(workdir)) == name
+    assert preflight.resolve(name, str(workdir)) == name
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_names_are_resolved_to_steps(workdir, tmp_path):
 )
 def test_unknown_names_are_refused(workdir, name, message):
   with pytest.raises(ValueError, match=message):
-    loading.resolve(name, str(workdir))
+    preflight.resolve(name, str(workdir))
 
 
 def test_loader_restores_resolved_folders(workdir):
@@ -282,11 +282,11 @@ def test_model_of_another_shape_scores_with_its_own_options(tmp_path):
 
 def test_model_with_a_smaller_vocabulary_is_refused(monkeypatch):
   few = dataclasses.replace(fixtures.MODEL, vocab_size=100)
-  read = loading.weights.Checkpoint('x', 'hf', few, None)
-  monkeypatch.setattr(loading.weights, 'read', lambda folder: read)
-  monkeypatch.setattr(loading.weights, 'check', lambda *args: None)
+  read = preflight.weights.Checkpoint('x', 'hf', few, None)
+  monkeypatch.setattr(preflight.weights, 'read', lambda folder: read)
+  monkeypatch.setattr(preflight.weights, 'check', lambda *args: None)
   with pytest.raises(ValueError, match='must have the 2.. tokens .* got 100'):
-    loading.check_reference('x', fixtures.MODEL, fixtures.RENDERER)
+    preflight.check_reference('x', fixtures.MODEL, fixtures.RENDERER)
 
 
 def test_equal_endpoints_share_one_client():

@@ -11,7 +11,7 @@ import pytest
 from posttrain import schema, scoring
 from posttrain.models import transformer
 from posttrain.rollout import frozen_models, grading
-from posttrain.stage import loading
+from posttrain.stage import preflight
 from tests import fixtures, qwen3
 from tests.algorithms import two_turns
 
@@ -105,4 +105,5 @@ def test_non_finite_value_is_a_fault_without_reward(params, scorer):
 def test_a_huggingface_directory_is_no_reward_model(tmp_path):
   (tmp_path / 'config.json').write_text(json.dumps(qwen3.CONFIG))
   with pytest.raises(ValueError, match='must hold a reward model, a run of'):
-    loading.check_reward_model(str(tmp_path), fixtures.MODEL, fixtures.RENDERER)
+    folder = str(tmp_path)
+    preflight.check_reward_model(folder, fixtures.MODEL, fixtures.RENDERER)

@@ -9,9 +9,7 @@ import pytest
 from posttrain import main, schema
 from posttrain.checkpoints import weights
 from posttrain.rollout import frozen_models
-from posttrain.stage import from_checkpoint, preflight
-from posttrain.stage import models as stage_models
-from posttrain.stage import pairs as stage_pairs
+from posttrain.stage import from_checkpoint, models, pairs, preflight
 from tests import qwen3
 
 GONE = '{"type": "file", "path": "gone.jsonl", "eval_path": null}'
@@ -39,7 +37,7 @@ def test_playing_a_checkpoint_needs_no_file_of_pairs():
 
 
 def _models(run, load=None):
-  return stage_models.Models(
+  return models.Models(
     preflight.make(run, 'dpo'),
     load,
     None,
@@ -62,16 +60,21 @@ def test_cached_logprobs_of_pairs_need_no_server(tmp_path, monkeypatch):
     ),
   )
   load = types.SimpleNamespace(workdir=str(tmp_path), folders={})
-  models = _models(run, load)
-  (reference,) = models.components.data.references
+  own = _models(run, load)
+  (reference,) = own.components.data.references
   assert isinstance(reference, schema.Endpoint)
   with monkeypatch.context() as patch:
-    patch.setattr(stage_pairs, '_score', lambda *_: [1.0, 2.0, 3.0, 4.0])
-    stage_pairs.pipeline(models, models.components.data, fresh=True)
+    patch.setattr(frozen_models.References, '__call__', _scores)
+    pairs.pipeline(own, None, None, None)
   monkeypatch.setattr(frozen_models.References, 'endpoint', _never)
-  pipeline = stage_pairs.pipeline(models, models.components.data, fresh=False)
+  pipeline = pairs.pipeline(own, None, None, None)
   batch = next(pipeline).batch
   assert set(batch.ref_logprobs[batch.present].tolist()) == {1, 2, 3, 4}
+
+
+def _scores(self, reference, samples):
+  """Scores that sum up to 1, 2, 3 and 4."""
+  return [i * x.mask / x.mask.sum() for i, x in enumerate(samples, 1)]
 
 
 def _never(*_):
@@ -82,7 +85,7 @@ def test_a_fingerprint_depends_on_dtype_and_lora():
   load = types.SimpleNamespace(fingerprint=lambda name: f'/d/{name}')
 
   def of(run):
-    return stage_pairs._fingerprint(_models(run, load), 'init')
+    return pairs._fingerprint(_models(run, load), 'init')
 
   run = _load()
   half = dataclasses.replace(run.model, dtype='bfloat16')

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posttrain.data import preferences
-from posttrain.stage import pairs as stage_pairs
+from posttrain.stage import pairs
 
 KEY = {'dataset': 'a', 'model': 'b', 'tokenizer': 'c'}
 
@@ -22,7 +22,7 @@ def asked(tmp_path):
       return [1.5, len(calls)]
 
     path = str(tmp_path / 'pairs' / 'x.npz')
-    return stage_pairs.cached(path, {**KEY, **changes}, score, 'ab').tolist()
+    return pairs.cached(path, {**KEY, **changes}, score, 'ab').tolist()
 
   return ask, calls
 
@@ -48,20 +48,20 @@ def test_a_damaged_cache_is_scored_again(asked, tmp_path, caplog):
   path = tmp_path / 'pairs' / 'x.npz'
   path.write_bytes(path.read_bytes()[:100])
   assert ask() == ask() == [1.5, 2.0] and len(calls) == 2
-  assert 'cannot be read' in caplog.text
+  assert 'is stale' in caplog.text
 
 
 @pytest.mark.parametrize(
-  ('key', 'logprobs', 'text'),
+  ('key', 'logprobs'),
   [
-    ('{', np.zeros(2), 'cannot be read'),
-    ('[1]', np.zeros(2), 'cannot be read'),
-    (json.dumps(KEY), np.array([1.0, np.nan]), 'cannot be read'),
-    (json.dumps(KEY), np.zeros(3), 'is stale'),
+    ('{', np.zeros(2)),
+    ('[1]', np.zeros(2)),
+    (json.dumps(KEY), np.array([1.0, np.nan])),
+    (json.dumps(KEY), np.zeros(3)),
   ],
 )
 def test_a_cache_of_other_things_is_scored_again(
-  asked, tmp_path, caplog, key, logprobs, text
+  asked, tmp_path, caplog, key, logprobs
 ):
   ask, calls = asked
   path = tmp_path / 'pairs' / 'x.npz'
@@ -69,7 +69,7 @@ def test_a_cache_of_other_things_is_scored_again(
   with path.open('wb') as file:
     np.savez(file, key=np.str_(key), logprobs=logprobs)
   assert ask() == [1.5, 1.0] == ask() and len(calls) == 1
-  assert text in caplog.text
+  assert 'is stale' in caplog.text
 
 
 def test_pairs_are_made_again_for_another_model(tmp_path, caplog):
@@ -83,7 +83,7 @@ def test_pairs_are_made_again_for_another_model(tmp_path, caplog):
       yes, no = ({'role': 'assistant', 'content': x} for x in 'yn')
       return [preferences.Preference((user,), (yes,), (no,), 'here')]
 
-    stage_pairs.write_pairs(files, str(of), {'model': model}, make)
+    pairs.write_pairs(files, str(of), {'model': model}, make)
     found = (preferences.read(path)[0] for path in files.values())
     return [x.prompt[0]['content'] for x in found]
 

@@ -11,7 +11,6 @@ from posttrain.stage import preflight
 from tests.rollout import remote_toys as toys
 
 LENGTH = schema.RewardFn(fn='tests.rollout.hostile:length')
-JUDGED = schema.RewardFn(fn='tests.rollout.judged:verdicts', judge='init')
 
 
 @pytest.fixture(autouse=True)
@@ -37,14 +36,6 @@ def test_blocking_environments_and_reward_functions_have_workers():
 def test_a_judge_of_an_environment_is_refused():
   with pytest.raises(ValueError, match=r'^config\.s\.envs\.x\.judge must be'):
     make(judge='init')
-
-
-@pytest.mark.parametrize(
-  'rewards', [{}, {'j': JUDGED}, {'m': schema.RewardFn(model='stage:rm')}]
-)
-def test_workers_that_nothing_would_use_are_refused(rewards):
-  with pytest.raises(ValueError, match=r'^config\.s\.rollout\.workers must be'):
-    make(schema.Arithmetic(), rewards=rewards)
 
 
 def test_an_installation_without_ray_is_one_line(monkeypatch):
