@@ -140,7 +140,7 @@ def _save_peft(flags: Flags, folder: str, checkpoint: Any) -> str:
 def _save_hf(flags: Flags, folder: str, checkpoint: Any) -> str:
   """Writes a HuggingFace directory; returns what it is."""
   from posttrain import sharding
-  from posttrain.chat import pretrained
+  from posttrain.chat import rendering
   from posttrain.checkpoints import weights
   from posttrain.models import hf, transformer
 
@@ -154,7 +154,7 @@ def _save_hf(flags: Flags, folder: str, checkpoint: Any) -> str:
   hf.save(params, model, flags.folder, like=like, dtype=dtype)
   renderer = checkpoint.renderer()
   if renderer is not None:
-    processes.on(0, lambda: pretrained.write(renderer, flags.folder))
+    processes.on(0, lambda: rendering.write(renderer, flags.folder))
   return f'{folder}, in {dtype if like is None else f"the dtypes of {like}"}'
 
 

@@ -8,6 +8,14 @@
    reasoning models drop thoughts). Then `extend` raises `Rewritten`, and the
    conversation continues as a new sample.
 
+A HuggingFace directory is read (`resolve`) and written (`write`) too; the run's
+config overrides it:
+
+    tokenizer.json                               the tokenizer
+    tokenizer_config.json                        its special tokens by role
+    chat_template.jinja, or in tokenizer_config  the chat template, if any
+    generation_config.json, or config.json       the tokens that end a turn
+
 Axes: T tokens.
 """
 
@@ -15,15 +23,25 @@ import copy
 import dataclasses
 import hashlib
 import json
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from posttrain import schema, types
-from posttrain.chat import pretrained, templates, tokenizers, tool_specs
-from posttrain.util import watchdog
+from posttrain.chat import templates, tokenizers, tool_calls
+from posttrain.util import disk, watchdog
 
+_SPECIAL = (
+  'bos_token eos_token unk_token sep_token pad_token cls_token mask_token'
+).split()
+# What to do about a directory without a tokenizer.json, for errors.
+NO_TOKENIZER = (
+  'AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of the package '
+  'transformers writes one from other formats; a directory without any needs '
+  'the files of the model that it was made from'
+)
 _MOST_TOOLS = 64  # sets of tools whose renderers are kept
 # What to do about the messages of another format.
 SHAREGPT = (
@@ -61,11 +79,7 @@ class Rendered:
 
 
 EMPTY = Rendered(
-  np.zeros(0, np.int32),
-  np.zeros(0, np.int8),
-  np.zeros(0, bool),
-  np.zeros(0, bool),
-  np.zeros(0, np.int32),
+  *(np.zeros(0, x) for x in (np.int32, np.int8, bool, bool, np.int32))
 )
 
 
@@ -81,12 +95,11 @@ def check_message(message: Any, place: str) -> None:
   """
   if not isinstance(message, Mapping):
     raise ValueError(
-      f"{place} must be an object {{'role': ..., 'content': ...}}: got "
-      f'{message!r:.200}'
+      f'{place} must have a role and a content: got {message!r:.200}'
     )
   role, content = message.get('role'), message.get('content')
   if role not in types.ROLES:
-    hint = f'; {SHAREGPT}' if role is None and 'from' in message else ''
+    hint = f'; {SHAREGPT}' if 'from' in message else ''
     raise ValueError(
       f'{place}.role must be one of {types.ROLES}: got {role!r:.200}{hint}'
     )
@@ -98,15 +111,10 @@ def load(cfg: schema.Tokenizer) -> 'Renderer':
   """Builds the renderer of the config.
 
   Raises:
-    ValueError: see `tokenizers.load` and `pretrained.resolve`.
+    ValueError: see `tokenizers.load` and `resolve`.
   """
-  settings = pretrained.resolve(cfg)
-  return Renderer(
-    tokenizers.load(settings.tokenizer),
-    settings.template,
-    settings.stop_ids,
-    settings.variables,
-  )
+  tokenizer, *settings = resolve(cfg)
+  return Renderer(tokenizers.load(tokenizer), *settings)
 
 
 def check_fingerprint(ours: str, theirs: str, what: str, where: str) -> None:
@@ -152,14 +160,18 @@ class Renderer:
     self.stop_ids = tuple(dict.fromkeys((tokenizer.eos_id, *stop_ids)))
     names = {'bos_token': tokenizer.bos, 'eos_token': tokenizer.eos}
     # sha256, hex; equal fingerprints render equal messages to equal ids.
-    self.fingerprint = _fingerprint(
-      tokenizer.fingerprint, template, self.stop_ids[1:], self.variables
-    )
+    parts = [tokenizer.fingerprint, 'jinja', template]
+    if template is None:
+      parts[1:] = 'built-in', templates.BUILT_IN
+    if self.stop_ids[1:] or self.variables:
+      variables = dict(sorted(self.variables.items()))
+      parts += [list(self.stop_ids[1:]), variables]
+    self.fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     self.embedding_rows = tokenizer.vocab_size
     # The last whole conversation and its ids: a group has one prompt.
     self._last: tuple[tuple[str, bool], Rendered] | None = None
     # How calls are written after `with_tools`, and its renderers.
-    self.style: tool_specs.Style | None = None
+    self.style: tool_calls.Style | None = None
     self._with_tools: dict[str, Renderer] = {}
     self._stops = tuple(filter(None, map(tokenizer.text, self.stop_ids)))
     self._template: templates.Template = (
@@ -194,7 +206,7 @@ class Renderer:
     Its `style` says how the policy calls them; its fingerprint is the same.
 
     Raises:
-      ValueError: see `tool_specs.make_template`.
+      ValueError: see `tool_calls.make_template`.
     """
     if described is None:
       return self
@@ -202,7 +214,7 @@ class Renderer:
     if key not in self._with_tools:
       renderer = copy.copy(self)
       renderer._last = None
-      renderer._template, renderer.style = tool_specs.make_template(
+      renderer._template, renderer.style = tool_calls.make_template(
         self._template, self.tokenizer.bos, self._stops, described
       )
       if len(self._with_tools) == _MOST_TOOLS:
@@ -458,15 +470,184 @@ def _join(before: Rendered, after: Rendered) -> Rendered:
   return Rendered(*arrays, after.text, after.open)
 
 
-def _fingerprint(
-  tokenizer: str,
+def resolve(
+  cfg: schema.Tokenizer,
+) -> tuple[schema.Tokenizer, str | None, tuple[int, ...], dict[str, Any]]:
+  """Reads the settings of the config and of the directory that it may name.
+
+  Eos is the one of the directory's stop tokens with which its template closes
+  an assistant turn; without a template, the directory's eos_token.
+
+  Returns:
+    The tokenizer, which names a file, with eos and pad; the template's source,
+    None = the built-in one; the stop tokens besides eos; and the variables of
+    the template.
+
+  Raises:
+    ValueError: a file is missing or has another form; names it.
+  """
+  own = disk.parse_json(
+    cfg.template_variables, 'config.tokenizer.template_variables'
+  )
+  template, special, stops = None, {}, ()
+  if cfg.chat_template is not None:
+    try:
+      template = pathlib.Path(cfg.chat_template).expanduser().read_text('utf-8')
+    except (OSError, UnicodeDecodeError) as error:
+      raise ValueError(
+        'config.tokenizer.chat_template must name a text file, or be None for '
+        f"the directory's or the built-in one: got {cfg.chat_template!r}; "
+        f'{error}'
+      ) from error
+  folder = pathlib.Path(cfg.path or '').expanduser()
+  file, is_folder = folder / 'tokenizer.json', cfg.path and folder.is_dir()
+  if is_folder:
+    if not file.is_file():
+      raise ValueError(
+        f'config.tokenizer.path must hold a tokenizer.json: got {cfg.path!r}, '
+        f'which has none (other formats are not read); {NO_TOKENIZER}'
+      )
+    metadata, stops = _json(folder / 'tokenizer_config.json'), stop_ids(folder)
+    for role in _SPECIAL:
+      value = metadata.get(role)
+      value = value.get('content') if isinstance(value, Mapping) else value
+      special |= {role: value} if value else {}
+    if not template and (folder / 'chat_template.jinja').is_file():
+      template = (folder / 'chat_template.jinja').read_text('utf-8')
+    elif not template:
+      older = _json(folder / 'chat_template.json').get('chat_template')
+      template = older or metadata.get('chat_template')
+    if isinstance(template, list):
+      by_name = {x['name']: x['template'] for x in template}
+      if 'default' not in by_name:
+        raise ValueError(
+          f'{folder}/tokenizer_config.json must have a chat template named '
+          f"'default': got {sorted(by_name)!r:.200}; set "
+          'config.tokenizer.chat_template'
+        )
+      template = by_name['default']
+  reads = set() if template is None else templates.Jinja(template, {}).reads
+  if unread := own.keys() - reads:
+    raise ValueError(
+      'config.tokenizer.template_variables must be some that the chat '
+      f'template reads: got {sorted(unread)!r:.200}, expected some of '
+      f'{sorted(reads)!r:.200}'
+    )
+  variables = {**special, **own}
+  if is_folder:
+    eos, pad = cfg.eos, cfg.pad
+    if eos is None:
+      eos = _closing(template, variables, file, stops)
+    if pad is None and special.get('pad_token') != eos:
+      pad = special.get('pad_token')
+    cfg = dataclasses.replace(cfg, path=str(file), eos=eos, pad=pad)
+  return cfg, template, stops, variables
+
+
+def _closing(
   template: str | None,
-  stop_ids: Sequence[int],
   variables: Mapping[str, Any],
-) -> str:
-  parts = [tokenizer, 'jinja', template]
+  file: pathlib.Path,
+  stops: tuple[int, ...],
+) -> str | None:
+  """Returns the token that closes an assistant turn; None if unknown.
+
+  It is a stop token, if the template has one after an answer; otherwise the
+  first special token there (a base model may have a chat template, but end its
+  texts with another token).
+  """
+  added = disk.read_json_object(file).get('added_tokens') or []
+  ends = [token['content'] for token in added if token['id'] in stops]
+  eos = variables.get('eos_token')
+  ends = [*ends, eos] if eos else ends
   if template is None:
-    parts = [tokenizer, 'built-in', templates.BUILT_IN]
-  if stop_ids or variables:
-    parts += [list(stop_ids), dict(sorted(variables.items()))]
-  return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return eos or next(iter(ends), None)
+  answer = {'role': 'assistant', 'content': templates.MARK}
+  jinja = templates.Jinja(template, variables)
+  # '' if the template refuses them: then rendering will raise it again.
+  text = templates.rendered(jinja, templates.QUESTION, answer)
+  rest = text.partition(templates.MARK)[2]
+  special = [token['content'] for token in added if token['special']]
+  for candidates in (ends, special):
+    positions = {rest.index(x): x for x in candidates if x in rest}
+    if positions:
+      return positions[min(positions)]
+  return next(iter(ends), None)
+
+
+def stop_ids(folder: str | pathlib.Path) -> tuple[int, ...]:
+  """Returns the stop tokens of a directory; () if unknown."""
+  for name in ('generation_config.json', 'config.json'):
+    path = pathlib.Path(folder) / name
+    value = _json(path).get('eos_token_id')
+    if value is None:
+      continue
+    ids = value if isinstance(value, list) else [value]
+    if not all(type(i) is int for i in ids):
+      raise ValueError(
+        f'{path}: eos_token_id must be a token id, or a list of them: got '
+        f'{value!r:.200}'
+      )
+    return tuple(ids)
+  return ()
+
+
+def check_tokenizer(folder: str, tokenizer: tokenizers.Tokenizer) -> None:
+  """Raises ValueError if a directory has the file of another tokenizer."""
+  file = pathlib.Path(folder) / 'tokenizer.json'
+  if file.is_file() and file.read_bytes() != tokenizer.content:
+    raise ValueError(
+      f'config.tokenizer.path must name the tokenizer of {folder}, with which '
+      'its weights were trained: got another one; '
+      f'--config.tokenizer.path={folder} sets it, and its template'
+    )
+
+
+def write(renderer: 'Renderer', folder: str | pathlib.Path) -> None:
+  """Writes the files by which other tools render as a renderer does.
+
+  Leaves a directory that has equivalent files unchanged. Sets the template's
+  variables in its first lines, except `today`: other tools have a clock.
+
+  Args:
+    renderer: the renderer.
+    folder: an existing folder.
+  """
+  folder, tokenizer = pathlib.Path(folder), renderer.tokenizer
+  template, variables = renderer.template, renderer.variables
+  file, metadata = folder / 'tokenizer.json', folder / 'tokenizer_config.json'
+  if file.is_file() and file.read_bytes() == tokenizer.content and template:
+    old, *others = resolve(schema.Tokenizer(path=str(folder)))
+    ours = template, tokenizer.eos, dict(variables)
+    if (others[0], old.eos, others[2]) == ours:
+      return
+  values = {k: v for k, v in variables.items() if k not in (*_SPECIAL, 'today')}
+  if template is None:  # its bos is the tokenizer's
+    template = templates.BUILT_IN_JINJA
+    values = {'bos_token': tokenizer.bos, 'eos_token': tokenizer.eos}
+  head = ''
+  for name, value in values.items():
+    literal = 'none' if value is None else json.dumps(value, ensure_ascii=False)
+    head += f'{{% set {name} = {literal} %}}\n'
+  file.write_bytes(tokenizer.content)
+  (folder / 'chat_template.jinja').write_text(head + template)
+  pad = tokenizer.text(tokenizer.pad_id)
+  pad = {'pad_token': pad} if tokenizer.special_id(pad) is not None else {}
+  stops = folder / 'generation_config.json'
+  for path, fields in {
+    metadata: {
+      'tokenizer_class': 'PreTrainedTokenizerFast',
+      **_json(metadata),
+      **pad,
+      'bos_token': variables.get('bos_token', tokenizer.bos) or None,
+      'eos_token': variables.get('eos_token', tokenizer.eos),
+      'chat_template': head + template,
+    },
+    stops: {**_json(stops), 'eos_token_id': list(renderer.stop_ids)},
+  }.items():
+    path.write_text(json.dumps(fields, indent=2))
+
+
+def _json(path: pathlib.Path) -> dict[str, Any]:
+  """Reads the JSON object in a file; {} if there is no file."""
+  return disk.read_json_object(path) if path.is_file() else {}

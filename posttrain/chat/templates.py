@@ -17,11 +17,12 @@ and is undefined without it. Many templates then have a default date.
 
 import copy
 import datetime
+import functools
 import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from posttrain import types
 
@@ -36,26 +37,32 @@ BUILT_IN_JINJA = (
   '{% if add_generation_prompt %}<|assistant|>{% endif %}'
 )
 
-
-class Template(Protocol):
-  """A chat template: messages to text."""
-
-  def text(self, messages: types.Messages, prompt: bool = False) -> str:
-    """Renders messages; with `prompt`, adds the header of an assistant turn.
-
-    Raises:
-      ValueError: the template raises an error.
-    """
+# Contents by which a template is examined.
+MARK = '\uf8ffanswer\uf8ff'
+QUESTION = {'role': 'user', 'content': 'question'}
 
 
 class BuiltIn:
   """The built-in template, `BUILT_IN`."""
 
+  reads = frozenset()
+
   def __init__(self, bos: str, eos: str):
-    self._bos, self._eos = bos, eos
+    self._bos = bos
+    self._form = BUILT_IN.format(
+      role='%s', content='%s', end=eos.replace('%', '%%')
+    )
 
   def text(self, messages: types.Messages, prompt: bool = False) -> str:
-    """Renders messages without tool calls; see `Template`."""
+    """Renders messages without tool calls.
+
+    Args:
+      messages: the messages.
+      prompt: whether to add the header of an assistant turn.
+
+    Raises:
+      ValueError: a message has tool calls.
+    """
     for index, message in enumerate(messages):
       if message.get('tool_calls'):
         raise ValueError(
@@ -63,10 +70,7 @@ class BuiltIn:
           'template: got tool_calls; write the call into content, or set '
           'config.tokenizer.chat_template'
         )
-    text = ''.join(
-      BUILT_IN.format(role=m['role'], content=m['content'], end=self._eos)
-      for m in messages
-    )
+    text = ''.join(self._form % (m['role'], m['content']) for m in messages)
     if prompt:
       text += BUILT_IN.partition('{content}')[0].format(role='assistant')
     return self._bos + text if text else text
@@ -112,7 +116,10 @@ class Jinja:
       lstrip_blocks=True,
       extensions=[Generation, 'jinja2.ext.loopcontrols'],
     )
-    environment.filters['tojson'] = _tojson
+    # Its parameters are those of transformers.
+    environment.filters['tojson'] = functools.partial(
+      json.dumps, ensure_ascii=False
+    )
     environment.globals['raise_exception'] = raise_exception
     try:
       parsed = environment.parse(source)
@@ -122,7 +129,9 @@ class Jinja:
         f'config.tokenizer.chat_template must be a Jinja template: {error}'
       ) from error
     # Names of variables.
-    self.reads = frozenset(jinja2.meta.find_undeclared_variables(parsed))
+    self.reads = jinja2.meta.find_undeclared_variables(parsed)
+    if 'strftime_now' in self.reads:
+      self.reads.add('today')
 
   def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> 'Jinja':
     """Returns the template with a value of its variable `tools`."""
@@ -131,7 +140,7 @@ class Jinja:
     return template
 
   def text(self, messages: types.Messages, prompt: bool = False) -> str:
-    """Renders messages; see `Template`."""
+    """Renders messages; raises ValueError if the template raises an error."""
     variables = {
       'tools': None,
       'documents': None,
@@ -142,30 +151,56 @@ class Jinja:
     try:
       return self._template.render(variables)
     except Exception as error:  # a template may raise any error
-      hint = ''
-      if 'strftime_now' in str(error):
-        hint = (
-          '; it reads the date, which config.tokenizer.template_variables'
-          '=\'{"today": "2025-01-31"}\' sets'
-        )
       raise ValueError(
         'messages must be ones that config.tokenizer.chat_template renders: '
         f'got roles {[m["role"] for m in messages]!r:.200}; its error: '
-        f'{error!s:.200}{hint}'
+        f'{error!s:.200}'
       ) from error
 
 
-def _tojson(
-  x, ensure_ascii=False, indent=None, separators=None, sort_keys=False
+class Described:
+  """A template whose first message has a description before or after it."""
+
+  def __init__(self, template: Jinja, description: str):
+    self._template, self._description = template, description
+    system = {'role': 'system', 'content': MARK}
+    answer = {'role': 'assistant', 'content': 'answer'}
+    one = rendered(template, system, QUESTION)
+    two = rendered(template, system, QUESTION, answer, QUESTION)
+    # Some templates show a system message before the last question only.
+    self._has_system = one.find(MARK) == two.find(MARK) >= 0
+
+  def text(self, messages: types.Messages, prompt: bool = False) -> str:
+    """Renders messages; with `prompt`, adds the header of an assistant turn.
+
+    Raises:
+      ValueError: the template raises an error.
+    """
+    if messages:
+      first, *rest = messages
+      content = first['content']
+      if first['role'] == 'system':
+        first = {**first, 'content': f'{content}\n\n{self._description}'}
+      elif self._has_system:
+        rest = [first, *rest]
+        first = {'role': 'system', 'content': self._description}
+      else:
+        first = {**first, 'content': f'{self._description}\n\n{content}'}
+      messages = (first, *rest)
+    return self._template.text(messages, prompt)
+
+
+Template = BuiltIn | Jinja | Described
+
+
+def rendered(
+  template: Template, *messages: Mapping[str, Any], prompt: bool = False
 ) -> str:
-  """Returns a value's JSON; the parameters are those of transformers."""
-  return json.dumps(
-    x,
-    ensure_ascii=ensure_ascii,
-    indent=indent,
-    separators=separators,
-    sort_keys=sort_keys,
-  )
+  """Renders messages; '' where the template refuses them."""
+  try:
+    return template.text(messages, prompt)
+  except ValueError:
+    return ''
 
 
 class Piece(NamedTuple):
@@ -209,7 +244,8 @@ def pieces(
   result, position = [], skip
   if start:
     if not closed:
-      position = _end(template, messages, start - 1, text, prompt, skip)
+      place = skip, len(text)
+      position = _end(template, messages, start - 1, text, prompt, place)
     role = messages[start - 1]['role']
     result.append(Piece(text[skip:position], role, message=start - 1))
   spans = [
@@ -218,17 +254,14 @@ def pieces(
     if (place := span(template, messages, index, text, prompt=prompt))
   ]
   starts = [*(begin for _, begin, _ in spans), len(text)]
-  least = position
   for (index, begin, end), limit in zip(spans, starts[1:], strict=True):
-    if not least <= begin <= end <= limit:
+    if not position <= begin <= end <= limit:
       raise ValueError(
         'config.tokenizer.chat_template must show contents in their order: '
         f'got that of messages[{index}] at {begin} to {end} of {text!r:.200}'
       )
-    least = end
-  for (index, begin, end), limit in zip(spans, starts[1:], strict=True):
     role = messages[index]['role']
-    after = _end(template, messages, index, text, prompt, end, limit)
+    after = _end(template, messages, index, text, prompt, (end, limit))
     result += [
       Piece(text[position:begin], role, message=index),
       Piece(text[begin:end], role, True, message=index),
@@ -303,15 +336,14 @@ def _end(
   index: int,
   text: str,
   prompt: bool,
-  low: int,
-  high: int | None = None,
+  place: tuple[int, int],
 ) -> int:
   """Returns where the conversation up to a message ends within the text.
 
-  It is `low` if that conversation is another text, or ends outside of
-  [low, high].
+  It is the begin of the `place` if that conversation is another text, or ends
+  outside of the place.
   """
-  high = len(text) if high is None else high
+  low, high = place
   if low == high:
     return low
   if index == len(messages) - 1 and not prompt:

@@ -3,6 +3,9 @@
 `encode` reads its argument as plain text: a literal '<|end|>' inside a
 message never becomes the special id, so content cannot forge a turn. Only
 `encode_scaffold`, which the renderer calls on template text, encodes specials.
+Both classes have the same attributes: `vocab_size` counts special tokens,
+`eos_id` ends an assistant turn, `pad_id` differs from it, `content` is that of
+an equivalent tokenizer.json, and equal fingerprints (sha256) give equal ids.
 """
 
 import functools
@@ -13,7 +16,6 @@ import pathlib
 import re
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from posttrain import schema
 
@@ -27,70 +29,12 @@ SPECIALS = (
 )
 
 
-class Tokenizer(Protocol):
-  """A tokenizer with its special tokens."""
-
-  vocab_size: int  # special tokens included
-  text_size: int  # one past the largest id of plain text
-  eos: str  # text of eos_id; ends an assistant turn
-  eos_id: int
-  pad_id: int  # never eos_id
-  bos: str  # '' = none
-  bos_id: int | None
-  fingerprint: str  # sha256, hex; equal fingerprints give equal ids
-  content: bytes  # of an equivalent tokenizer.json
-  digest: str  # sha256, hex, of the content; eos and pad may differ
-
-  def encode(self, text: str) -> list[int]:
-    """Returns the ids of plain text."""
-
-  def encode_scaffold(self, text: str) -> list[int]:
-    """Returns the ids of template text, special tokens included."""
-
-  def decode(self, ids: Sequence[int]) -> str:
-    """Returns the text; special ids are skipped, broken UTF-8 is replaced."""
-
-  def special_id(self, text: str) -> int | None:
-    """Returns the id of a special token; None if it is none."""
-
-  def text(self, token_id: int) -> str | None:
-    """Returns the text of a special token in templates; None if unknown."""
-
-
-def load(cfg: schema.Tokenizer) -> Tokenizer:
-  """Builds the tokenizer that the config names.
-
-  Raises:
-    ValueError: the file is missing or no tokenizer.json; `eos` is unknown or
-      missing; `pad` is unknown or equal to eos.
-  """
-  if cfg.path is None:
-    return Bytes(cfg.eos, cfg.pad)
-  return File(cfg.path, cfg.eos, cfg.pad)
-
-
-def show(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
-  """Returns the text of ids, with the special tokens that `decode` skips."""
-
-  def special(token_id: int) -> str | None:
-    text = tokenizer.text(token_id)
-    known = text is not None and tokenizer.special_id(text) == token_id
-    return text if known else None
-
-  runs = itertools.groupby(map(int, ids), special)
-  # Equal special tokens in a row are one run.
-  return ''.join(
-    tokenizer.decode(list(run)) if text is None else text * len(list(run))
-    for text, run in runs
-  )
-
-
 class Bytes:
   """The byte tokenizer: ids 0 to 255 are UTF-8 bytes, then `SPECIALS`."""
 
-  bos = ''
+  bos = ''  # '' = none
   bos_id = None
-  text_size = 256
+  text_size = 256  # one past the largest id of plain text
 
   def __init__(self, eos: str | None = None, pad: str | None = None):
     self._specials = {text: 256 + i for i, text in enumerate(SPECIALS)}
@@ -102,7 +46,6 @@ class Bytes:
     self.pad_id = _check_id(
       self.special_id(pad or '<|pad|>'), 'pad', pad, SPECIALS
     )
-    _check_pad(self.pad_id, self.eos_id, self.eos)
     self.fingerprint = _fingerprint(
       ' '.join(SPECIALS).encode(), self.eos_id, self.pad_id
     )
@@ -114,13 +57,9 @@ class Bytes:
 
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [i for i in range(256) if i not in visible]
-    characters = {i: chr(i) for i in visible}
-    characters |= {byte: chr(256 + i) for i, byte in enumerate(hidden)}
-    tokenizer = library.Tokenizer(
-      library.models.BPE(
-        vocab={text: byte for byte, text in characters.items()}, merges=[]
-      )
-    )
+    vocab = {chr(i): i for i in visible}
+    vocab |= {chr(256 + i): byte for i, byte in enumerate(hidden)}
+    tokenizer = library.Tokenizer(library.models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(
       add_prefix_space=False, use_regex=False
     )
@@ -128,14 +67,12 @@ class Bytes:
     tokenizer.add_special_tokens(list(SPECIALS))
     return tokenizer.to_str().encode()
 
-  @functools.cached_property
-  def digest(self) -> str:
-    return hashlib.sha256(self.content).hexdigest()
-
   def encode(self, text: str) -> list[int]:
+    """Returns the ids of plain text."""
     return list(text.encode('utf-8', 'replace'))
 
   def encode_scaffold(self, text: str) -> list[int]:
+    """Returns the ids of template text, special tokens included."""
     ids = []
     for piece in self._split.split(text):
       special = self._specials.get(piece)
@@ -143,12 +80,15 @@ class Bytes:
     return ids
 
   def decode(self, ids: Sequence[int]) -> str:
+    """Returns the text; special ids are skipped, broken UTF-8 is replaced."""
     return bytes(i for i in ids if i < 256).decode('utf-8', 'replace')
 
   def special_id(self, text: str) -> int | None:
+    """Returns the id of a special token; None if it is none."""
     return self._specials.get(text)
 
   def text(self, token_id: int) -> str | None:
+    """Returns the text of a special token in templates; None if unknown."""
     known = 0 <= token_id - 256 < len(SPECIALS)
     return SPECIALS[token_id - 256] if known else None
 
@@ -165,7 +105,6 @@ class File:
         'give the path of a tokenizer.json, or None for the byte tokenizer'
       )
     self.content = file.read_bytes()
-    self.digest = hashlib.sha256(self.content).hexdigest()
     # The same tokenizer twice: special tokens as text, and as tokens.
     self._plain, self._marking = self._library(eos), self._library(eos)
     self._plain.encode_special_tokens = True  # read them as plain text
@@ -185,10 +124,25 @@ class File:
         'config.tokenizer.eos must not be spelled by ordinary text: got '
         f'{eos!r}, which plain text encodes to; name a special token'
       )
-    self.pad_id = self._pad(pad)
-    self.bos, self.bos_id = self._opening()
+    if pad is not None:
+      self.pad_id = _check_id(self._ids.get(pad), 'pad', pad, self._specials)
+    else:
+      names = ('<|padding|>', '<|pad|>', '<pad>', '[PAD]')
+      ids = [self._specials[name] for name in names if name in self._specials]
+      self.pad_id = next(i for i in (*ids, 0, 1) if i != self.eos_id)
+    # The token that the post-processor puts first.
+    opening = self._marking.encode('', add_special_tokens=True).ids[:1]
+    self.bos_id = next((i for i in opening if i != self.eos_id), None)
+    self.bos = '' if self.bos_id is None else self.text(self.bos_id) or ''
     self.fingerprint = _fingerprint(self.content, self.eos_id, self.pad_id)
-    self._warn_of_spaces()
+    first = self._plain.encode('a', add_special_tokens=False).tokens[:1]
+    if first and first[0].startswith('▁'):
+      warnings.warn(
+        f'the tokenizer {path} begins every text with a space, and templates '
+        'are read piece by piece: ids may differ from those of transformers by '
+        'such spaces',
+        stacklevel=2,
+      )
 
   def _library(self, eos: str | None):
     import tokenizers  # here: the byte tokenizer does not need it
@@ -206,38 +160,6 @@ class File:
     if eos is not None and tokenizer.token_to_id(eos) is not None:
       tokenizer.add_special_tokens([eos])  # keeps its id, marks it special
     return tokenizer
-
-  def _opening(self) -> tuple[str, int | None]:
-    """Returns text and id of the token that the post-processor puts first."""
-    opening = self._marking.encode('', add_special_tokens=True).ids[:1]
-    if not opening or opening[0] == self.eos_id:
-      return '', None
-    bos = self.text(opening[0])
-    if bos is None:
-      raise ValueError(
-        f'config.tokenizer.path must name a tokenizer.json that begins texts '
-        f'with a token of its own: got id {opening[0]} in {self._path}'
-      )
-    return bos, opening[0]
-
-  def _warn_of_spaces(self) -> None:
-    first = self._plain.encode('a', add_special_tokens=False)
-    if first.tokens and first.tokens[0].startswith('▁'):
-      warnings.warn(
-        f'the tokenizer {self._path} begins every text with a space, and '
-        'templates are read piece by piece: ids may differ from those of '
-        'transformers by such spaces',
-        stacklevel=3,
-      )
-
-  def _pad(self, pad: str | None) -> int:
-    if pad is not None:
-      pad_id = _check_id(self._ids.get(pad), 'pad', pad, self._specials)
-      _check_pad(pad_id, self.eos_id, self.eos)
-      return pad_id
-    names = ('<|padding|>', '<|pad|>', '<pad>', '[PAD]')
-    ids = [self._specials[name] for name in names if name in self._specials]
-    return next(i for i in (*ids, 0, 1) if i != self.eos_id)
 
   def encode(self, text: str) -> list[int]:
     text = text.encode('utf-8', 'replace').decode()  # lone surrogates
@@ -259,6 +181,43 @@ class File:
     return self._plain.id_to_token(token_id) if token_id >= 0 else None
 
 
+Tokenizer = Bytes | File
+
+
+def load(cfg: schema.Tokenizer) -> Tokenizer:
+  """Builds the tokenizer that the config names.
+
+  Raises:
+    ValueError: the file is missing or no tokenizer.json; `eos` is unknown or
+      missing; `pad` is unknown or equal to eos.
+  """
+  names = cfg.eos, cfg.pad
+  tokenizer = Bytes(*names) if cfg.path is None else File(cfg.path, *names)
+  if tokenizer.pad_id == tokenizer.eos_id:
+    raise ValueError(
+      'config.tokenizer.pad must differ from config.tokenizer.eos: got '
+      f'{tokenizer.eos!r} for both; a mask of pads by id would mask every eos, '
+      'and the model would never learn to stop'
+    )
+  return tokenizer
+
+
+def show(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
+  """Returns the text of ids, with the special tokens that `decode` skips."""
+
+  def special(token_id: int) -> str | None:
+    text = tokenizer.text(token_id)
+    known = text is not None and tokenizer.special_id(text) == token_id
+    return text if known else None
+
+  runs = itertools.groupby(map(int, ids), special)
+  # Equal special tokens in a row are one run.
+  return ''.join(
+    tokenizer.decode(list(run)) if text is None else text * len(list(run))
+    for text, run in runs
+  )
+
+
 def _check_id(token_id: int | None, field: str, text: str | None, specials):
   if token_id is None:
     must = 'be given' if text is None else 'be a token of the vocabulary'
@@ -267,15 +226,6 @@ def _check_id(token_id: int | None, field: str, text: str | None, specials):
       f'example one of {sorted(specials)[:12]}'
     )
   return token_id
-
-
-def _check_pad(pad_id: int, eos_id: int, eos: str) -> None:
-  if pad_id == eos_id:
-    raise ValueError(
-      'config.tokenizer.pad must differ from config.tokenizer.eos: got '
-      f'{eos!r} for both; a mask of pads by id would mask every eos, and the '
-      'model would never learn to stop'
-    )
 
 
 def _fingerprint(content: bytes, *ids: int) -> str:

@@ -1,4 +1,20 @@
-"""Calls of tools in the text of an assistant turn, in the formats of models.
+"""Tools: their place in templates, and their calls in an assistant's text.
+
+A tool is a JSON object as the APIs of models have them:
+
+    {"type": "function", "function": {
+      "name": "add", "description": "Adds two numbers.",
+      "parameters": {"type": "object",
+                     "properties": {"a": {"type": "integer"}, ...},
+                     "required": ["a", "b"]}}}
+
+A template that reads `tools` gets them and renders them itself. For others, and
+in the format `plain`, a description is put into the first message: after the
+text of a system message, in a system message of its own, or before the user's
+text if the template renders no system message. The format of calls, if it is
+'auto', is that in which the template renders a call of an assistant turn.
+Results of calls are messages of role 'tool'; of role 'user' if the template
+does not render that role.
 
     hermes   <tool_call>
              {"name": "add", "arguments": {"a": 1, "b": 2}}
@@ -6,7 +22,8 @@
     llama3   {"name": "add", "parameters": {"a": 1, "b": 2}}; {"name": ...}
     plain    add({"a": 1, "b": 2})
 
-1. Text up to the end of a thought (`</think>`) has no calls.
+1. Text up to the end of a thought (`</think>`) has no calls; a `</think>` in
+   the arguments of a call ends no thought.
 2. Hermes, Qwen: any number of calls, with other text around them. Llama 3.1 and
    3.2: the turn is a call, or several with a `;` between them, perhaps after
    `<|python_tag|>`; its arguments may be called `arguments`. Plain: any number,
@@ -19,14 +36,44 @@
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from posttrain import types
+from posttrain.chat import templates
+
+Tools = Sequence[Mapping[str, Any]]
 FORMATS = ('hermes', 'llama3', 'plain')
 MAX_CALLS = 32  # of a turn; the first one above them is an error
 MAX_DEPTH = 64  # of nested arguments
+# How a call is written, in the description of tools.
+_HOW = {
+  'hermes': '<tool_call>\n{"name": NAME, "arguments": {"ARGUMENT": VALUE, '
+  '...}}\n</tool_call>',
+  'llama3': '{"name": NAME, "parameters": {"ARGUMENT": VALUE, ...}} and '
+  'nothing else',
+  'plain': 'NAME({"ARGUMENT": VALUE, ...}), the arguments as one JSON object',
+}
+_CLASSES = {
+  'string': (str,),
+  'integer': (int,),
+  'number': (int, float),
+  'boolean': (bool,),
+  'array': (list,),
+  'object': (dict,),
+  'null': (type(None),),
+}
 
+# Values in messages; others are numbers.
+_KINDS = {
+  dict: 'an object',
+  list: 'a list',
+  str: 'a string',
+  bool: 'a boolean',
+  type(None): 'null',
+}
 _OPEN, _CLOSE, _PYTHON = '<tool_call>', '</tool_call>', '<|python_tag|>'
+_THOUGHT = '</think>'
 _TAG = re.compile(r'</?tool_call>')
 _TAGGED = re.compile(r'<tool_call>(.*?)(?:</tool_call>|$)', re.DOTALL)
 _SPACE = re.compile(r'\s*')
@@ -34,16 +81,15 @@ _SPACE = re.compile(r'\s*')
 _LLAMA_START = re.compile(r'\s*\{\s*"(?:name|type)"\s*:')
 # Start of a possible plain call, followed by JSON.
 _PLAIN_START = re.compile(r'\b([A-Za-z_]\w*)\(\s*|(?=\{)')
-_HOW = 'write NAME({"ARGUMENT": VALUE, ...}), the arguments as one JSON object'
+_UNREADABLE = 'a call must be one that can be read'
+_DEEP = f'a call must be nested at most {MAX_DEPTH} levels deep'
 _CUT = 'the turn was cut off before the end of the call'
 
 
-def _integer(digits: str) -> float:
-  """Reads an integer; Python refuses those of thousands of digits."""
-  return int(digits) if len(digits) < 1000 else float(digits)
-
-
-_DECODER = json.JSONDecoder(parse_int=_integer)
+# Python refuses to read integers of thousands of digits.
+_DECODER = json.JSONDecoder(
+  parse_int=lambda digits: int(digits) if len(digits) < 1000 else float(digits)
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,31 +112,37 @@ def parse(
     names: the tools' names. A call of another name is returned as it is.
     truncated: whether the turn was cut off before its end.
   """
+  # The thought; its beginning may be in the prompt. A turn that begins with a
+  # call has none.
+  start, end = text.lstrip(), text.find(_THOUGHT)
+  if start.startswith('<think>'):
+    text = text[end:] if end >= 0 else ''
+  elif not start.startswith((_OPEN, _PYTHON, '{')):
+    position = 0
+    while 0 <= (begin := text.find('{', position)) < end:
+      read = _read(text, begin)
+      position = max(read.end, begin + 1)
+      if read.end > end and not read.error:
+        end = text.find(_THOUGHT, position)
+    text = text[max(end, 0) :]
   calls = []
-  for call in _READERS[format](_answer(text), names):
+  for call in _READERS[format](text.removeprefix(_THOUGHT), names):
     if len(calls) == MAX_CALLS:
       calls.append(_malformed(f'a turn must have at most {MAX_CALLS} calls'))
       break
-    calls.append(call)
+    level: list[Any] = [call.arguments]
+    for _ in range(MAX_DEPTH):  # without recursion, which has a limit
+      level = [
+        item
+        for value in level
+        if isinstance(value, dict | list)
+        for item in (value.values() if isinstance(value, dict) else value)
+      ]
+    calls.append(_malformed(_DEEP, call.name) if level else call)
   is_open = text.rfind(_OPEN) >= text.rfind(_CLOSE)
   if truncated and is_open and calls and calls[-1].error:
     calls[-1] = dataclasses.replace(calls[-1], error=_CUT)
   return calls
-
-
-def _answer(text: str) -> str:
-  """Returns the text after a thought; '' if the thought does not end.
-
-  The prompt may have opened it. A turn that begins with a call has none; its
-  arguments may have a `</think>`.
-  """
-  start = text.lstrip()
-  if start.startswith((_OPEN, _PYTHON, '{')):
-    return text
-  _, end, answer = text.partition('</think>')
-  if end:
-    return answer
-  return '' if start.startswith('<think>') else text
 
 
 def _hermes(text: str, names: Collection[str]) -> Iterator[Call]:
@@ -99,7 +151,7 @@ def _hermes(text: str, names: Collection[str]) -> Iterator[Call]:
   while tag := _TAG.search(text, position):
     position = tag.end()
     if tag[0] == _CLOSE:
-      yield _malformed(f'a call must begin with {_quoted(_OPEN)}')
+      yield _malformed(f'a call must begin with {_OPEN!r}')
       continue
     read = _read(text, position)
     end = _skip(text, read.end)
@@ -108,7 +160,7 @@ def _hermes(text: str, names: Collection[str]) -> Iterator[Call]:
     elif text.startswith(_CLOSE, end):
       yield _call(read.value, ('arguments',))
     else:
-      yield _malformed(f'a call must end with {_quoted(_CLOSE)}')
+      yield _malformed(f'a call must end with {_CLOSE!r}')
     # The closing tag of a malformed call is not another error.
     after = _TAG.search(text, end)
     if after is None:
@@ -117,7 +169,7 @@ def _hermes(text: str, names: Collection[str]) -> Iterator[Call]:
 
 
 def _llama3(text: str, names: Collection[str]) -> Iterator[Call]:
-  text = text.strip()
+  text = text.strip().removesuffix(';').rstrip()
   tagged = text.startswith(_PYTHON)
   position = _skip(text, len(_PYTHON) if tagged else 0)
   if not tagged and not text.startswith('{', position):
@@ -139,42 +191,34 @@ def _llama3(text: str, names: Collection[str]) -> Iterator[Call]:
     if text[position] != ';':
       yield _malformed('a call must be followed by nothing, or by ; and a call')
       return
-    position = _skip(text, position + 1)
-    if position == len(text):
-      return
-    read = _read(text, position)
+    read = _read(text, position + 1)
   yield _malformed(read.error)
 
 
 def _plain(text: str, names: Collection[str]) -> Iterator[Call]:
   tagged = _TAGGED.findall(text)
-  if not tagged:
-    yield from _scan(text, names)
-  for part in tagged:
-    # Not a list of all: a part may hold any number of calls.
-    some = False
-    for call in _scan(part, names):
-      some = True
-      yield call
-    if not some:
-      yield _malformed(f'a call must be one that can be read: {_HOW}')
-
-
-def _scan(text: str, names: Collection[str]) -> Iterator[Call]:
-  position = 0
-  while match := _PLAIN_START.search(text, position):
-    name, begin = match[1], match.end()
-    read = _read(text, begin)
-    position = max(read.end, begin + (name is None))
-    if name is None:
-      if not read.error and _is_call(read.value, names):
+  unreadable = f'{_UNREADABLE}: write {_HOW["plain"]}'
+  for part in tagged or [text]:
+    position, some = 0, False
+    while match := _PLAIN_START.search(part, position):
+      name, begin = match[1], match.end()
+      read = _read(part, begin)
+      position = max(read.end, begin + (name is None))
+      if name is None:
+        if read.error or not _is_call(read.value, names):
+          continue
         yield _call(read.value, ('arguments', 'parameters'))
-    elif isinstance(read.value, dict):
-      yield _with_depth(name, read.value)
-    elif text.startswith(')', begin) and name in names:
-      yield Call(name, {})
-    elif name in names:
-      yield _malformed(f'a call must be one that can be read: {_HOW}', name)
+      elif isinstance(read.value, dict):
+        yield Call(name, read.value)
+      elif name not in names:
+        continue
+      elif part.startswith(')', begin):
+        yield Call(name, {})
+      else:
+        yield _malformed(unreadable, name)
+      some = True
+    if tagged and not some:
+      yield _malformed(unreadable)
 
 
 _READERS = {'hermes': _hermes, 'llama3': _llama3, 'plain': _plain}
@@ -201,12 +245,10 @@ def _read(text: str, begin: int) -> _Json:
     is_open = error.msg.startswith('Unterminated')
     reason = f'{error.msg} at character {error.pos - begin + 1} of its JSON'
     return _Json(
-      None,
-      len(text) if is_open else error.pos,
-      f'a call must be one that can be read: {reason}',
+      None, len(text) if is_open else error.pos, f'{_UNREADABLE}: {reason}'
     )
   except RecursionError:
-    return _Json(None, len(text), _too_deep())
+    return _Json(None, len(text), _DEEP)
 
 
 def _is_call(value: Any, names: Collection[str]) -> bool:
@@ -225,7 +267,8 @@ def _call(value: Any, keys: tuple[str, ...]) -> Call:
   """
   form = f'{{"name": NAME, "{keys[0]}": {{...}}}}'
   if not isinstance(value, dict):
-    return _malformed(f'a call must be {form}: got {_kind(value)}')
+    kind = _KINDS.get(type(value), 'a number')
+    return _malformed(f'a call must be {form}: got {kind}')
   name = value.get('name')
   if not isinstance(name, str) or not name:
     return _malformed(f'a call must be {form}: got no name')
@@ -234,30 +277,11 @@ def _call(value: Any, keys: tuple[str, ...]) -> Call:
     other = next((x for x in ('arguments', 'parameters') if x in value), None)
     if other is None:
       return Call(name, {})
-    return _malformed(f'a call must be {form}: got {_quoted(other)}', name)
+    return _malformed(f'a call must be {form}: got {other!r}', name)
   if not isinstance(value[key], dict):
-    got = _kind(value[key])
-    return _malformed(f'{_quoted(key)} must be an object: got {got}', name)
-  return _with_depth(name, value[key])
-
-
-def _with_depth(name: str, arguments: dict[str, Any]) -> Call:
-  """Returns a call, malformed if its arguments are nested too deeply."""
-  level: list[Any] = [arguments]
-  for _ in range(MAX_DEPTH):
-    level = [
-      item
-      for value in level
-      if isinstance(value, dict | list)
-      for item in (value.values() if isinstance(value, dict) else value)
-    ]
-    if not level:
-      return Call(name, arguments)
-  return _malformed(_too_deep(), name)
-
-
-def _too_deep() -> str:
-  return f'a call must be nested at most {MAX_DEPTH} levels deep'
+    got = _KINDS.get(type(value[key]), 'a number')
+    return _malformed(f'{key!r} must be an object: got {got}', name)
+  return Call(name, value[key])
 
 
 def _malformed(error: str, name: str = '') -> Call:
@@ -271,17 +295,225 @@ def _skip(text: str, position: int) -> int:
   return match.end()
 
 
-def _kind(value: Any) -> str:
-  names = {
-    dict: 'an object',
-    list: 'a list',
-    str: 'a string',
-    bool: 'a boolean',
-  }
-  if value is None:
-    return 'null'
-  return names.get(type(value), 'a number')
+# Messages and a tool by which a template is examined.
+_CALL = Call('probe', {'a': 1})
+_SCHEMA = {'type': 'object', 'properties': {'a': {'type': 'integer'}}}
+_PROBE = {
+  'type': 'function',
+  'function': {
+    'name': _CALL.name,
+    'description': 'A tool.',
+    'parameters': _SCHEMA,
+  },
+}
+_CALLING = {
+  'role': 'assistant',
+  'content': '',
+  'tool_calls': [
+    {
+      'type': 'function',
+      'function': {'name': _CALL.name, 'arguments': dict(_CALL.arguments)},
+    }
+  ],
+}
 
 
-def _quoted(text: str) -> str:
-  return f'{text!r:.80}'
+class Style(NamedTuple):
+  """The format of calls, and the role of their results."""
+
+  format: str  # one of `FORMATS`, or 'text': calls are not read
+  role: str  # of the messages with results: 'tool' or 'user'
+
+
+def plain(tools: Any) -> list[dict[str, Any]]:
+  """Returns tools as plain JSON values.
+
+  Raises:
+    ValueError: one has another form, or two have one name.
+  """
+  try:
+    values = json.loads(json.dumps(tools))
+  except (TypeError, ValueError, RecursionError) as error:
+    raise ValueError(f'tools must be JSON values: {error!s:.200}') from None
+  if not isinstance(values, list) or not values:
+    raise ValueError(
+      f'tools must be a list of tools, or None: got {values!r:.80}'
+    )
+  names = set()
+  for index, tool in enumerate(values):
+    function = tool.get('function') if isinstance(tool, dict) else None
+    name = function.get('name') if isinstance(function, dict) else None
+    if (
+      not isinstance(name, str)
+      or not name
+      or name in names
+      or not isinstance(function.get('parameters', {}), dict)
+    ):
+      raise ValueError(
+        f'tools[{index}] must be {{"type": "function", "function": {{"name": '
+        '..., "description": ..., "parameters": SCHEMA}}, with a name of its '
+        f'own: got {tool!r:.80}; posttrain.envs.tools.of builds '
+        'tools from functions'
+      )
+    names.add(name)
+  return values
+
+
+def parameters(tools: Tools) -> dict[str, Mapping[str, Any]]:
+  """Returns the schema of each tool's arguments, by the tool's name."""
+  functions = (tool['function'] for tool in tools)
+  return {x['name']: x.get('parameters', {}) for x in functions}
+
+
+def problem(call: Call, schemas: Mapping[str, Mapping[str, Any]]) -> str:
+  """Returns why a call cannot be made, in a line for the model; '' if it can.
+
+  Args:
+    call: the call.
+    schemas: from `parameters`.
+  """
+  if call.error:
+    return call.error
+  if call.name not in schemas:
+    return f'the tool must be one of {sorted(schemas)}: got {call.name!r:.80}'
+  schema = schemas[call.name]
+  properties = schema.get('properties', {})
+  for name in schema.get('required', ()):
+    if name not in call.arguments:
+      return f'{call.name} must have the argument {name!r}: it is missing'
+  for name, value in call.arguments.items():
+    if name not in properties:
+      if schema.get('additionalProperties'):
+        continue
+      return (
+        f'{call.name} must have no other arguments than {sorted(properties)}: '
+        f'got {name!r:.80}'
+      )
+    if not _fits(value, properties[name]):
+      return (
+        f'{name} of {call.name} must be {_kind(properties[name])}: got '
+        f'{value!r:.80}'
+      )
+  return ''
+
+
+def describe(tools: Tools, format: str) -> str:
+  """Returns the description of tools for a prompt, a line per tool.
+
+  Args:
+    tools: the tools.
+    format: the format of calls, one of `FORMATS`; of any other, such
+      as 'text', nothing is said.
+  """
+  lines = ['Tools:']
+  for tool in tools:
+    function = tool['function']
+    schema = function.get('parameters', {})
+    arguments = []
+    for name, argument in schema.get('properties', {}).items():
+      optional = '' if name in schema.get('required', ()) else '?'
+      kind = _kind(argument)
+      arguments.append(
+        f'{name}{optional}' + ('' if kind == 'any' else f': {kind}')
+      )
+    summary = str(function.get('description') or '').splitlines()[:1]
+    head = f'- {function["name"]}({", ".join(arguments)})'
+    lines.append(': '.join([head, *summary]))
+  if format in _HOW:
+    lines.append(f'Call a tool by writing {_HOW[format]}.')
+  return '\n'.join(lines)
+
+
+def _kind(schema: Any) -> str:
+  """Returns the name of a schema's type, such as 'array of integer'."""
+  if not isinstance(schema, Mapping):
+    return 'any'
+  if isinstance(schema.get('enum'), list):
+    return ' | '.join(map(json.dumps, schema['enum']))
+  if isinstance(schema.get('anyOf'), list):
+    return ' | '.join(map(_kind, schema['anyOf']))
+  kinds = _types(schema)
+  items = _kind(schema.get('items'))
+  of = '' if items == 'any' else f' of {items}'
+  return ' | '.join(f'{x}{of}' if x == 'array' else x for x in kinds) or 'any'
+
+
+def _types(schema: Mapping[str, Any]) -> list[str]:
+  kinds = schema.get('type', [])
+  kinds = kinds if isinstance(kinds, list) else [kinds]
+  return [*map(str, kinds), *(['null'] if schema.get('nullable') else [])]
+
+
+def _fits(value: Any, schema: Any) -> bool:
+  """Returns whether a value is of a schema's type; unknown ones fit."""
+  if not isinstance(schema, Mapping):
+    return True
+  if isinstance(schema.get('enum'), list) and value not in schema['enum']:
+    return False
+  if isinstance(schema.get('anyOf'), list):
+    return any(_fits(value, x) for x in schema['anyOf'])
+  kinds = [x for x in _types(schema) if x in _CLASSES]
+  if 'items' in schema and isinstance(value, list):
+    if not all(_fits(item, schema['items']) for item in value):
+      return False
+  # Not isinstance: a boolean is an int in Python, but no number in JSON.
+  return not kinds or any(type(value) in _CLASSES[kind] for kind in kinds)
+
+
+def make_template(
+  template: templates.BuiltIn | templates.Jinja,
+  bos: str,
+  stops: Sequence[str],
+  described: types.Tools,
+) -> tuple[Any, Style]:
+  """Returns a template that describes tools and the format of calls.
+
+  Args:
+    template: the template, without tools.
+    bos: text of the token that begins a conversation, '' if there is none.
+    stops: texts of the tokens that end a turn, eos first.
+    described: the tools.
+
+  Raises:
+    ValueError: the tools have another form; or the format is 'auto', and the
+      template's is not known.
+  """
+  formats, format = ('auto', 'text', *FORMATS), described.format
+  if format not in formats:
+    raise ValueError(
+      f'the format of tool calls must be one of {formats}: got {format!r:.80}'
+    )
+  schemas = plain(described.schemas)
+  answer = {'role': 'assistant', 'content': 'answer'}
+  result = {'role': 'tool', 'name': 'probe', 'content': templates.MARK}
+  shown = templates.rendered(template, templates.QUESTION, answer, result)
+  role = 'tool' if shown.count(templates.MARK) == 1 else 'user'
+  native = 'tools' in template.reads and format != 'plain'
+  if format == 'auto' and native:  # the one in which it renders a call
+    probing = template.with_tools([_PROBE])
+    opened = templates.rendered(probing, templates.QUESTION, prompt=True)
+    text = templates.rendered(probing, templates.QUESTION, _CALLING)
+    text = text.removeprefix(opened)
+    end = min((text.index(x) for x in stops if x in text), default=None)
+    known = (
+      kind
+      for kind in ('hermes', 'llama3')
+      if parse(text[:end], kind, ['probe']) == [_CALL]
+    )
+    format = next(known, '')
+    if not format:
+      raise ValueError(
+        'the format of tool calls must be named for config.tokenizer.'
+        "chat_template, which has calls in neither 'hermes' nor 'llama3': got "
+        "'auto'; 'plain' tells of tools in a system message instead"
+      )
+  style = Style('plain' if format == 'auto' else format, role)
+  if native:
+    return template.with_tools(schemas), style
+  description = describe(schemas, style.format)
+  if isinstance(template, templates.BuiltIn):
+    head = templates.BUILT_IN.format(
+      role='system', content=description, end=stops[0]
+    )
+    return templates.BuiltIn(bos + head, stops[0]), style
+  return templates.Described(template, description), style

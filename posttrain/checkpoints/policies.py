@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from posttrain import schema, types
-from posttrain.chat import pretrained, rendering
+from posttrain.chat import rendering
 from posttrain.util import errors
 
 DEFAULT_MAX_TOKENS = 256  # of an answer, for weights that are not of a run
@@ -84,12 +84,12 @@ def load(
   if text and renderer is None:
     raise ValueError(
       f'the policy must have a tokenizer.json to read and write text: got '
-      f'{errors.quote(path)}, which has none; {pretrained.NO_TOKENIZER}; '
+      f'{errors.quote(path)}, which has none; {rendering.NO_TOKENIZER}; '
       '--prompt_ids of generate needs none'
     )
   model = checkpoint.model
   if renderer is None:
-    stops = pretrained.stop_ids(folder)
+    stops = rendering.stop_ids(folder)
   else:
     renderer = renderer.with_embedding_rows(model.vocab_size)
     stops = renderer.stop_ids

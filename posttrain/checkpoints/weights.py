@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from posttrain import schema, sharding, tree
-from posttrain.chat import pretrained, rendering
+from posttrain.chat import rendering
 from posttrain.checkpoints import store
 from posttrain.data import sources
 from posttrain.models import hf, hf_config, lora, peft, transformer
@@ -307,7 +307,7 @@ def check(
     return
   remedy = 'use the model it was saved with'
   if checkpoint.kind == 'hf':
-    pretrained.check(folder, tokens.tokenizer)
+    rendering.check_tokenizer(folder, tokens.tokenizer)
     remedy = f'--config.model={folder} sets all model options'
   else:
     rendering.check_fingerprint(

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from posttrain import types
-from posttrain.chat import rendering, tool_specs
+from posttrain.chat import rendering, tool_calls
 from posttrain.util import errors
 
 COLUMNS = ('prompt', 'completion', 'messages')
@@ -255,7 +255,7 @@ def _tools(value: Any, where: str) -> types.Tools | None:
       value = json.loads(value)
     if not value:
       return None
-    return types.Tools(tuple(tool_specs.plain(value)), 'text')
+    return types.Tools(tuple(tool_calls.plain(value)), 'text')
   except ValueError as error:
     raise ValueError(
       f'{where}: column tools: {error}; a column of another meaning needs '

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
 from posttrain import types
-from posttrain.chat import rendering, tool_calls, tool_specs
+from posttrain.chat import rendering, tool_calls
 from posttrain.envs import base
 from posttrain.rollout import calls, worker
 from posttrain.util import errors, watchdog
@@ -119,7 +119,7 @@ class EpisodeCalls(abc.ABC):
 
   @abc.abstractmethod
   def step(
-    self, text: str, truncated: bool, style: tool_specs.Style | None = None
+    self, text: str, truncated: bool, style: tool_calls.Style | None = None
   ) -> tuple[types.Messages, float, bool]:
     """Passes a turn on; returns the new messages, the reward, and `done`.
 
@@ -170,11 +170,11 @@ class Calls(EpisodeCalls):
     return _messages(self._episode.reset(), 'reset')
 
   def step(
-    self, text: str, truncated: bool, style: tool_specs.Style | None = None
+    self, text: str, truncated: bool, style: tool_calls.Style | None = None
   ) -> tuple[types.Messages, float, bool]:
     """Passes a turn on, or makes the calls of tools that it has."""
     assert self._episode is not None
-    if self._turns is not None and style is not None and style.reads_calls:
+    if self._turns is not None and style and style.format != 'text':
       self.method = 'call'
       results = self._turns.play(self._episode, text, truncated, style)
       if results:
@@ -214,7 +214,7 @@ class ToolTurns:
   """The turns of one episode with tools."""
 
   def __init__(self, tools_of_task: types.Tools):
-    self._schemas = tool_specs.parameters(tools_of_task.schemas)
+    self._schemas = tool_calls.parameters(tools_of_task.schemas)
     self._turns = self._malformed = self._calls = self._failures = 0
 
   def play(
@@ -222,7 +222,7 @@ class ToolTurns:
     episode: base.Episode,
     text: str,
     truncated: bool,
-    style: tool_specs.Style,
+    style: tool_calls.Style,
   ) -> types.Messages:
     """Makes the calls of a turn, in order.
 
@@ -234,7 +234,7 @@ class ToolTurns:
       turn without calls.
     """
     parsed = tool_calls.parse(text, style.format, self._schemas, truncated)
-    problems = [tool_specs.problem(call, self._schemas) for call in parsed]
+    problems = [tool_calls.problem(call, self._schemas) for call in parsed]
     if truncated:
       problems = [problem or _CUT for problem in problems]
     self._turns += 1

@@ -45,7 +45,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from posttrain import schema, types
-from posttrain.chat import tool_specs
+from posttrain.chat import tool_calls
 from posttrain.envs import base, registry
 from posttrain.rollout import calls, env_calls, worker
 from posttrain.util import errors, imports
@@ -289,7 +289,7 @@ class Calls(env_calls.EpisodeCalls):
     return self._call('open')
 
   def step(
-    self, text: str, truncated: bool, style: tool_specs.Style | None = None
+    self, text: str, truncated: bool, style: tool_calls.Style | None = None
   ) -> tuple[types.Messages, float, bool]:
     """Passes a turn on."""
     return self._call('step', text, truncated, style)

@@ -6,7 +6,7 @@ import pytest
 import tokenizers as library
 
 from posttrain import schema
-from posttrain.chat import pretrained, rendering, tokenizers
+from posttrain.chat import rendering, tokenizers
 
 TEMPLATE = (
   "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}"
@@ -88,7 +88,7 @@ def test_a_written_directory_renders_alike_here_and_in_transformers(
   path = write(tmp_path / 'd', template, stops=['<eos>', '<turn>'])
   chat = load(path, **options)
   before = {p.name: p.read_bytes() for p in path.iterdir()}
-  pretrained.write(chat, path)
+  rendering.write(chat, path)
   loaded = load(path)
   assert ids(loaded) == ids(chat)
   assert set(loaded.stop_ids) == set(chat.stop_ids)

@@ -7,7 +7,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from posttrain.chat import tool_calls, tool_specs
+from posttrain.chat import tool_calls
 
 NAMES, LOOK = ('look', 'take'), tool_calls.Call('look', {'at': 'home'})
 QUIET = st.text(st.characters(exclude_characters='{}()<>"', codec='utf-8'))
@@ -111,7 +111,7 @@ def test_no_text_raises(text, truncated):
   for format in tool_calls.FORMATS:
     for call in parse(text, format, truncated):
       assert isinstance(call.name, str) and isinstance(call.arguments, dict)
-      reason = tool_specs.problem(call, schemas)
+      reason = tool_calls.problem(call, schemas)
       assert '\n' not in reason and (reason or call.name == 'look')
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from posttrain.chat import tool_calls, tool_specs
+from posttrain.chat import tool_calls
 
 
 def tool(name='look', **parameters):
@@ -24,22 +24,22 @@ def tool(name='look', **parameters):
   ],
 )
 def test_an_argument_has_the_type_of_its_schema(schema, good, bad):
-  schemas = tool_specs.parameters([tool(properties={'at': schema})])
+  schemas = tool_calls.parameters([tool(properties={'at': schema})])
 
   def problem(value):
-    return tool_specs.problem(tool_calls.Call('look', {'at': value}), schemas)
+    return tool_calls.problem(tool_calls.Call('look', {'at': value}), schemas)
 
   assert not any(map(problem, good))
   assert all(problem(x).startswith('at of look must be ') for x in bad)
 
 
 def test_the_problem_of_a_call_is_a_line():
-  schemas = tool_specs.parameters(
+  schemas = tool_calls.parameters(
     [tool(properties={'at': {'type': 'integer'}}, required=['at'])]
   )
 
   def problem(name, arguments, error=''):
-    return tool_specs.problem(tool_calls.Call(name, arguments, error), schemas)
+    return tool_calls.problem(tool_calls.Call(name, arguments, error), schemas)
 
   assert problem('look', {'at': 1}) == ''
   assert problem('look', {'at': 1}, 'why') == 'why'
@@ -51,13 +51,13 @@ def test_the_problem_of_a_call_is_a_line():
 
 @pytest.mark.parametrize('more', [True, False])
 def test_additional_properties_are_as_the_schema_says(more):
-  schemas = tool_specs.parameters([tool(additionalProperties=more)])
-  problem = tool_specs.problem(tool_calls.Call('look', {'at': 1}), schemas)
+  schemas = tool_calls.parameters([tool(additionalProperties=more)])
+  problem = tool_calls.problem(tool_calls.Call('look', {'at': 1}), schemas)
   assert bool(problem) != more
 
 
 def test_the_description_has_a_line_per_tool():
-  described = tool_specs.describe(
+  described = tool_calls.describe(
     [
       tool(
         properties={
@@ -82,7 +82,7 @@ def test_the_description_has_a_line_per_tool():
 
 @pytest.mark.parametrize('format', tool_calls.FORMATS)
 def test_the_description_shows_the_form_of_a_call(format):
-  *_, how = tool_specs.describe([tool()], format).partition('by writing ')
+  *_, how = tool_calls.describe([tool()], format).partition('by writing ')
   text = how.removesuffix('.').removesuffix(' and nothing else')
   for placeholder, value in (
     ('NAME', 'look' if format == 'plain' else '"look"'),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from posttrain import types
-from posttrain.chat import rendering, tokenizers, tool_calls, tool_specs
+from posttrain.chat import rendering, tokenizers, tool_calls
 from tests.chat import test_real_templates as real
 
 folders = real.folders
@@ -87,7 +87,7 @@ def test_the_format_is_that_of_the_template(folders, name):
       chat.with_tools(TOOLS)
   style = load(folders, name).style
   role = 'user' if name in RESULTS_OF_USER else 'tool'
-  assert style == tool_specs.Style(FORMATS.get(name, 'plain'), role)
+  assert style == tool_calls.Style(FORMATS.get(name, 'plain'), role)
   assert chat.style is None
 
 

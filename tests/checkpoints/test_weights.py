@@ -14,7 +14,7 @@ import pytest
 import safetensors.numpy
 
 from posttrain import evaluate, export, generate, main, schema, tree
-from posttrain.chat import pretrained, rendering
+from posttrain.chat import rendering
 from posttrain.checkpoints import store, weights
 from posttrain.metrics import estimates, writers
 from posttrain.models import hf, hf_config, lora, peft, transformer
@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
   path = tmp_path_factory.mktemp('published') / 'model'
   params = transformer.init(jax.random.key(3), MODEL)
   hf.save(params, MODEL, path, dtype='float32')
-  pretrained.write(fixtures.RENDERER, path)
+  rendering.write(fixtures.RENDERER, path)
   return path
 
 
@@ -225,7 +225,7 @@ def test_two_policies_are_evaluated_on_the_same_tasks(folder, workdir, capsys):
 def test_against_must_name_the_same_model(workdir, tmp_path, capsys):
   other = dataclasses.replace(MODEL, layers=1)
   hf.save(transformer.init(jax.random.key(0), other), other, tmp_path / 'hf')
-  pretrained.write(fixtures.RENDERER, tmp_path / 'hf')
+  rendering.write(fixtures.RENDERER, tmp_path / 'hf')
   for path, message in (
     (tmp_path / 'hf', 'its layers is 1'),
     ('/nowhere', 'there is no /nowhere'),

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from posttrain import main
-from posttrain.chat import pretrained
+from posttrain.chat import rendering
 from posttrain.metrics import writers
 from posttrain.models import hf, transformer
 from tests import fixtures
@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
   path = tmp_path_factory.mktemp('published') / 'model'
   params = transformer.init(jax.random.key(3), fixtures.MODEL)
   hf.save(params, fixtures.MODEL, path, dtype='float32')
-  pretrained.write(fixtures.RENDERER, path)
+  rendering.write(fixtures.RENDERER, path)
   lines = [json.dumps(pair) + '\n' for pair in PAIRS]
   (path / 'pairs.jsonl').write_text(''.join(lines))
   return path

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from posttrain.chat import tool_specs
+from posttrain.chat import tool_calls
 from posttrain.envs import tools
 
 
@@ -54,7 +54,7 @@ def test_a_function_becomes_a_schema():
   assert tools.schema(search) == SEARCH
   told = tools.of([search], 'hermes')
   assert told.schemas == (SEARCH,) and told.format == 'hermes'
-  assert tool_specs.plain(told.schemas) == [SEARCH]
+  assert tool_calls.plain(told.schemas) == [SEARCH]
 
 
 def test_the_schema_equals_that_of_transformers():

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from posttrain import schema, types
-from posttrain.chat import tool_specs
+from posttrain.chat import tool_calls
 from posttrain.data import sources
 from posttrain.envs import base, tools
 from posttrain.metrics import statistics
@@ -15,7 +15,7 @@ from tests.rollout import fakes
 from tests.rollout import remote_toys as toys
 
 folders = real.folders
-HERMES = tool_specs.Style('hermes', 'tool')
+HERMES = tool_calls.Style('hermes', 'tool')
 
 
 def divide(a: int, b: int = 1) -> float:
@@ -185,7 +185,7 @@ def test_complete_calls_of_a_truncated_turn_are_not_made(format):
   made = []
   turns = env_calls.ToolTurns(TOOLS)
   episode = Episode(Calculator(lambda **arguments: made.append(arguments)))
-  style = tool_specs.Style(format, 'tool')
+  style = tool_calls.Style(format, 'tool')
   messages = turns.play(episode, written[format], True, style)
   assert messages[0]['content'].startswith('error: the turn was cut off')
   assert not made
@@ -200,7 +200,7 @@ def test_complete_calls_of_a_truncated_turn_are_not_made(format):
 def test_results_in_the_role_user_are_one_message():
   turns = env_calls.ToolTurns(TOOLS)
   text = call('{"a": 1}') + call('{}')
-  style = tool_specs.Style('hermes', 'user')
+  style = tool_calls.Style('hermes', 'user')
   (message,) = turns.play(Episode(Calculator()), text, False, style)
   assert message == {
     'role': 'user',

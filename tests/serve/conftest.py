@@ -9,7 +9,7 @@ import httpx
 import jax
 import pytest
 
-from posttrain.chat import pretrained
+from posttrain.chat import rendering
 from posttrain.checkpoints import policies
 from posttrain.models import hf
 from tests import fixtures
@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
   path = pathlib.Path(tmp_path_factory.mktemp('served')) / NAME
   params = jax.tree.map(lambda x: x, helpers.params(fixtures.MODEL))
   hf.save(params, fixtures.MODEL, path, dtype='float32')
-  pretrained.write(fixtures.RENDERER, path)
+  rendering.write(fixtures.RENDERER, path)
   return path
 
 

@@ -10,7 +10,7 @@
    is appended verbatim to the last message of the prompt.
 2. Every other method without a leading underscore is a tool, `async` methods
    included. The chat template describes them, see
-   `posttrain.chat.tool_specs`.
+   `posttrain.chat.tool_calls`.
 3. The calls of a turn are run in order. Each result, or exception, becomes a
    message. A turn without a call ends the episode.
 4. `get_reward()` is the grade. Without it, use the entry's `rewards`: reward

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from posttrain import schema
-from posttrain.chat import tool_specs
+from posttrain.chat import tool_calls
 from posttrain.envs import registry
 from posttrain.rollout import env_calls
 
 GAMES = 'tests.envs.adapters.games'
-PLAIN = tool_specs.Style('plain', 'tool')
+PLAIN = tool_calls.Style('plain', 'tool')
 ROWS = [
   {'prompt': 'A number. ', 'secret': 3, 'says': 'Go.', 'answer': '3'},
   {
