@@ -64,7 +64,7 @@ import ml_collections
 from configs import arguments, machinery
 from posttrain import schema
 
-# Words of the generated databases; see `posttrain.envs.sql.words`.
+# Words of the generated databases; see `posttrain.envs.sql.synth`.
 TOKENIZER = schema.Tokenizer(
   path=str(pathlib.Path(__file__).with_name('sql_tokenizer.json')),
   eos='<|end|>',

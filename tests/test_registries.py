@@ -8,8 +8,7 @@ import pytest
 
 from posttrain import algorithms, pipeline, schema
 from posttrain.algorithms import length
-from posttrain.envs import registry
-from posttrain.envs.sql import env as sql
+from posttrain.envs import registry, sql
 from posttrain.losses import preference, ref_kl, rl
 from posttrain.rollout import samplers
 from posttrain.stage import build

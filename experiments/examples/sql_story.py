@@ -22,8 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from posttrain import config
-from posttrain.envs import registry
-from posttrain.envs.sql import players
+from posttrain.envs import registry, sql
 from posttrain.evaluation import answers
 from posttrain.metrics import estimates, writers
 from posttrain.report import page
@@ -110,7 +109,7 @@ def transcripts(run: pathlib.Path, first: int, count: int) -> str:
   env = registry.make(NAMES[0], cfg.stages[stages[-1][0]].envs[NAMES[0]].env)
   parts = []
   for task in env.source('eval', cfg.seed).take(first + count)[first:]:
-    chance = players.play(env, task, players.chance, seed=cfg.seed)
+    chance = sql.play(env, task, sql.chance, seed=cfg.seed)
     attempts = {'random actions': vars(answers.of(chance))} | {
       f'after {stage}': next(
         row

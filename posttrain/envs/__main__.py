@@ -19,53 +19,42 @@ from posttrain.data import row_files, rows
 from posttrain.envs import base, registry
 from posttrain.util import commands
 
-OPTIONS = tuple(
-  field
-  for field in dataclasses.fields(schema.Arithmetic)
-  if field.name != 'type'
-)
+OPTIONS = [x for x in dataclasses.fields(schema.Arithmetic) if x.name != 'type']
+
+
+@dataclasses.dataclass
+class Common:
+  """The flags besides the options of the environment."""
+
+  env: str = commands.required(
+    'ENV', 'The environment.', choices=('arithmetic',), by_position=True
+  )
+  folder: str = commands.required(
+    'DIR', 'The folder of all TFDS data sets.', by_position=True
+  )
+  seed: int = commands.flag(0, 'The seed of the training questions.')
+
+
 Flags = dataclasses.make_dataclass(
   'Flags',
   [
-    (
-      'env',
-      str,
-      commands.required(
-        'ENV',
-        'The environment: arithmetic.',
-        choices=('arithmetic',),
-        by_position=True,
-      ),
-    ),
-    (
-      'folder',
-      str,
-      commands.required(
-        'DIR', 'The folder of all TFDS data sets.', by_position=True
-      ),
-    ),
-    ('seed', int, commands.flag(0, 'The seed of the training questions.')),
-    *(
-      (field.name, field.type, commands.option(schema.Arithmetic, field.name))
-      for field in OPTIONS
-    ),
+    (x.name, x.type, commands.option(schema.Arithmetic, x.name))
+    for x in OPTIONS
   ],
+  bases=(Common,),
 )
 PARSER = commands.Parser(Flags, __doc__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns the exit code. `argv=None`: the process's."""
-  return PARSER.run(_run, argv)
 
-
-def _run(args: Any) -> None:
-  options = {field.name: getattr(args, field.name) for field in OPTIONS}
-  try:
+  def run(args: Any) -> None:
+    options = {field.name: getattr(args, field.name) for field in OPTIONS}
     env = registry.make(args.env, schema.Arithmetic(**options))
-  except schema.FieldError as error:
-    raise ValueError(f'--{error.field} {error.detail}') from None
-  print(export(env, args.folder, seed=args.seed))
+    print(export(env, args.folder, seed=args.seed))
+
+  return PARSER.run(run, argv)
 
 
 def export(

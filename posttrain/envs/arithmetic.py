@@ -13,7 +13,6 @@ on the seed of the source, which shuffles their order too.
 """
 
 import re
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from posttrain.envs import base
 
 OPS = ('+', '-', 'x')  # index = the hash's; never reorder
 EVAL_SHARE = 5  # one key in 5 is an evaluation key
-_BOXED = re.compile(r'\\boxed\{ *([+-]?[0-9]{1,18}) *\}')
+_BOX = re.compile(r'\\boxed\{(?: *([+-]?[0-9]{1,18}) *\})?')
 
 
 def parse_answer(text: str) -> int | None:
@@ -36,9 +35,8 @@ def parse_answer(text: str) -> int | None:
   then: the last box is the answer, so that several guesses are worth no more
   than one.
   """
-  start = text.rfind('\\boxed{')
-  match = _BOXED.match(text, start) if start >= 0 else None
-  return None if match is None else int(match[1])
+  numbers = _BOX.findall(text)
+  return int(numbers[-1]) if any(numbers[-1:]) else None
 
 
 def grade(text: str, answer: int) -> types.Score:
@@ -102,19 +100,14 @@ def demonstrate(
   total = values[0]
   for value in values[1:]:
     before, total = total, result(total + value, num_steps)
-    steps.append(f'{before}{_sign(value, before)}{abs(value)}={total}')
+    # A zero takes the sign before it. Equal signs then always join digits, and
+    # unequal signs always borrow: given `-50+0`, small models borrowed and
+    # answered -40.
+    sign = '-' if value < 0 or (value == 0 and before < 0) else '+'
+    steps.append(f'{before}{sign}{abs(value)}={total}')
   *shown, last = steps
   left, _, answer = last.rpartition('=')
   return ', '.join([*shown, f'{left}=\\boxed{{{answer}}}'])
-
-
-def _sign(value: int, before: int) -> str:
-  """Returns the sign that joins two terms; a zero takes the sign before it.
-
-  Equal signs then always join digits, and unequal signs always borrow: given
-  `-50+0`, small models borrowed and answered -40.
-  """
-  return '-' if value < 0 or (value == 0 and before < 0) else '+'
 
 
 def _places(number: int, width: int = 1) -> list[int]:
@@ -139,29 +132,22 @@ class Arithmetic(base.Env):
     """
     self.name, self._cfg = name, cfg
     for split in base.SPLITS:
-      field = f'{split}_tasks'
-      count = sum(len(_keys(op, *self._range(op), split)) for op in cfg.ops)
-      if getattr(cfg, field) > count:
-        raise ValueError(
-          f'envs.{name}.env.{field} must be at most {count}, the distinct '
-          f'questions of that split: got {getattr(cfg, field)!r}; lower it, '
-          'or widen min_operand to max_operand or min_factor to max_factor'
-        )
+      keys = np.concatenate(self._pools(split))
+      base.check_count(name, split, getattr(cfg, f'{split}_tasks'), len(keys))
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
     """Returns the tasks of a split; those of evaluation ignore the seed."""
-    base.check_split(split)
-    ops = self._cfg.ops
-    pools = [_keys(op, *self._range(op), split) for op in ops]
-    count = getattr(self._cfg, f'{split}_tasks')
-    shares = _shares(count, [len(pool) for pool in pools])
-    keys = []
-    for op, pool, share in zip(ops, pools, shares, strict=True):
+    pools = self._pools(split)
+    count, ops = getattr(self._cfg, f'{split}_tasks'), len(pools)
+    # An even share of each operator, at most its keys; the first round up.
+    for i in sorted(range(ops), key=lambda i: len(pools[i])):
+      share = min(len(pools[i]), -(-count // ops))
+      count, ops = count - share, ops - 1
       if split == 'train':
-        order = sources.permutation(len(pool), seed, OPS.index(op))
-        pool = pool[order]
-      keys.append(pool[:share])
-    keys = np.concatenate(keys)
+        op = OPS.index(self._cfg.ops[i])
+        pools[i] = pools[i][sources.permutation(len(pools[i]), seed, op)]
+      pools[i] = pools[i][:share]
+    keys = np.concatenate(pools)
     # Sorted by hash, so that the first n hold all operators.
     keys = keys[np.argsort(_hash(keys), kind='stable')]
     fingerprint = sources.fingerprint(repr(self._cfg).encode(), keys.tobytes())
@@ -203,28 +189,23 @@ class Arithmetic(base.Env):
       return 0
     return int(rng.integers(1, 1000) * rng.choice([-1, 1]))
 
-  def _range(self, op: str) -> tuple[int, int]:
-    """Returns the smallest and the largest operand."""
-    cfg = self._cfg
-    if op == 'x':
-      return cfg.min_factor, cfg.max_factor
-    return cfg.min_operand, cfg.max_operand
-
-
-def _keys(op: str, smallest: int, largest: int, split: str) -> np.ndarray:
-  """Returns an operator's keys in a split, sorted by hash: i64[keys, 3]."""
-  size = largest - smallest + 1
-  a, b = (smallest + side.ravel() for side in np.indices((size, size)))
-  keys = np.stack([np.full_like(a, OPS.index(op)), a, b], axis=1)
-  # a + b and b + a share their split, hence the hash of the sorted operands.
-  paired = (
-    keys
-    if op == '-'
-    else np.column_stack([keys[:, 0], np.minimum(a, b), np.maximum(a, b)])
-  )
-  held_out = _hash(paired) % np.uint64(EVAL_SHARE) == 0
-  keys = keys[held_out == (split == 'eval')]
-  return keys[np.argsort(_hash(keys), kind='stable')]
+  def _pools(self, split: str) -> list[np.ndarray]:
+    """Returns the keys of each operator in a split: i64[keys, 3]."""
+    cfg, pools = self._cfg, []
+    for op in cfg.ops:
+      least, most = cfg.min_operand, cfg.max_operand
+      if op == 'x':
+        least, most = cfg.min_factor, cfg.max_factor
+      size = most - least + 1
+      operands = least + np.indices((size, size)).reshape(2, -1).T
+      keys = np.insert(operands, 0, OPS.index(op), axis=1)
+      # a + b and b + a share their split, hence the hash of sorted operands.
+      paired = operands if op == '-' else np.sort(operands, axis=1)
+      paired = np.insert(paired, 0, OPS.index(op), axis=1)
+      held_out = _hash(paired) % np.uint64(EVAL_SHARE) == 0
+      keys = keys[held_out == (split == 'eval')]
+      pools.append(keys[np.argsort(_hash(keys), kind='stable')])
+    return pools
 
 
 def _hash(keys: np.ndarray) -> np.ndarray:
@@ -235,14 +216,3 @@ def _hash(keys: np.ndarray) -> np.ndarray:
   x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
   x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
   return x ^ x >> np.uint64(31)
-
-
-def _shares(count: int, sizes: Sequence[int]) -> list[int]:
-  """Splits a count evenly, each share at most its size; the first round up."""
-  shares = [0] * len(sizes)
-  left = sorted(range(len(sizes)), key=lambda i: (sizes[i], i))
-  while left:
-    i = left.pop(0)
-    shares[i] = min(sizes[i], -(-count // (len(left) + 1)))
-    count -= shares[i]
-  return shares

@@ -98,15 +98,15 @@ class Env(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Tasks(Sequence):
-  """A sequence of tasks, each built on access."""
+  """A sequence of tasks or questions, each built on access."""
 
   keys: Sequence
-  make: Callable[[Any], types.Task]
+  make: Callable[[Any], Any]
 
   def __len__(self) -> int:
     return len(self.keys)
 
-  def __getitem__(self, index: int) -> types.Task:
+  def __getitem__(self, index: int) -> Any:
     return self.make(self.keys[index])
 
 
@@ -143,26 +143,23 @@ class OneTurn:
     pass
 
 
-def find(env: str, field: str, path: str, *, folders: bool) -> pathlib.Path:
-  """Returns an existing data file, with variables and ~ expanded.
+def find(env: str, field: str, path: str) -> pathlib.Path:
+  """Returns an existing data file or folder, with variables and ~ expanded.
 
   Args:
     env: the environment's name.
     field: the option that holds `path`.
     path: the option's value.
-    folders: whether a folder is allowed.
 
   Raises:
     ValueError: the file does not exist; names the key.
   """
   file = pathlib.Path(os.path.expandvars(path)).expanduser()
-  if file.exists() if folders else file.is_file():
-    return file
-  raise ValueError(
-    f'envs.{env}.env.{field} must name an existing file'
-    f'{" or folder" if folders else ""}: got {path!r}'
-    + ('; a variable in it is not set' if '$' in str(file) else '')
-  )
+  if not file.exists():
+    raise ValueError(
+      f'envs.{env}.env.{field} must name an existing file: got {str(file)!r}'
+    )
+  return file
 
 
 def build(key: str, make: Callable[[], Any]) -> Any:
@@ -184,5 +181,10 @@ def build(key: str, make: Callable[[], Any]) -> Any:
     ) from error
 
 
-def check_split(split: str) -> None:
-  assert split in SPLITS, f'split must be one of {SPLITS}: got {split!r}'
+def check_count(env: str, split: str, count: int, most: int) -> None:
+  """Raises ValueError if a split has fewer than `count` distinct tasks."""
+  if count > most:
+    raise ValueError(
+      f'envs.{env}.env.{split}_tasks must be at most {most}, the distinct '
+      f'tasks of that split: got {count!r}'
+    )

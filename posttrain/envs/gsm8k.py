@@ -24,7 +24,9 @@ from posttrain.rewards import numeric
 from posttrain.util import errors
 
 COLUMNS = ('question', 'answer')
-_NUMBER = re.compile(r'-?[0-9.,/]+')
+_ANSWER = re.compile(
+  r'(.*)^####[^\S\n]*(-?[0-9.,/]+)', re.DOTALL | re.MULTILINE
+)
 _LAST = re.compile(r'\s*\n?A: *(\S.*?)\s*$')
 
 
@@ -69,26 +71,23 @@ class Gsm8k(base.Env):
     Raises:
       ValueError: the file is missing, or a row is malformed; names its line.
     """
-    base.check_split(split)
     field = 'path' if split == 'train' else 'eval_path'
     path = getattr(self._cfg, field)
     if path is None:
       return sources.Shuffled((), seed)
     if split not in self._read:
-      file = base.find(self.name, field, path, folders=False)
+      file = base.find(self.name, field, path)
       tasks = [self._task(raw, where) for raw, where in row_files.objects(file)]
       self._read[split] = tasks, sources.file_fingerprint(file)
     tasks, fingerprint = self._read[split]
     return sources.Shuffled(tasks, seed, fingerprint)
 
   def make(self, task: types.Task) -> base.OneTurn:
-    lenient = self._cfg.lenient
-    return base.OneTurn(
-      task,
-      lambda text, cut: grade(
-        text, task.answer, lenient=lenient, truncated=cut
-      ),
-    )
+    def score(text: str, truncated: bool) -> types.Score:
+      lenient = self._cfg.lenient
+      return grade(text, task.answer, lenient=lenient, truncated=truncated)
+
+    return base.OneTurn(task, score)
 
   def _task(self, raw: Mapping[str, Any], where: str) -> types.Task:
     question, solution, answer = parse_row(raw, where)
@@ -121,20 +120,14 @@ def parse_row(raw: Mapping[str, Any], where: str) -> tuple[str, str, str]:
     ValueError: a column is missing, or the answer does not end in a number.
   """
   question, answer = (_text(raw, column, where) for column in COLUMNS)
-  solution, _, last = answer.rpartition('\n')
-  if not last.startswith('####'):
+  match = _ANSWER.fullmatch(answer)
+  if match is None or numeric.parse(match[2]) is None:
     raise ValueError(
-      f'{where}: answer must end in a line `#### N`: got {errors.quote(last)}'
+      f'{where}: answer must end in a line `#### N`, where N is a number: got '
+      f'{errors.quote(answer[-80:])}'
     )
-  number = last[len('####') :].strip()
-  if not _NUMBER.fullmatch(number) or numeric.parse(number) is None:
-    raise ValueError(
-      f'{where}: the number of the line `#### N` must be digits, with a '
-      f'minus, thousands separators, a point or a / at most: got '
-      f'{errors.quote(number)}'
-    )
-  solution = numeric.without_marks(solution).strip()
-  return question, solution, number.replace(',', '')
+  solution = numeric.without_marks(match[1]).strip()
+  return question, solution, match[2].replace(',', '')
 
 
 def read_solutions(
@@ -160,36 +153,33 @@ def read_solutions(
   for raw, where in row_files.objects(path):
     question = _text(raw, 'question', where)
     prompt = '\n\n'.join(filter(None, (question, instruction)))
-    solutions = [
-      (_is_correct(value, where), _boxed(_text(value, 'solution', where)))
-      for value in raw.values()
-      if isinstance(value, Mapping) and 'solution' in value
-    ]
-    chosen, rejected = (
-      dict.fromkeys(text for right, text in solutions if right == correct)
-      for correct in (True, False)
-    )
+    texts: dict[bool, dict[str, None]] = {True: {}, False: {}}
+    for value in raw.values():
+      if not isinstance(value, Mapping) or 'solution' not in value:
+        continue
+      text = numeric.without_marks(_text(value, 'solution', where)).strip()
+      if last := _LAST.search(text):
+        boxed = f'The answer is \\boxed{{{last[1]}}}.'
+        before = text[: last.start()].rstrip()
+        text = '\n'.join(filter(None, (before, boxed)))
+      correct = value.get('is_correct')
+      if not isinstance(correct, bool):
+        raise ValueError(
+          f'{where}: is_correct must be true or false: got '
+          f'{errors.quote(correct)}'
+        )
+      texts[correct][text] = None
     pairs += [
       preferences.Preference(
         ({'role': 'user', 'content': prompt},),
-        ({'role': 'assistant', 'content': yes},),
-        ({'role': 'assistant', 'content': no},),
+        ({'role': 'assistant', 'content': chosen},),
+        ({'role': 'assistant', 'content': rejected},),
         where,
       )
-      for yes in chosen
-      for no in rejected
+      for chosen in texts[True]
+      for rejected in texts[False]
     ]
   return pairs
-
-
-def _boxed(solution: str) -> str:
-  """Returns a model's solution with its last line as the policy writes it."""
-  text = numeric.without_marks(solution).strip()
-  last = _LAST.search(text)
-  if last is None:
-    return text
-  boxed = f'The answer is \\boxed{{{last[1]}}}.'
-  return '\n'.join(filter(None, (text[: last.start()].rstrip(), boxed)))
 
 
 def _text(raw: Mapping[str, Any], column: str, where: str) -> str:
@@ -200,12 +190,3 @@ def _text(raw: Mapping[str, Any], column: str, where: str) -> str:
       f'{errors.quote(value)}; the columns are {errors.text(sorted(raw))}'
     )
   return value.strip()
-
-
-def _is_correct(raw: Mapping[str, Any], where: str) -> bool:
-  value = raw.get('is_correct')
-  if not isinstance(value, bool):
-    raise ValueError(
-      f'{where}: is_correct must be true or false: got {errors.quote(value)}'
-    )
-  return value

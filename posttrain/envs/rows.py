@@ -25,8 +25,7 @@ class Rows(base.Env):
 
   def __init__(self, name: str, cfg: schema.Rows):
     self.name, self._cfg = name, cfg
-    # By field of the options.
-    self._read: dict[str, tuple[rows.Rows, str]] = {}
+    self._read: dict[str, tuple[rows.Rows, str]] = {}  # by option
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
     """Returns the rows of a split; no rows if no option names held-out ones.
@@ -36,19 +35,17 @@ class Rows(base.Env):
     Raises:
       ValueError: the file or split is missing, or a row is malformed.
     """
-    base.check_split(split)
     cfg, held_out = self._cfg, split == 'eval'
-    field = 'eval_path' if held_out and cfg.eval_path is not None else 'path'
-    if held_out and cfg.eval_path is None and not cfg.eval_fraction:
+    if held_out and cfg.eval_path is not None:
+      parsed, fingerprint = self._rows('eval_path', split)
+      indices = range(len(parsed))
+    elif held_out and not cfg.eval_fraction:
       return sources.Shuffled((), seed)
-    parsed, fingerprint = self._rows(field, split)
-    indices = range(len(parsed))
-    if field == 'path' and cfg.eval_path is None and cfg.eval_fraction:
-      try:
-        sides = rows.split(parsed.hashes, cfg.eval_fraction)
-      except ValueError as error:
-        raise ValueError(f'envs.{self.name}.env.{error}') from None
-      indices = sides[held_out]
+    else:
+      parsed, fingerprint = self._rows('path', 'train')
+      indices = range(len(parsed))
+      if cfg.eval_fraction:
+        indices = rows.split(parsed.hashes, cfg.eval_fraction)[held_out]
     tasks = base.Tasks(indices, lambda index: self._task(parsed[int(index)]))
     return sources.Shuffled(tasks, seed, fingerprint)
 
@@ -57,29 +54,23 @@ class Rows(base.Env):
     if field not in self._read:
       path = getattr(self._cfg, field)
       if not row_files.is_tfds(path):
-        path = base.find(self.name, field, path, folders=True)
-      split = 'train' if field == 'path' else split
+        path = base.find(self.name, field, path)
       key = f'config.STAGE.envs.{self.name}.env.columns'
       parsed = row_files.read(path, self._cfg.columns, split, key)
       self._read[field] = parsed, row_files.fingerprint(path)
       if len(self._read) == 2:
-        self._warn_of_shared_prompts()
+        trained, held_out = (
+          np.unique(self._read[x][0].hashes) for x in ('path', 'eval_path')
+        )
+        if shared := np.isin(held_out, trained).sum():
+          logging.getLogger('absl').warning(
+            '%d of the %d prompts of envs.%s.env.eval_path are in its path as '
+            'well: measurements on them are not held out',
+            shared,
+            len(held_out),
+            self.name,
+          )
     return self._read[field]
-
-  def _warn_of_shared_prompts(self) -> None:
-    """Warns of held-out prompts that are trained on as well."""
-    train, held_out = (
-      np.unique(self._read[x][0].hashes) for x in ('path', 'eval_path')
-    )
-    shared = len(np.intersect1d(train, held_out, assume_unique=True))
-    if shared:
-      logging.getLogger('absl').warning(
-        '%d of the %d prompts of envs.%s.env.eval_path are in its path as '
-        'well: measurements on them are not held out',
-        shared,
-        len(held_out),
-        self.name,
-      )
 
   def make(self, task: types.Task) -> base.OneTurn:
     return base.OneTurn(task)
@@ -117,7 +108,6 @@ class Suite(base.Env):
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
     """Returns the prompts for 'eval', no task for 'train'."""
-    base.check_split(split)
     return sources.Shuffled(self.tasks if split == 'eval' else (), seed)
 
   def make(self, task: types.Task) -> base.OneTurn:

@@ -15,7 +15,6 @@ docstring, in Google's style. The task's episode has a method `call`, see
 `base.ToolEpisode`.
 """
 
-import collections.abc
 import inspect
 import re
 import types as std
@@ -24,7 +23,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from posttrain import types
-from posttrain.util import errors
 
 _SECTION = re.compile(
   r'^(Args|Arguments|Attributes|Example|Examples|Note|Notes|Raises|Returns'
@@ -32,22 +30,17 @@ _SECTION = re.compile(
   re.MULTILINE,
 )
 _ARGUMENT = re.compile(r'^( *)\*{0,2}(\w+)\s*(?:\(.*?\))?:\s*(.*)$')
+# By name of the Python type.
 _KINDS = {
-  str: 'string',
-  int: 'integer',
-  float: 'number',
-  bool: 'boolean',
-  list: 'array',
-  tuple: 'array',
-  set: 'array',
-  frozenset: 'array',
-  dict: 'object',
-  None: 'null',
-  type(None): 'null',
-  collections.abc.Sequence: 'array',
-  collections.abc.Iterable: 'array',
-  collections.abc.Mapping: 'object',
+  'str': 'string',
+  'int': 'integer',
+  'float': 'number',
+  'bool': 'boolean',
+  'NoneType': 'null',
+  'dict': 'object',
+  'Mapping': 'object',
 }
+_ARRAYS = ('list', 'tuple', 'set', 'frozenset', 'Sequence', 'Iterable')
 
 
 def of(functions: Iterable[Callable], format: str = 'auto') -> types.Tools:
@@ -71,65 +64,54 @@ def schema(function: Callable) -> dict[str, Any]:
   Raises:
     ValueError: as `of`.
   """
-  properties, required, more = {}, [], {}
-  summary, descriptions = _docstring(inspect.getdoc(function) or '')
-  for name, parameter in _signature(function).parameters.items():
+  # 1. The docstring: the text before its sections, and its arguments, whose
+  # deeper lines continue one.
+  summary, *sections = _SECTION.split(inspect.getdoc(function) or '')
+  descriptions: dict[str, str] = {}
+  for title, section in zip(sections[::2], sections[1::2], strict=True):
+    if title not in ('Args', 'Arguments'):
+      continue
+    name, indent = '', None
+    for line in filter(str.strip, section.splitlines()):
+      match = _ARGUMENT.match(line)
+      if match and (indent is None or len(match[1]) <= indent):
+        indent, name = len(match[1]), match[2]
+        descriptions[name] = match[3].strip()
+      elif name:
+        descriptions[name] = f'{descriptions[name]} {line.strip()}'.strip()
+  # 2. The signature.
+  try:
+    signature = inspect.signature(function, eval_str=True)
+  except NameError:  # an annotation that is imported for type checkers only
+    signature = inspect.signature(function)
+  schema: dict[str, Any] = {'type': 'object', 'properties': {}}
+  required, more = [], {}
+  for name, parameter in signature.parameters.items():
     if parameter.kind is parameter.VAR_KEYWORD:
       more = {'additionalProperties': True}
       continue
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
       raise ValueError(
-        'a tool must have arguments that are passed by name: got '
-        f'{errors.quote(name, 80)} of {errors.text(function.__name__, 80)}; '
-        'leave out * and /'
+        f'a tool must have arguments that are passed by name: got {name!r} of '
+        f'{function.__name__}; leave out * and /'
       )
-    properties[name] = _type(parameter.annotation)
+    schema['properties'][name] = _type(parameter.annotation)
     if name in descriptions:
-      properties[name]['description'] = descriptions[name]
+      schema['properties'][name]['description'] = descriptions[name]
     if parameter.default is parameter.empty:
       required.append(name)
-  parameters = {'type': 'object', 'properties': properties}
-  if required:
-    parameters['required'] = required
   return {
     'type': 'function',
     'function': {
       'name': function.__name__,
-      'description': summary,
-      'parameters': {**parameters, **more},
+      'description': summary.strip(),
+      'parameters': {
+        **schema,
+        **({'required': required} if required else {}),
+        **more,
+      },
     },
   }
-
-
-def _signature(function: Callable) -> inspect.Signature:
-  try:
-    return inspect.signature(function, eval_str=True)
-  except NameError:  # an annotation that is imported for type checkers only
-    return inspect.signature(function)
-
-
-def _docstring(text: str) -> tuple[str, dict[str, str]]:
-  """Returns a docstring's text before its sections, and its arguments."""
-  parts = _SECTION.split(text)
-  summary, arguments = parts[0].strip(), {}
-  for title, section in zip(parts[1::2], parts[2::2], strict=True):
-    if title in ('Args', 'Arguments'):
-      arguments |= _arguments(section)
-  return summary, arguments
-
-
-def _arguments(section: str) -> dict[str, str]:
-  """Returns the descriptions of a section; deeper lines continue one."""
-  lines: dict[str, list[str]] = {}
-  name, indent = '', None
-  for line in filter(str.strip, section.splitlines()):
-    match = _ARGUMENT.match(line)
-    if match and (indent is None or len(match[1]) <= indent):
-      indent, name = len(match[1]), match[2]
-      lines[name] = [match[3].strip()]
-    elif name:
-      lines[name].append(line.strip())
-  return {name: ' '.join(filter(None, x)) for name, x in lines.items()}
 
 
 def _type(annotation: Any) -> dict[str, Any]:
@@ -138,31 +120,20 @@ def _type(annotation: Any) -> dict[str, Any]:
   if origin is typing.Annotated:
     return _type(args[0])
   if origin is typing.Literal:
-    kinds = {_KINDS.get(type(value)) for value in args}
+    kinds = {_KINDS.get(type(value).__name__) for value in args}
     kind = {'type': kinds.pop()} if len(kinds) == 1 else {}
     return {**kind, 'enum': list(args)}
   if origin in (typing.Union, std.UnionType):
-    return _union([_type(x) for x in args])
-  kind = _KINDS.get(_hashable(origin or annotation))
-  if kind == 'array' and (items := _items(origin, args)):
-    return {'type': kind, 'items': items}
-  return {'type': kind} if kind else {}
-
-
-def _union(parts: list[dict[str, Any]]) -> dict[str, Any]:
-  if not all(parts):
-    return {}
-  if all(list(x) == ['type'] for x in parts):
-    return {'type': [x['type'] for x in parts]}
-  return {'anyOf': parts}
-
-
-def _items(origin: Any, args: tuple) -> dict[str, Any]:
-  """Returns the schema of an array's items; {} if they may differ."""
-  if origin is tuple and args[1:] != (...,):
-    return {}
-  return _type(args[0]) if args else {}
-
-
-def _hashable(value: Any) -> Any:
-  return value if isinstance(value, collections.abc.Hashable) else object
+    parts = [_type(x) for x in args]
+    if not all(parts):
+      return {}
+    if all(list(x) == ['type'] for x in parts):
+      return {'type': [x['type'] for x in parts]}
+    return {'anyOf': parts}
+  name = getattr(origin or annotation, '__name__', '')
+  if name not in _ARRAYS:
+    return {'type': _KINDS[name]} if name in _KINDS else {}
+  items = {}
+  if args and (origin is not tuple or args[1:] == (...,)):
+    items = _type(args[0])  # {} if the items of a tuple may differ
+  return {'type': 'array', 'items': items} if items else {'type': 'array'}

@@ -183,7 +183,7 @@ class SqlFiles(bounds.Options):
   eval_share: bounds.Fraction = 0.3
   # Largest number of instructions of SQLite's virtual machine per query.
   query_steps: bounds.Count = 1_000_000
-  # repr=False: options added later; envs/sql/env.py adds them to the tasks'
+  # repr=False: options added later; envs/sql adds them to the tasks'
   # fingerprint unless they have their defaults.
 
   # Grades the order of rows where the gold SQL has ORDER BY; rows with equal
@@ -398,7 +398,7 @@ class AlphabetSort(bounds.Options):
 
 
 class CustomEnv(bounds.Options):
-  """An environment of yours: a class by import path, see `envs.custom`."""
+  """An environment of yours: a class by import path, see `envs.registry`."""
 
   # Which environment this is; fixed.
   type: str = 'custom'

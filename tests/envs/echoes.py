@@ -1,4 +1,4 @@
-"""Environments for `test_custom`, as a user would write them."""
+"""Environments for `test_registry`, as a user would write them."""
 
 from posttrain import types
 from posttrain.data import sources

@@ -144,11 +144,8 @@ def test_resuming_with_other_options_is_refused(kind):
   'cfg, words',
   [
     (schema.Arithmetic(eval_tasks=5000), 'eval_tasks must .*got 5000'),
-    (
-      schema.ReverseText(min_length=1, max_length=2),
-      'train_tasks .*got 8000; .*max_length',
-    ),
-    (schema.AlphabetSort(first=2), 'train_tasks must be at most 1458.*first'),
+    (schema.ReverseText(min_length=1, max_length=2), 'train_tasks .*got 8000'),
+    (schema.AlphabetSort(first=2), 'train_tasks must be at most 1458'),
   ],
 )
 def test_more_tasks_than_there_are_is_refused(cfg, words):

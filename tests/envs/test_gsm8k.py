@@ -101,7 +101,7 @@ def test_evaluation_rows(path, monkeypatch):
     ('{"question": ', 'one JSON object'),
     ({'question': 'a'}, 'answer must be a string'),
     ({'question': 'a', 'answer': 'is 5'}, 'end in a line `#### N`'),
-    ({'question': 'a', 'answer': '#### 12,34'}, 'must be digits'),
+    ({'question': 'a', 'answer': '#### 12,34'}, 'where N is a number'),
   ],
 )
 def test_errors_name_file_and_line(tmp_path, row, words):

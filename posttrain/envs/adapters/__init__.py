@@ -20,3 +20,64 @@ Not supported:
 A server may ignore the seed, and classes of TRL are not seeded: if they draw
 random numbers, two runs with one seed differ.
 """
+
+import asyncio
+import importlib
+import inspect
+from collections.abc import Mapping
+from concurrent import futures
+from types import ModuleType
+from typing import Any
+
+from posttrain import types
+
+
+def load(module: str, extra: str, env: str) -> ModuleType:
+  """Imports a module of an optional dependency.
+
+  Args:
+    module: dotted name of the module.
+    extra: the extra of posttrain that installs it.
+    env: the environment's name.
+
+  Raises:
+    ValueError: a module is not installed; names the extra.
+  """
+  try:
+    return importlib.import_module(module)
+  except ModuleNotFoundError as error:
+    raise ValueError(
+      f'{error.name} must be installed for envs.{env}.env: got none; pip '
+      f"install 'posttrain[{extra}]'"
+    ) from error
+
+
+def settle(value: Any) -> Any:
+  """Returns a value, or the result of awaiting it if it is awaitable.
+
+  In a thread, because the caller's may have a running event loop, such as a
+  notebook's.
+  """
+  if not inspect.isawaitable(value):
+    return value
+
+  async def wait():
+    return await value
+
+  with futures.ThreadPoolExecutor(1) as pool:
+    return pool.submit(asyncio.run, wait()).result()
+
+
+def score(
+  reward: float | None, correct_at: float | None, metrics: Mapping[str, float]
+) -> types.Score:
+  """Returns the grade of an episode.
+
+  Args:
+    reward: the episode's reward; None = not scorable.
+    correct_at: smallest reward of a correct episode; None = unknown.
+    metrics: the score's metrics.
+  """
+  known = reward is not None and correct_at is not None
+  correct = reward >= correct_at if known else None
+  return types.Score(reward=reward, correct=correct, metrics=metrics)

@@ -23,14 +23,15 @@ opened.
 
 import contextlib
 import json
+import math
 import urllib.parse
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from posttrain import schema, types
 from posttrain.data import sources
-from posttrain.envs import base
-from posttrain.envs.adapters import common
+from posttrain.envs import adapters, base
+from posttrain.util import errors
 
 REFUSALS = ('VALIDATION_ERROR', 'INVALID_JSON')  # of an action
 _MAX_BYTES = 2**24  # of a message from the server
@@ -48,14 +49,14 @@ class OpenEnv(base.Env):
     Raises:
       ValueError: the package `websockets` is not installed.
     """
-    common.load('websockets.sync.client', 'openenv', name)
+    adapters.load('websockets.sync.client', 'openenv', name)
     self.name, self._cfg, self.max_turns = name, cfg, cfg.max_turns
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
     """Returns a task per seed; no seed is in both splits."""
-    base.check_split(split)
-    first = 0 if split == 'train' else schema.MAX_SEEDS
-    seeds = range(first, first + getattr(self._cfg, f'{split}_tasks'))
+    seeds = range(self._cfg.train_tasks)
+    if split == 'eval':
+      seeds = range(schema.MAX_SEEDS, schema.MAX_SEEDS + self._cfg.eval_tasks)
     fingerprint = sources.fingerprint(repr((self._cfg.prompt, seeds)).encode())
     return sources.Shuffled(base.Tasks(seeds, self._task), seed, fingerprint)
 
@@ -79,33 +80,32 @@ class Episode:
   def __init__(self, task: types.Task, cfg: schema.OpenEnv):
     self._task, self._cfg = task, cfg
     self._session: Session | None = None
-    self._rewards: list[float | None] = []  # per step
-    self._refused = 0  # steps whose action was refused
+    self._rewards: list[float] = []
+    self._steps = self._refused = 0  # refused: the steps with such an action
 
   def reset(self) -> types.Messages:
     """Opens the session; the first observation is the prompt's last message."""
-    self._rewards, self._refused = [], 0
+    self._rewards, self._steps, self._refused = [], 0, 0
     if self._session is None:
       self._session = Session(self._cfg)
     reply = self._session.request('reset', {'seed': self._task.info['seed']})
-    return (*self._task.prompt[:-1], self._show(reply['observation']))
+    return (*self._task.prompt[:-1], self._show(reply.observation))
 
   def step(self, text: str, truncated: bool) -> types.StepOut:
     """Sends the action to the server."""
     del truncated  # the server refuses an incomplete action
     assert self._session is not None, 'reset comes first'
+    self._steps += 1
     try:
       reply = self._session.request('step', self._action(text))
     except BadAction as error:
-      self._rewards.append(None)
       self._refused += 1
-      return types.StepOut((_message(f'error: {error}'),), done=False)
-    reward = reply.get('reward')
-    self._rewards.append(None if reward is None else float(reward))
+      message = {'role': 'user', 'content': f'error: {error}'}
+      return types.StepOut((message,), done=False)
+    if reply.reward is not None:
+      self._rewards.append(reply.reward)
     return types.StepOut(
-      (self._show(reply['observation']),),
-      self._rewards[-1] or 0.0,
-      done=bool(reply.get('done')),
+      (self._show(reply.observation),), reply.reward or 0.0, done=reply.done
     )
 
   def grade(self) -> types.Score:
@@ -116,10 +116,9 @@ class Episode:
     Metrics: `refused`, the steps whose action was refused; `all_refused`, 1 if
     it was every step.
     """
-    rewards = [reward for reward in self._rewards if reward is not None]
-    all_refused = 0 < self._refused == len(self._rewards)
-    reward = sum(rewards) if rewards else None
-    return common.score(
+    all_refused = 0 < self._refused == self._steps
+    reward = sum(self._rewards) if self._rewards else None
+    return adapters.score(
       self._cfg.refused_reward if all_refused else reward,
       self._cfg.correct_at,
       {'refused': self._refused, 'all_refused': float(all_refused)},
@@ -134,40 +133,35 @@ class Episode:
     if self._cfg.action_field is not None:
       return {self._cfg.action_field: text}
     try:
-      action = json.loads(text)
-    except (ValueError, RecursionError) as error:
+      return {**json.loads(text)}
+    except (ValueError, TypeError, RecursionError) as error:
       raise BadAction(f'an action must be a JSON object; {error}') from error
-    if not isinstance(action, dict):
-      raise BadAction('an action must be a JSON object')
-    return action
 
   def _show(self, observation: Mapping[str, Any]) -> types.Message:
-    field = self._cfg.observation_field
-    shown = {
-      key: value
-      for key, value in observation.items()
-      if key not in ('reward', 'done')
-    }
+    hidden, field = ('reward', 'done'), self._cfg.observation_field
+    value: Any = {x: observation[x] for x in observation if x not in hidden}
     if field is not None:
-      if field not in shown:
+      if field not in value:
         raise ValueError(
           'observation_field must name a field of the observation: got '
-          f'{field!r}, expected one of {str(sorted(shown))[:300]}'
+          f'{field!r}, expected one of {errors.text(sorted(value))}'
         )
-      shown = shown[field]
-    if not isinstance(shown, str):
-      shown = json.dumps(shown, ensure_ascii=False)
-    return _message(shown)
-
-
-def _message(text: str) -> types.Message:
-  # Half a surrogate pair, which no UTF-8 has, becomes U+FFFD.
-  text = text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
-  return {'role': 'user', 'content': text}
+      value = value[field]
+    if not isinstance(value, str):
+      value = json.dumps(value, ensure_ascii=False)
+    return {'role': 'user', 'content': value}
 
 
 class BadAction(Exception):
   """An action that the server refused; the message is the server's reason."""
+
+
+class Reply(NamedTuple):
+  """An observation of the server."""
+
+  observation: Mapping[str, Any]
+  reward: float | None
+  done: bool
 
 
 class Session:
@@ -182,11 +176,9 @@ class Session:
     from websockets import exceptions
     from websockets.sync import client
 
-    parts = urllib.parse.urlsplit(cfg.url)  # shown without password and query
-    host = parts.netloc.rpartition('@')[2]
-    self._url = f'{parts.scheme}://{host}{parts.path}'
-    self._cfg, self._late = cfg, False
-    self._closed_error = exceptions.ConnectionClosed
+    url = urllib.parse.urlsplit(cfg.url)  # shown without password and query
+    self._url = f'{url.scheme}://{url.netloc.rpartition("@")[2]}{url.path}'
+    self._cfg, self._closed = cfg, exceptions.ConnectionClosed
     self._stack = contextlib.ExitStack()
     try:
       self._socket = self._stack.enter_context(
@@ -203,103 +195,57 @@ class Session:
     except (OSError, EOFError, exceptions.WebSocketException) as error:
       raise ConnectionError(
         f'url must name a server that answers in connect_timeout='
-        f'{cfg.connect_timeout:g} s: got {self._url!r}; {str(error)[:300]}'
+        f'{cfg.connect_timeout:g} s: got {self._url!r}; {errors.text(error)}'
       ) from None
 
-  def request(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Sends a message and returns the `data` of the server's reply.
+  def request(self, kind: str, data: Mapping[str, Any]) -> Reply:
+    """Sends a message and returns the server's reply.
 
     Args:
       kind: 'reset' or 'step'.
       data: options of the reset, or the action.
 
-    Returns:
-      {'observation': ..., 'reward': ..., 'done': ...}
-
     Raises:
       BadAction: the server refused the action.
-      TimeoutError: the server did not answer in time.
-      ConnectionError: the server closed the connection.
+      ConnectionError: the server did not answer in time, or closed the
+        connection.
       RuntimeError: the server answered with an error or with anything but an
-        observation, sent another message before, or has no free session.
+        observation, or has no free session.
     """
     try:
-      message = self._exchange(json.dumps({'type': kind, 'data': data}))
-    except TimeoutError:
-      self._late = True
-      raise TimeoutError(
-        f'{self._url} must answer a {kind} in message_timeout='
-        f'{self._cfg.message_timeout:g} s: got nothing whole'
-      ) from None
-    except self._closed_error as error:
+      # A server that closes sends the reason first: it can still be received.
+      with contextlib.suppress(self._closed):
+        self._socket.send(json.dumps({'type': kind, 'data': data}))
+      message = self._socket.recv(timeout=self._cfg.message_timeout)
+    except (TimeoutError, self._closed) as error:
+      self._stack.close()  # a late answer must not be that of a later request
       raise ConnectionError(
-        f'{self._url} must stay connected, and send at most {_MAX_BYTES} bytes '
-        f'at once: {str(error)[:300]}'
+        f'{self._url} must answer a {kind} in message_timeout='
+        f'{self._cfg.message_timeout:g} s, with {_MAX_BYTES} bytes at most: '
+        f'got {errors.describe(error)}'
       ) from None
-    try:
-      answer = json.loads(message)
-      name, data = answer['type'], dict(answer['data'])
-    except (ValueError, KeyError, TypeError, RecursionError):
-      raise RuntimeError(
-        f'{self._url} must answer a {kind} with a JSON object that has a type '
-        f'and an object data: got {message[:300]!r}'
-      ) from None
-    if name == 'observation':
-      reward, done = data.get('reward'), data.get('done')
-      if not (
-        isinstance(data.get('observation'), dict)
-        and isinstance(done, bool | None)
-        and isinstance(reward, int | float | None)
-        and (reward is None or abs(reward) < 1e300)
-      ):
-        raise RuntimeError(
-          f'{self._url} must answer a {kind} with an object observation, a '
-          f'finite reward or null, and done: got {str(data)[:300]}'
-        )
-      return data
-    code, text = data.get('code'), _explain(data)
-    if kind == 'step' and code in REFUSALS:
-      raise BadAction(text[:_MAX_REASON])
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+      reply = json.loads(message)
+      data, error = reply['data'], reply['type'] == 'error'
+      if error and kind == 'step' and data['code'] in REFUSALS:
+        # The message, and those about each field of the action.
+        fields = [
+          f'{".".join(map(str, x["loc"]))}: {x["msg"]}'
+          for x in data.get('errors') or ()
+        ]
+        reason = '; '.join((str(data['message']), *fields))
+        raise BadAction(reason[:_MAX_REASON])
+      reward = data.get('reward')
+      if reward is None or math.isfinite(reward):
+        return Reply(dict(data['observation']), reward, bool(data.get('done')))
     raise RuntimeError(
-      f'{self._url} answers a {kind} with {code!s:.80}: {text[:300]}'
+      f'{self._url} must answer a {kind} with an observation, a finite reward '
+      f'or null, and done: got {errors.text(message)}'
     )
 
   def close(self) -> None:
     """Closes the session and waits until the server has freed it."""
-    with contextlib.suppress(self._closed_error, TimeoutError):
-      if not self._late:
-        self._socket.send('{"type": "close"}')
-        self._socket.recv(timeout=self._cfg.connect_timeout)
+    with contextlib.suppress(self._closed, TimeoutError):
+      self._socket.send('{"type": "close"}')
+      self._socket.recv(timeout=self._cfg.connect_timeout)
     self._stack.close()
-
-  def _exchange(self, message: str) -> str | bytes:
-    """Returns the answer to a message, or an error that came before it.
-
-    An observation that answers no request, or an earlier one, must not become
-    the reward of this one.
-    """
-    if self._late:
-      raise RuntimeError(f'{self._url} has not answered the last request')
-    with contextlib.suppress(TimeoutError):
-      early = self._socket.recv(timeout=0)  # only what has arrived already
-      if 'observation' not in str(early):  # such as that the server is full
-        return early
-      raise RuntimeError(
-        f'{self._url} must send one message for each request: got another one, '
-        f'{early[:300]!r}'
-      )
-    # A server that closes sends the reason first: it can still be received.
-    with contextlib.suppress(self._closed_error):
-      self._socket.send(message)
-    return self._socket.recv(timeout=self._cfg.message_timeout)
-
-
-def _explain(data: Mapping[str, Any]) -> str:
-  """Returns the message of an error, with those about each action field."""
-  errors = data.get('errors')
-  fields = (
-    f'{".".join(map(str, error.get("loc") or ()))}: {error.get("msg")}'
-    for error in (errors if isinstance(errors, list) else ())
-    if isinstance(error, dict) and isinstance(error.get('loc'), list | None)
-  )
-  return '; '.join((str(data.get('message')), *fields))

@@ -26,11 +26,8 @@ from typing import Any
 from posttrain import schema, types
 from posttrain.chat import rendering
 from posttrain.data import row_files, sources
-from posttrain.envs import base, tools
-from posttrain.envs.adapters import common
+from posttrain.envs import adapters, base, tools
 from posttrain.util import errors, imports
-
-_NO_TOOLS = ('reset', 'get_reward')  # methods that are no tools
 
 
 class Trl(base.Env):
@@ -53,10 +50,13 @@ class Trl(base.Env):
         f'{key} must build an object with a method reset: got '
         f'{cfg.factory!r}, which builds a {type(instance).__name__}'
       )
-    try:
-      self._tools = tools.of(_methods(instance), cfg.tool_format)
-    except ValueError as error:
-      raise ValueError(f'{key}: {error}') from None
+    # Of the class: `getmembers` of an instance would evaluate its properties.
+    methods = [
+      getattr(instance, name)
+      for name, _ in inspect.getmembers(type(instance), inspect.isfunction)
+      if not name.startswith('_') and name not in ('reset', 'get_reward')
+    ]
+    self._tools = tools.of(methods, cfg.tool_format) if methods else None
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
     """Returns a task per row of the split's file, or per empty row.
@@ -64,23 +64,19 @@ class Trl(base.Env):
     Raises:
       ValueError: the file is missing, or a row is malformed; names its line.
     """
-    base.check_split(split)
-    cfg = self._cfg
+    cfg, evaluates = self._cfg, split == 'eval'
+    path = cfg.eval_path if evaluates else cfg.path
     if cfg.path is None:
-      count = getattr(cfg, f'{split}_tasks')
+      count = cfg.eval_tasks if evaluates else cfg.train_tasks
       rows, fingerprint = [({}, f'{split}:{i}') for i in range(count)], ''
+    elif path is None:
+      return sources.Shuffled((), seed)
     else:
-      field = 'path' if split == 'train' else 'eval_path'
-      if (path := getattr(cfg, field)) is None:
-        return sources.Shuffled((), seed)
-      file = base.find(self.name, field, path, folders=False)
-      rows, fingerprint = (
-        row_files.objects(file),
-        sources.file_fingerprint(file),
-      )
-    return sources.Shuffled(
-      [self._task(row, where) for row, where in rows], seed, fingerprint
-    )
+      file = base.find(self.name, 'eval_path' if evaluates else 'path', path)
+      rows = row_files.objects(file)
+      fingerprint = sources.file_fingerprint(file)
+    tasks = [self._task(row, where) for row, where in rows]
+    return sources.Shuffled(tasks, seed, fingerprint)
 
   def make(self, task: types.Task) -> 'Episode':
     return Episode(task, self._factory, self._cfg.correct_at)
@@ -89,17 +85,17 @@ class Trl(base.Env):
     prompt = row.get('prompt', '')
     if isinstance(prompt, str):
       prompt = [{'role': 'user', 'content': prompt}]
-    if not isinstance(prompt, list) or not prompt:
+    if not isinstance(prompt, list):
       raise ValueError(
         f'{where}: prompt must be a string or a list of messages: got '
         f'{errors.quote(prompt)}'
       )
     for index, message in enumerate(prompt):
       rendering.check_message(message, f'{where}: prompt[{index}]')
-    if prompt[-1]['role'] != 'user':
+    if not prompt or prompt[-1]['role'] != 'user':
       raise ValueError(
         f'{where}: prompt must end in a user message, to which reset '
-        f'appends: got {errors.quote(row["prompt"])}'
+        f'appends: got {errors.quote(prompt)}'
       )
     return types.Task(
       id=where,
@@ -107,7 +103,7 @@ class Trl(base.Env):
       prompt=tuple(prompt),
       answer=row.get('answer'),
       info=row,
-      tools=self._tools if self._tools.schemas else None,
+      tools=self._tools,
     )
 
 
@@ -120,13 +116,13 @@ class Episode:
     self._task, self._env, self._correct_at = task, factory(), correct_at
 
   def reset(self) -> types.Messages:
-    text = common.settle(self._env.reset(**self._task.info)) or ''
+    text = adapters.settle(self._env.reset(**self._task.info)) or ''
     *before, last = self._task.prompt
     return (*before, {**last, 'content': last['content'] + text})
 
   def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
     """Runs a tool; see `base.ToolEpisode`."""
-    return common.settle(getattr(self._env, name)(**arguments))
+    return adapters.settle(getattr(self._env, name)(**arguments))
 
   def step(self, text: str, truncated: bool) -> types.StepOut:
     """Ends the episode: the turn has no call."""
@@ -135,22 +131,10 @@ class Episode:
 
   def grade(self) -> types.Score:
     """Returns `get_reward()`; not scorable without that method."""
-    reward = common.settle(getattr(self._env, 'get_reward', lambda: None)())
-    return common.score(
+    reward = adapters.settle(getattr(self._env, 'get_reward', lambda: None)())
+    return adapters.score(
       None if reward is None else float(reward), self._correct_at, {}
     )
 
   def close(self) -> None:
     pass
-
-
-def _methods(instance: Any) -> list[Callable]:
-  """Returns the methods of an instance that are tools, in alphabetical order.
-
-  Of the class: `getmembers` of an instance would evaluate its properties.
-  """
-  return [
-    getattr(instance, name)
-    for name, _ in inspect.getmembers(type(instance), inspect.isfunction)
-    if not name.startswith('_') and name not in _NO_TOOLS
-  ]

@@ -15,9 +15,8 @@ import pathlib
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
-from posttrain.envs.sql import questions, synth, words
+from posttrain.envs.sql import synth
 from posttrain.util import commands
 
 
@@ -61,36 +60,30 @@ def export(args: Flags) -> None:
       f'{synth.SPLIT_SEEDS - 1}: got --seed0={args.seed0} '
       f'--databases={args.databases}'
     )
-  records: list[questions.Question] = []
+  records, counts = [], Counter()
   for seed in seeds:
-    records += synth.ask(seed, split)
-    db_id = records[-1].db_id
+    for question in synth.ask(seed, split):
+      counts[question.difficulty] += 1
+      fields = vars(question)
+      records.append(
+        {x: fields[x] for x in ('id', 'db_id')}
+        | {'question': question.text}
+        | {x: fields[x] for x in ('gold_sql', 'answer_type')}
+        | {'gold_answer': question.gold_rows, 'n_rows': len(question.gold_rows)}
+        | {x: fields[x] for x in ('tables', 'difficulty')}
+      )
+    db_id = records[-1]['db_id']
     db_folder = path / 'database' / db_id
     db_folder.mkdir(parents=True)
     (db_folder / f'{db_id}.sqlite').write_bytes(synth.write(seed, split))
-  text = ',\n'.join(json.dumps(_to_json(question)) for question in records)
+  text = ',\n'.join(map(json.dumps, records))
   (path / 'questions.json').write_text(f'[\n{text}\n]\n')
-  (path / 'tokenizer.json').write_text(words.tokenizer())
-  counts = Counter(question.difficulty for question in records)
+  (path / 'tokenizer.json').write_text(synth.tokenizer())
   print(
     f'{path}: {len(seeds)} databases, {len(records)} questions ('
-    + ', '.join(f'{counts[kind]} {kind}' for kind in questions.DIFFICULTIES)
+    + ', '.join(f'{counts[kind]} {kind}' for kind in synth.TEMPLATES)
     + f'), fingerprint {synth.fingerprint(seeds, split)}'
   )
-
-
-def _to_json(question: questions.Question) -> dict[str, Any]:
-  return {
-    'id': question.id,
-    'db_id': question.db_id,
-    'question': question.text,
-    'gold_sql': question.gold_sql,
-    'answer_type': question.answer_type,
-    'gold_answer': question.gold_rows,
-    'n_rows': len(question.gold_rows),
-    'tables': question.tables,
-    'difficulty': question.difficulty,
-  }
 
 
 if __name__ == '__main__':

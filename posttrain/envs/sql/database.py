@@ -15,6 +15,7 @@ Views can be read, but are not listed. Virtual tables cannot be read.
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import math
@@ -24,20 +25,17 @@ import sqlite3
 import time
 
 from posttrain import schema
-from posttrain.envs.sql import cells
+
+Cell = int | float | str | None
+Rows = tuple[tuple[Cell, ...], ...]
 
 NOW = schema.SqlFiles.now
 # Date functions, and the keywords that read the clock as functions do.
-DATES = {
+_DATES = 'date time datetime julianday unixepoch strftime timediff'.split()
+DATES = dict(zip(_DATES, _DATES, strict=True)) | {
   'current_date': 'date',
   'current_time': 'time',
   'current_timestamp': 'datetime',
-  **{
-    name: name
-    for name in (
-      'date time datetime julianday unixepoch strftime timediff'.split()
-    )
-  },
 }
 # Cheap functions whose result depends on their arguments only, or on the
 # database's `now`.
@@ -84,7 +82,7 @@ class Limits:
 class Result:
   """The result of a query: rows or an error."""
 
-  rows: cells.Rows = ()
+  rows: Rows = ()
   columns: tuple[str, ...] = ()
   more: bool = False  # whether there were further rows
   error: str | None = None  # text for the policy; there are no rows then
@@ -173,8 +171,6 @@ class Database:
     Raises:
       ValueError: the file is missing or no database with tables.
     """
-    if not pathlib.Path(path).is_file():
-      raise ValueError(f'{path} must be a SQLite file: there is none')
     uri = pathlib.Path(path).absolute().as_uri()
     try:
       return cls(_connect(f'{uri}?mode=ro&immutable=1'), limits, now)
@@ -191,15 +187,8 @@ class Database:
     return self._columns[table]
 
   def count(self, table: str) -> int:
-    """Returns the number of rows of a table.
-
-    Raises:
-      ValueError: the database is damaged.
-    """
-    result = self.query(f'SELECT count(*) FROM {_quote(table)}', 1)
-    if result.error:
-      raise ValueError(f'table {table!r}: {result.error}')
-    return result.rows[0][0]
+    """Returns the number of rows of a table."""
+    return self.query(f'SELECT count(*) FROM {_quote(table)}', 1).rows[0][0]
 
   def find(self, name: str) -> str | None:
     """Returns the table with a name: in the same case, or else in any case."""
@@ -224,44 +213,46 @@ class Database:
     Raises:
       Timeout: the time limit was reached before the instruction limit.
     """
-    if refusal := _refusal(sql, self._limits):
-      return Result(error=refusal)
+    # Refusals before the query is compiled.
+    limits, error = self._limits, None
+    if len(sql.encode('utf-8', 'surrogatepass')) > limits.sql_length:
+      error = f'the query is longer than {limits.sql_length} bytes'
+    elif re.search('[\0\ud800-\udfff]', sql):
+      error = 'the query is not valid text'
+    elif not _QUERY.match(sql):
+      error = 'only SELECT is allowed'
+    elif growth(sql) > limits.growth:
+      error = 'the query is too complex'
+    if error:
+      return Result(error=error)
     self._refusal, self._timed_out = None, False
     self._start, self._spent = time.thread_time(), 0
     if 'collate' in sql.lower():
       # One instruction then sorts all rows, with slow comparisons.
-      self._spent = self._limits.steps * 4 // 5
+      self._spent = limits.steps * 4 // 5
     try:
-      return self._run(sql, rows)
+      with contextlib.closing(self._connection.execute(sql)) as cursor:
+        columns = tuple(column for column, *_ in cursor.description)
+        result, size = [], 0
+        while len(result) < rows and (row := cursor.fetchone()):
+          row = [_decode(x) if isinstance(x, bytes) else x for x in row]
+          size += sum(len(x.encode()) if isinstance(x, str) else 1 for x in row)
+          result.append(tuple(row))
+          if size > limits.result:
+            return Result(error='the result is too big; select less')
+        return Result(tuple(result), columns, cursor.fetchone() is not None)
     except MemoryError:  # from `vdbe_op` or `HEAP`
       return Result(error='the query is too complex')
     except (sqlite3.Error, sqlite3.Warning) as error:
       if self._timed_out:
-        raise Timeout(f'a query took over {self._limits.seconds} s') from error
+        raise Timeout(f'a query took over {limits.seconds} s') from error
       if 'one statement' in str(error):
         return Result(error='only one SELECT at a time is allowed')
       return Result(error=(self._refusal or str(error))[:200])
-    except (ValueError, OverflowError):  # a text that Python cannot pass
-      return Result(error='the query is not valid SQL')
 
   def close(self) -> None:
     self._connection.close()
     self._plain.close()
-
-  def _run(self, sql: str, rows: int) -> Result:
-    cursor = self._connection.execute(sql)
-    try:
-      columns = tuple(column for column, *_ in cursor.description)
-      result, size = [], 0
-      while len(result) < rows and (row := cursor.fetchone()):
-        row = [_decode(x) if isinstance(x, bytes) else x for x in row]
-        size += sum(len(x.encode()) if isinstance(x, str) else 1 for x in row)
-        result.append(tuple(row))
-        if size > self._limits.result:
-          return Result(error='the result is too big; select less')
-      return Result(tuple(result), columns, cursor.fetchone() is not None)
-    finally:
-      cursor.close()  # otherwise the query stays open
 
   def _tick(self) -> bool:
     """Returns whether to stop; SQLite calls it every `_TICK` instructions."""
@@ -272,25 +263,25 @@ class Database:
     self._timed_out = time.thread_time() - self._start > self._limits.seconds
     return self._timed_out
 
-  def _date(self, name: str, *values: cells.Cell | bytes) -> cells.Cell:
+  def _date(self, name: str, *values: Cell | bytes) -> Cell:
     """Calls one of SQLite's date functions at `now`, in UTC.
 
     `now` stands for the clock, and no change for 'localtime' and 'utc'.
     """
     first = int(name == 'strftime')  # index of the time
-    times = range(first, first + 1 + (name == 'timediff'))
-    arguments: list[cells.Cell] = []
-    if len(values) == first:
-      values = (*values, 'now')
-    for i, value in enumerate(values):
+    last = first + (name == 'timediff')
+    arguments: list[Cell] = []
+    for i, value in enumerate(
+      values if len(values) > first else (*values, 'now')
+    ):
       if isinstance(value, bytes):
         value = _decode(value)
       if isinstance(value, str):
         value = value.partition('\0')[0]  # where SQLite's functions stop
-      word = value.lower() if isinstance(value, str) else ''
-      if i in times and word in ('now', 'subsec', 'subsecond'):
+      word = str(value).lower()
+      if first <= i <= last and word in ('now', 'subsec', 'subsecond'):
         arguments += [self._now] if word == 'now' else [self._now, word]
-      elif i > times[-1] and word in ('localtime', 'utc'):
+      elif i > last and word in ('localtime', 'utc'):
         arguments.append('+0 days')  # the order of modifiers matters
       else:
         arguments.append(value)
@@ -337,17 +328,6 @@ def growth(sql: str) -> int:
     elif not word.startswith(('--', '/*')):
       counts[-1][word] += 1
   return math.prod(1 + max(count.values(), default=0) for count in counts)
-
-
-def _refusal(sql: str, limits: Limits) -> str | None:
-  """Returns the reason why a query must not be compiled, or None."""
-  if len(sql.encode('utf-8', 'surrogatepass')) > limits.sql_length:
-    return f'the query is longer than {limits.sql_length} bytes'
-  if '\0' in sql or re.search('[\ud800-\udfff]', sql):
-    return 'the query is not valid text'
-  if not _QUERY.match(sql):
-    return 'only SELECT is allowed'
-  return 'the query is too complex' if growth(sql) > limits.growth else None
 
 
 def _connect(uri: str) -> sqlite3.Connection:

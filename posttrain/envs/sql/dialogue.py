@@ -20,13 +20,27 @@ result or error per step:
 
 Left: style `compact`, few tokens, for small models. Right: style `verbose`,
 after a system prompt with the rules. Errors are always shown.
+
+The text form of rows is that of observations, answers and the verifier:
+
+    NULL -> null    3 -> 3    2.5 -> 2.5    Ada -> Ada    a;b -> "a;b"
+
+Cells are separated by ` | `, rows by `; ` (compact) or line ends (verbose); a
+result without rows is `empty`. A string is quoted, as in JSON, only if its
+plain text would be misread. So the text of an observation is a valid answer.
 """
 
+import contextlib
 import dataclasses
+import json
 import re
+from collections.abc import Iterable
 
 from posttrain import types
-from posttrain.envs.sql import cells, database
+from posttrain.envs.sql import database
+
+NULL, EMPTY = 'null', 'empty'
+CUT = ' ...'  # suffix of a cut text
 
 TYPES = ('DESCRIBE', 'SAMPLE', 'QUERY', 'ANSWER')
 QUERY_ROWS = 20  # rows of a result that are shown, and graded for progress
@@ -37,6 +51,94 @@ _ACTION = re.compile('^' + _HEAD, re.MULTILINE | re.IGNORECASE)
 _FENCE = re.compile(r'\s*+```(?:(?:sql|sqlite)(?!\S))?', re.IGNORECASE)
 # End of SQL over several lines.
 _END = re.compile(rf'```|\n(?:[^\S\n]*+(?:\n|\Z)|(?={_HEAD}))', re.IGNORECASE)
+
+
+def cell(value: database.Cell) -> str:
+  """Writes one value.
+
+  A float has six digits, or all digits before its point: 2.5, 0.333333, 3,
+  1234568, 1e+20. So a whole float looks like an integer.
+  """
+  if value is None:
+    return NULL
+  if isinstance(value, float):
+    whole = value.is_integer() or 1e5 <= abs(value)
+    return str(round(value)) if whole and abs(value) < 1e15 else f'{value:.6g}'
+  if isinstance(value, int):
+    return str(value)
+  plain = (
+    value
+    and value == value.strip()
+    and not set(value) & set('|;,\n"')
+    and value.lower() not in (NULL, EMPTY)
+  )
+  return value if plain else json.dumps(value, ensure_ascii=False)
+
+
+def row(values: Iterable[database.Cell]) -> str:
+  """Writes one row."""
+  return ' | '.join(map(cell, values))
+
+
+def cut(text: str, limit: int, more: bool = False) -> str:
+  """Returns a text cut to `limit` characters, those of ` ...` included.
+
+  Args:
+    text: the text.
+    limit: maximum number of characters.
+    more: whether there is further text, so that it is always cut.
+  """
+  if len(text) <= limit and not more:
+    return text
+  return text[: limit - len(CUT)].rstrip() + CUT
+
+
+def read_rows(text: str, *, between: str = '|') -> list[list[str | None]]:
+  """Reads rows.
+
+  Rows end at `;` or a line end, outside of quotes; blank rows are skipped. A
+  quote is plain text if it is not closed, or if other characters than white
+  space follow it in its cell.
+
+  Args:
+    text: any text.
+    between: the character between the cells of a row; '' if rows have one
+      cell each.
+
+  Returns:
+    The cells of each row, without white space around them; None for `null`.
+    Numbers stay text: 3 and "3" are both '3'.
+  """
+  if text.strip().lower() == EMPTY:
+    return []
+  # A cell: quoted or plain, and its end. Possessive, so that matching is
+  # linear: a cell that begins with a quote is scanned at most to the next quote
+  # before it is matched again as plain text.
+  ends = re.escape(between) + r';\n'
+  pattern = (
+    rf'[^\S\n]*+(?:("(?:[^"\\]++|\\.)*+")[^\S\n]*+(?![^{ends}])'
+    rf'|([^{ends}]*+))([{ends}]|\Z)'
+  )
+  rows: list[list[str | None]] = [[]]
+  for match in re.finditer(pattern, text, re.DOTALL):
+    quote, plain, end = match.groups()
+    value = None
+    if quote is not None:
+      with contextlib.suppress(ValueError):  # no valid JSON escape
+        value = json.loads(quote, strict=False)
+    quoted = value is not None
+    if not quoted:
+      value = (plain if quote is None else quote).strip()
+      value = None if value.lower() == NULL else value
+    rows[-1].append(value)
+    if end and end == between:
+      continue
+    if rows[-1] == [''] and not quoted:
+      rows.pop()
+    if not end:
+      break
+    rows.append([])
+  return rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,10 +212,14 @@ double quotes."""
 class _Style:
   """Text templates and limits of a style."""
 
+  system: str
   prompt: str
   left: str
   result: str
   error: str
+  table: str
+  between_columns: str
+  between_rows: str
   sample_rows: int
   characters: int  # maximum of a result
   error_characters: int  # maximum of an error
@@ -121,16 +227,30 @@ class _Style:
 
 _STYLES = {
   'compact': _Style(
-    '{}\ntables: {}', '\nleft: {}', 'result: ', 'error: ', 3, 400, 60
+    system='',
+    prompt='{}\ntables: {}',
+    left='\nleft: {}',
+    result='result: ',
+    error='error: ',
+    table='{columns}; {count} rows',
+    between_columns=', ',
+    between_rows='; ',
+    sample_rows=3,
+    characters=400,
+    error_characters=60,
   ),
   'verbose': _Style(
-    'Question: {}\nTables: {}',
-    '\nSteps left: {}',
-    'Result:\n',
-    'Error: ',
-    5,
-    2000,
-    500,
+    system=_SYSTEM,
+    prompt='Question: {}\nTables: {}',
+    left='\nSteps left: {}',
+    result='Result:\n',
+    error='Error: ',
+    table='{table}, {count} rows\n{columns}',
+    between_columns='\n',
+    between_rows='\n',
+    sample_rows=5,
+    characters=2000,
+    error_characters=500,
   ),
 }
 
@@ -149,8 +269,7 @@ class Writer:
       style: 'compact' or 'verbose'.
       role: role of the observations, 'tool' or 'user'.
     """
-    self._style_name, self._role = style, role
-    self._style = _STYLES[style]
+    self._style, self._role = _STYLES[style], role
     self.sample_rows = self._style.sample_rows
 
   def prompt(
@@ -160,9 +279,8 @@ class Writer:
     style = self._style
     text = style.prompt.format(question, ', '.join(tables))
     user = {'role': 'user', 'content': text + style.left.format(budget)}
-    if self._style_name == 'compact':
-      return (user,)
-    return ({'role': 'system', 'content': _SYSTEM.format(budget=budget)}, user)
+    system = {'role': 'system', 'content': style.system.format(budget=budget)}
+    return (system, user) if style.system else (user,)
 
   def observe(
     self, text: str, action: str, left: int, *, failed: bool
@@ -177,27 +295,30 @@ class Writer:
     """
     style = self._style
     if failed:
-      text = style.error + cells.cut(text, style.error_characters)
+      text = style.error + cut(text, style.error_characters)
     else:
       text = style.result + text
     name = {'name': action.lower()} if self._role == 'tool' else {}
     content = text + style.left.format(left)
     return ({'role': self._role, **name, 'content': content},)
 
-  def rows(self, rows: cells.Rows, more: bool) -> str:
+  def rows(self, rows: database.Rows, more: bool) -> str:
     """Writes rows; `more`: whether the result has further rows."""
-    limit = self._style.characters
-    return cells.write(rows, style=self._style_name, more=more, limit=limit)
+    text = self._style.between_rows.join(map(row, rows)) or EMPTY
+    return cut(text, self._style.characters, more)
 
   def table(self, db: database.Database, table: str) -> str:
     """Writes a table's columns and its number of rows."""
-    columns, count = db.describe(table), db.count(table)
-    text = f'{", ".join(name for name, _ in columns)}; {count} rows'
-    if self._style_name == 'verbose':
-      lines = [f'{table}, {count} rows']
-      lines += [f'{name} {kind}'.rstrip() for name, kind in columns]
-      text = '\n'.join(lines)
-    return cells.cut(text, self._style.characters)
+    style, columns = self._style, db.describe(table)
+    names = [name for name, _ in columns]
+    if style.system:
+      names = [' '.join(column).rstrip() for column in columns]
+    text = style.table.format(
+      table=table,
+      count=db.count(table),
+      columns=style.between_columns.join(names),
+    )
+    return cut(text, style.characters)
 
 
 _READ = re.compile(

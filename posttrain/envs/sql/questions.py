@@ -1,4 +1,4 @@
-"""Questions about databases, and their format in a file.
+"""Questions about databases: their format in a file, and the file as a source.
 
     {"id": "pets_3", "db_id": "pets", "question": "How many dogs are there?",
      "gold_sql": "SELECT count(*) FROM dog", "gold_answer": [[2]],
@@ -8,21 +8,44 @@
 equals any is correct, and the first is that of `gold_sql`. `ordered` tells
 whether the order of the rows counts. A missing difficulty follows from the
 number of tables: 1 easy, 2 medium, more hard. Other keys are ignored, except
-`n_rows` (`files`).
+`n_rows`.
+
+1. Each question of the file is read, its database opened, its gold SQL run. If
+   `n_rows` is larger than the number of gold rows in the file, the gold SQL's
+   rows are the gold answer; if the order of rows counts, their ties are found.
+2. All questions that fail are told at once, or left out (`skip_refused`).
+3. A split holds whole databases: those with the lowest hashes are for
+   evaluation.
+
+Rows with equal keys of ORDER BY may come in any order. The keys need not be
+columns of the result, so the ties are found by two runs of the query, whose
+ORDER BY has all columns of the result as further keys: ascending, then
+descending. Both runs hold the same rows up to a place if and only if no tie
+goes over it.
+
+    SELECT name FROM pet ORDER BY age         ages  1    2    2    5
+      ORDER BY age, 1 COLLATE BINARY                Ann  Bob  Cid  Eve
+      ORDER BY age, 1 COLLATE BINARY DESC           Ann  Cid  Bob  Eve
+                                              ranks 0    1    1    2
 """
 
+import codecs
+import collections
+import contextlib
 import dataclasses
+import hashlib
+import itertools
+import logging
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain import schema
-from posttrain.envs.sql import cells
-from posttrain.util import errors
-
-ANSWER_TYPES = ('integer', 'float', 'string', 'list', 'table')
-DIFFICULTIES = schema.DIFFICULTIES
+from posttrain.data import sources
+from posttrain.envs import base
+from posttrain.envs.sql import database, dialogue, verifier
+from posttrain.util import disk, errors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,146 +56,397 @@ class Question:
   db_id: str
   text: str
   gold_sql: str
-  gold_rows: cells.Rows  # result of `gold_sql`; never empty
-  answer_type: str  # one of `ANSWER_TYPES`
-  difficulty: str  # one of `DIFFICULTIES`
+  gold_rows: database.Rows  # result of `gold_sql`; never empty
+  answer_type: str  # one of `verifier.ANSWER_TYPES`
+  difficulty: str  # one of `schema.DIFFICULTIES`
   tables: tuple[str, ...]  # tables that `gold_sql` reads
   template: str = ''  # template of a generated question
-  other_golds: tuple[cells.Rows, ...] = ()  # further correct answers
+  other_golds: tuple[database.Rows, ...] = ()  # further correct answers
   # The position of each gold row's key in the order of `gold_sql`, ties having
   # one; () = the order of an answer's rows does not count.
   ranks: tuple[int, ...] = ()
 
 
-def _is_text(value: Any) -> bool:
-  return isinstance(value, str) and bool(value.strip())
-
-
-# Field of a question -> (its keys in files, those of SQLEnv last; requirement
-# in words; check of a value).
-_FIELDS = {
-  'id': (
-    ('id', 'question_id'),
-    'a text or a whole number',
-    lambda x: _is_text(x) or type(x) is int,
-  ),
-  'db_id': (
-    ('db_id', 'database_name'),
-    'the name of a folder',
-    lambda x: _is_text(x) and x == pathlib.PurePath(x).name and x != '..',
-  ),
-  'text': (('question', 'question_text'), 'a text', _is_text),
-  'gold_sql': (('gold_sql',), 'a text', _is_text),
-  'gold_rows': (
-    ('gold_answer', 'gold_rows', 'answer'),
-    'rows of cells',
-    lambda x: x not in (None, [], ''),
-  ),
-  'answer_type': (
-    ('answer_type',),
-    f'one of {ANSWER_TYPES}',
-    lambda x: x in ANSWER_TYPES,
-  ),
-  'tables': (
-    ('tables', 'tables_involved'),
-    'a list of names',
-    lambda x: isinstance(x, list) and bool(x) and all(map(_is_text, x)),
-  ),
-  'difficulty': (
-    ('difficulty',),
-    f'one of {DIFFICULTIES}',
-    lambda x: x in DIFFICULTIES,
-  ),
+# Field of a question -> (its keys in files, those of SQLEnv last; its type or
+# its values).
+_FIELDS: dict[str, tuple[tuple[str, ...], Any]] = {
+  'id': (('id', 'question_id'), str | int),
+  'db_id': (('db_id', 'database_name'), str),
+  'text': (('question', 'question_text'), str),
+  'gold_sql': (('gold_sql',), str),
+  'gold_rows': (('gold_answer', 'gold_rows', 'answer'), object),
+  'answer_type': (('answer_type',), verifier.ANSWER_TYPES),
+  'tables': (('tables', 'tables_involved'), list),
+  'difficulty': (('difficulty',), schema.DIFFICULTIES),
 }
 
 
-def parse(row: Any, where: str) -> Question:
-  """Returns the question of an object, without ranks.
-
-  Args:
-    row: a value of a JSON file.
-    where: its position, 'file:line', for errors.
+def parse(row: Any) -> Question:
+  """Returns the question of a JSON object, without ranks.
 
   Raises:
-    ValueError: it is no question; begins with `where`.
+    ValueError: it is no question.
   """
   if not isinstance(row, Mapping):
-    raise ValueError(f'{where} must be an object: got {errors.quote(row)}')
+    raise ValueError(f'a question must be an object: got {errors.quote(row)}')
   golds = row.get('gold_answers', [None])
   if 'gold_answers' in row:
-    if not isinstance(golds, list) or not golds:
-      raise ValueError(
-        f"{where} must have 'gold_answers', a list of one or more golds: got "
-        f'{errors.quote(golds)}'
-      )
-    row = {**row, 'gold_answer': golds[0]}
-  fields = {}
-  for field, (names, requirement, fits) in _FIELDS.items():
+    some = isinstance(golds, list) and golds
+    row = {**row, 'gold_answer': golds[0] if some else None}
+  fields: dict[str, Any] = {}
+  for field, (names, kind) in _FIELDS.items():
     value = next((row[name] for name in names if name in row), None)
     if field == 'difficulty' and value is None:
-      most = min(len(fields['tables']), len(DIFFICULTIES))
-      value = DIFFICULTIES[most - 1]
-    if not fits(value):
+      most = min(len(fields['tables']), len(schema.DIFFICULTIES))
+      value = schema.DIFFICULTIES[most - 1]
+    fits = value in kind if isinstance(kind, tuple) else isinstance(value, kind)
+    if not fits or value in (None, '', []):
       raise ValueError(
-        f'{where} must have {names[0]!r}: got {errors.quote(value)}, expected '
-        f'{requirement}; the fields are {errors.text(sorted(row))}'
+        f'{names[0]!r} must be of {kind}: got {errors.quote(value)}; the '
+        f'fields are {errors.text(sorted(row))}'
       )
     fields[field] = value
-  first, *others = (
-    _rows(gold, fields['answer_type'], where)
-    for gold in (fields['gold_rows'], *golds[1:])
-  )
-  return Question(
-    **fields
-    | {
-      'id': str(fields['id']),
-      'tables': tuple(fields['tables']),
-      'gold_rows': first,
-      'other_golds': tuple(others),
-    }
-  )
-
-
-def is_ordered(row: Mapping[str, Any], default: bool, where: str) -> bool:
-  """Returns whether the order of a question's rows counts; see `parse`."""
-  value = row.get('ordered', default)
-  if not isinstance(value, bool):
-    raise ValueError(
-      f"{where} must have 'ordered' that is true or false: got "
-      f'{errors.quote(value)}'
+  # Gold answers are rows of cells; a cell or a list stands for rows.
+  kinds = {'integer': int, 'float': int | float, 'string': str}
+  kind = fields['answer_type']
+  parsed = []
+  for value in (fields['gold_rows'], *golds[1:]):
+    rows = value if isinstance(value, list) else [value]
+    rows = tuple(tuple(r) if isinstance(r, list) else (r,) for r in rows)
+    values = [cell for row in rows for cell in row]
+    widths = {len(row) for row in rows}
+    fits = (
+      all(type(x) in (int, float, str, type(None)) for x in values)
+      and all(math.isfinite(x) for x in values if isinstance(x, float))
+      # A policy that gives up says null, or nothing.
+      and any(x is not None for x in values)
+      and value != ''
+      and len(widths) == 1
+      and (kind == 'table' or widths == {1})
+      and (kind in ('list', 'table') or len(rows) == 1)
+      and isinstance(rows[0][0], kinds.get(kind, object))
     )
-  return value
+    if not fits:
+      raise ValueError(
+        f'a gold answer must be one {kind} of finite numbers, texts and nulls, '
+        f'with a value that is not null: got {errors.quote(value)}'
+      )
+    parsed.append(rows)
+  fields |= {'id': str(fields['id']), 'tables': tuple(fields['tables'])}
+  fields |= {'gold_rows': parsed[0], 'other_golds': tuple(parsed[1:])}
+  return Question(**fields)
 
 
-def _rows(value: Any, answer_type: str, where: str) -> cells.Rows:
-  """Reads a gold answer: rows of cells; a cell or a list stands for rows."""
-  rows = value if isinstance(value, list) else [value]
-  rows = tuple(tuple(r) if isinstance(r, list) else (r,) for r in rows)
-  values = [cell for row in rows for cell in row]
-  for cell in values:
-    if type(cell) not in (int, float, str, type(None)) or (
-      isinstance(cell, float) and not math.isfinite(cell)
+class Files:
+  """`schema.SqlFiles`: a data source."""
+
+  def __init__(
+    self, name: str, cfg: schema.SqlFiles, difficulties: Sequence[str]
+  ):
+    """Reads the questions and runs their gold SQL.
+
+    Args:
+      name: the environment's name.
+      cfg: the options.
+      difficulties: difficulties of the questions.
+
+    Raises:
+      ValueError: a file is missing, questions are refused, or no question has
+        these difficulties.
+    """
+    self._name, self._cfg = name, cfg
+    # Rows of real tables are longer than generated ones.
+    self._limits = database.Limits(steps=cfg.query_steps, length=10_000)
+    self._path = base.find(name, 'data.questions', cfg.questions)
+    self._folder = base.find(name, 'data.databases', cfg.databases)
+    self._tables: dict[str, tuple[str, ...]] = {}
+    self._questions = self._load(difficulties)
+    ids = sorted(
+      self._tables, key=lambda db_id: hashlib.sha256(db_id.encode()).digest()
+    )
+    self._eval_ids = set(ids[: round(cfg.eval_share * len(ids))])
+
+  def select(self, split: str) -> Sequence[Question]:
+    """Returns the questions of a split, in the file's order.
+
+    Warns if there is none for evaluation, although `eval_share` is not 0.
+    """
+    evaluates = split == 'eval'
+    result = [
+      q for q in self._questions if (q.db_id in self._eval_ids) == evaluates
+    ]
+    if evaluates and not result and self._cfg.eval_share:
+      logging.getLogger('absl').warning(
+        'envs.%s.env.data.eval_share should hold out a database with questions '
+        'of these difficulties: got %g of %d databases; there is no evaluation '
+        'on this environment',
+        self._name,
+        self._cfg.eval_share,
+        len(self._tables),
+      )
+    return result
+
+  def fingerprint(self, split: str) -> str:
+    """Returns the hash of the questions and their databases."""
+    del split
+    ids = sorted({question.db_id for question in self._questions})
+    files = [self._path, *map(self._database, ids)]
+    return sources.fingerprint(
+      *(sources.file_fingerprint(file).encode() for file in files)
+    )
+
+  def open(
+    self, db_id: str, limits: database.Limits | None = None
+  ) -> database.Database:
+    """Opens a database's file, read-only."""
+    return database.Database.from_file(
+      self._database(db_id), limits or self._limits, self._cfg.now
+    )
+
+  def tables(self, db_id: str) -> tuple[str, ...]:
+    """Returns the names of a database's tables."""
+    return self._tables[db_id]
+
+  def _database(self, db_id: str) -> pathlib.Path:
+    return self._folder / db_id / f'{db_id}.sqlite'
+
+  def _load(self, difficulties: Sequence[str]) -> list[Question]:
+    """Returns the usable questions of these difficulties."""
+    # 1. The rows of a JSON list, or the lines of JSONL; by number, from 1 on.
+    data = self._path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    values = data.splitlines()
+    if data.lstrip().startswith(b'['):
+      values = disk.parse_json(data, str(self._path))
+    rows = {
+      i: value
+      for i, value in enumerate(values, start=1)
+      if not isinstance(value, bytes) or value.strip()
+    }
+    # 2. The questions, by database and row.
+    refusals: dict[int, str] = {}
+    by_database: dict[str, dict[int, Question]] = {}
+    ids, kinds = set(), set()
+    for i, row in rows.items():
+      try:
+        if isinstance(row, bytes):
+          rows[i] = row = disk.parse_json(row, 'the line')
+        question = parse(row)
+        if question.id in ids:
+          raise ValueError(
+            "'id' must not be that of an earlier question: got "
+            f'{errors.quote(question.id)}'
+          )
+        ids.add(question.id)
+        kinds.add(question.difficulty)
+        by_database.setdefault(question.db_id, {})[i] = question
+      except ValueError as error:
+        refusals[i] = str(error)
+    # 3. Their gold SQL.
+    usable: dict[int, Question] = {}
+    for db_id, parsed in by_database.items():
+      with contextlib.ExitStack() as stack:
+        try:
+          db, wide = (
+            stack.enter_context(contextlib.closing(self.open(db_id, limits)))
+            for limits in (self._limits, self._gold_limits())
+          )
+        except ValueError as error:
+          refusals |= dict.fromkeys(parsed, f'data.databases: {error}')
+          continue
+        self._tables[db_id] = db.tables
+        for i, question in parsed.items():
+          if question.difficulty in difficulties:
+            try:
+              usable[i] = self._complete(db, wide, question, rows[i])
+            except (ValueError, database.Timeout) as error:
+              refusals[i] = str(error)
+    # 4. All refusals at once, in the order of the file.
+    texts = [f'{self._path}:{i}: {refusals[i]}' for i in sorted(refusals)]
+    logger, skips = logging.getLogger('absl'), self._cfg.skip_refused
+    for text in texts:
+      logger.warning('refused: %s', text)
+    if not usable or (texts and not skips):
+      raise ValueError(
+        f'envs.{self._name}.env.data.questions must hold questions that can be '
+        f'used, of difficulties {tuple(difficulties)}: got {len(rows)} of '
+        f'{sorted(kinds)} and {len(texts)} refusals, listed above '
+        f'({errors.text("; ".join(texts), 1200)}); skip_refused=True beside '
+        'questions leaves them out'
+      )
+    if texts:
+      logger.warning(
+        'envs.%s.env.data: %d of %d questions are left out (skip_refused)',
+        self._name,
+        len(texts),
+        len(rows),
+      )
+    return [usable[i] for i in sorted(usable)]
+
+  def _gold_limits(self) -> database.Limits:
+    """Returns the limits of a gold query: a long result, and more keys."""
+    limits = self._limits
+    return dataclasses.replace(
+      limits,
+      steps=10 * limits.steps,
+      result=100_000_000,
+      sql_length=2 * limits.sql_length,
+      column=2 * limits.column,
+    )
+
+  def _complete(
+    self,
+    db: database.Database,
+    wide: database.Database,
+    question: Question,
+    row: Mapping[str, Any],
+  ) -> Question:
+    """Adds gold rows that are not in the file, and the ties of their order.
+
+    Args:
+      db: the question's database, with the policy's limits.
+      wide: the same with those of a gold query.
+      question: the question.
+      row: its object in the file.
+
+    Raises:
+      ValueError: the gold SQL does not run, or has another result.
+      Timeout: it takes too long.
+    """
+    gold_sql, rows = question.gold_sql, question.gold_rows
+    if error := db.query(gold_sql, dialogue.QUERY_ROWS).error:
+      raise ValueError(
+        f"'gold_sql' must be a query that its database answers: got "
+        f'{errors.quote(gold_sql)}, and: {error}'
+      )
+    count, ordered = row.get('n_rows'), row.get('ordered', self._cfg.ordered)
+    count = len(rows) if count is None else count
+    if type(count) is not int or count < len(rows) or type(ordered) is not bool:
+      raise ValueError(
+        f"'n_rows' must be a whole number, {len(rows)} or more, and 'ordered' "
+        f'true or false: got {errors.quote((count, ordered))}'
+      )
+    if count > len(rows):
+      rows = _run(wide, gold_sql, count)
+      question = dataclasses.replace(question, gold_rows=rows)
+    order = read_order(wide, gold_sql, count) if ordered else None
+    # If only the options say that the order counts, gold SQL without ORDER BY
+    # has no order.
+    if ordered and order is None and 'ordered' in row:
+      raise ValueError("'ordered' must be false without ORDER BY: got true")
+    if order is None or count == 1:
+      return question
+    part = slice(order.start, order.start + len(order.rows))
+    kind, sure = question.answer_type, verifier.answer(order.rows)
+    if order.rows and not verifier.correct(
+      sure, rows[part], kind, order.ranks[part]
     ):
       raise ValueError(
-        f'{where} must have cells that are finite numbers, texts or null in '
-        f'its gold answer: got {errors.quote(cell)}'
+        'a gold answer must be in the order of its gold_sql: got '
+        f'{errors.quote(rows[part])}, expected {errors.quote(order.rows)}'
       )
-  # A policy that gives up says null, or nothing.
-  if value == '' or all(cell is None for cell in values):
-    raise ValueError(
-      f'{where} must have a gold answer with a value that is not null: got '
-      f'{errors.quote(value)}'
+    return dataclasses.replace(question, ranks=order.ranks)
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+  """The order of a query's rows."""
+
+  # i[rows], the position of each row's key, ascending; ties have one.
+  ranks: tuple[int, ...]
+  # Rows of the result from `start` on that are sure: those of whole ties. Which
+  # rows of a tie LIMIT and OFFSET keep is open.
+  start: int
+  rows: database.Rows
+
+
+def find_order(sql: str) -> tuple[int, str] | None:
+  """Finds the ORDER BY of a query; not those of subqueries and windows.
+
+  Returns:
+    (where further keys can be inserted, the expression of what LIMIT skips);
+    None without ORDER BY.
+  """
+  depth, tokens = 0, []  # those outside of parentheses
+  for match in database.TOKEN.finditer(sql):
+    depth += (match[0] == '(') - (match[0] == ')')
+    if depth == 0 and match[0] == ';':
+      break
+    if depth == 0 and not match[0].startswith(('--', '/*')):
+      tokens.append(match)
+  words = [match[0].lower() for match in tokens]
+  pairs = list(itertools.pairwise(words))
+  if ('order', 'by') not in pairs:
+    return None
+  end, offset = tokens[-1].end(), '0'
+  first = pairs.index(('order', 'by'))
+  if 'limit' in words[first:]:
+    limit = words.index('limit', first)
+    if 'offset' in words[limit:]:
+      offset = sql[tokens[words.index('offset', limit)].end() : end]
+    elif ',' in words[limit:]:
+      comma = words.index(',', limit)
+      offset = sql[tokens[limit].end() : tokens[comma].start()]
+    end = tokens[limit - 1].end()
+  return end, offset
+
+
+def read_order(db: database.Database, sql: str, count: int) -> Order | None:
+  """Returns the order of the gold rows.
+
+  Args:
+    db: the database, with limits for a query twice as long as `sql`.
+    sql: the gold query.
+    count: the number of its rows.
+
+  Returns:
+    The order; None if the query has no ORDER BY.
+
+  Raises:
+    ValueError: the query does not run, or has another number of rows.
+    Timeout: as `Database.query`.
+  """
+  place = find_order(sql)
+  if place is None:
+    return None
+  keys_end, skipped = place
+  width = len(_run(db, sql, count)[0])
+  ((offset,),) = _run(db, f'SELECT max(0, 0 + ({skipped}\n))', 1)
+  limit = f'\nLIMIT {offset + count}'
+  rising, falling = (
+    _run(
+      db,
+      sql[:keys_end]
+      + ''.join(f', {i + 1} COLLATE BINARY{way}' for i in range(width))
+      + limit,
+      offset + count,
     )
-  widths, is_list = {len(row) for row in rows}, answer_type == 'list'
-  kind = {'integer': int, 'float': int | float, 'string': str}.get(
-    answer_type, cells.Cell
+    for way in ('', ' DESC')
   )
-  fits = len(widths) == 1 and (
-    answer_type == 'table' or widths == {1} and (is_list or len(rows) == 1)
+  ranks, rank, whole = [], 0, 0
+  surplus: collections.Counter = collections.Counter()
+  for up, down in zip(rising, falling, strict=True):
+    ranks.append(rank)
+    surplus[up] += 1
+    surplus[down] -= 1
+    for row in (up, down):
+      if not surplus[row]:
+        del surplus[row]
+    rank += not surplus
+    whole = whole if surplus else len(ranks)
+  cut = ranks[offset - 1] if offset else -1
+  start = sum(rank <= cut for rank in ranks)
+  return Order(
+    tuple(ranks[offset:]), start - offset, rising[start : max(whole, start)]
   )
-  if not fits or not isinstance(rows[0][0], kind):
+
+
+def _run(db: database.Database, sql: str, count: int) -> database.Rows:
+  """Returns the rows of a query; ValueError unless there are `count`."""
+  result = db.query(sql, count)
+  if result.error or result.more or len(result.rows) != count:
+    more = ' or more' if result.more else ''
     raise ValueError(
-      f'{where} must have a gold answer that is one {answer_type}: got '
-      f'{len(rows)} rows of {sorted(widths)} cells, {errors.quote(value)}'
+      f'the query must have {count} rows: got '
+      f'{result.error or f"{len(result.rows)}{more}"}'
     )
-  return rows
+  return result.rows

@@ -1,7 +1,7 @@
 """Generated databases and questions about them, with gold SQL and answers.
 
-A question names a concept, whose column has another name (`words`): medium and
-hard questions require the names of the columns, easy ones do not.
+A question names a concept, whose column has another name (`CONCEPTS`): medium
+and hard questions require the names of the columns, easy ones do not.
 
     easy    E1  how many dogs are there
             E2  which of the dogs is number 3
@@ -17,12 +17,19 @@ hard questions require the names of the columns, easy ones do not.
 A database has two to four tables with columns `id` and `name`, two or three
 columns of numbers, and in part a foreign key. The result depends on the seed
 alone, not on process, machine or version of SQLite; `fingerprint` is its hash.
+
+The words are closed lists. No word has two roles, and no word of a database is
+a keyword of SQL. A concept occurs in questions only: its column has one of
+three other names, so that a question does not reveal the name of its column.
+The tables and names of split 'ood' are in no other split. `tokenizer` has an id
+for each word.
 """
 
 import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import random
 import sqlite3
@@ -30,7 +37,76 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from posttrain import schema
-from posttrain.envs.sql import cells, database, questions, words
+from posttrain.chat import tokenizers
+from posttrain.envs import base
+from posttrain.envs.sql import database, dialogue, questions
+
+# One table each, named by the plural with s.
+NOUNS = tuple(
+  'dog toy farm ship barn team band shop song club boat tree cake book robot '
+  'lake cart lamp drum kite coin horn tent bird frog goat duck hotel train '
+  'clock chair plant'.split()
+)
+OOD_NOUNS = tuple(
+  'camel wagon cabin piano wheel onion lemon tower river garden mirror '
+  'rocket'.split()
+)
+
+# Values of the column `name`.
+NAMES = tuple(
+  'Ada Alma Ann Arlo Ben Bea Boris Cara Cleo Cyrus Dan Dora Dina Eli Emma '
+  'Eva Fay Felix Finn Gil Greta Gus Hana Hugo Ian Ida Iris Jon Julia Kim '
+  'Kurt Lea Leo Lola Milo Mona Nora Nils Olga Otto Paul Pia Quin Rex Rita '
+  'Ruth Sara Sven Tom Tina Ugo Vera Wes Wilma Yuri Zara Zoe'.split()
+)
+OOD_NAMES = tuple(
+  'Anton Berta Clara David Edgar Frida Gloria Henry Ivan Janet Klaus Laura '
+  'Maria Nina Oscar Petra Ralf Susan Viktor'.split()
+)
+
+# Concept in a question -> possible names of its column.
+CONCEPTS = {
+  'age': ('years', 'seniority', 'lifetime'),
+  'pay': ('salary', 'wage', 'income'),
+  'size': ('volume', 'extent', 'bulk'),
+  'weight': ('mass', 'kilos', 'heft'),
+  'price': ('cost', 'fee', 'charge'),
+  'score': ('points', 'marks', 'tally'),
+  'height': ('altitude', 'elevation', 'stature'),
+  'speed': ('velocity', 'pace', 'tempo'),
+  'stock': ('supply', 'inventory', 'reserve'),
+  'rank': ('tier', 'level', 'standing'),
+  'hours': ('duration', 'shift', 'workload'),
+  'rating': ('stars', 'grade', 'quality'),
+}
+
+# Columns of every table, and suffixes of foreign keys.
+COLUMNS = ('id', 'name')
+SUFFIXES = ('id', 'ref', 'no')
+
+# Words of questions that are neither tables, names, concepts nor numbers.
+TEMPLATE = tuple(
+  'how many are there which of the is number what in has have highest lowest '
+  'above below total belong to that most'.split()
+)
+
+# Words of gold SQL.
+SQL = tuple(
+  'SELECT FROM WHERE JOIN ON GROUP ORDER BY DESC LIMIT COUNT SUM MAX'.split()
+)
+# Words of observations, with those of SQLite's errors.
+OBSERVATION = tuple(
+  'tables left result rows error empty null no such table column function '
+  'near syntax ambiguous incomplete input'.split()
+)
+SIGNS = tuple('0123456789.,;:()*=<>|\'"_-')
+
+# A word, digit or sign with at most one space before it; a name without it, so
+# that it is the same in quotes; white space.
+_PIECES = (
+  r' ?[a-z]+(?:_[a-z]+)*| ?[A-Z]+(?![a-z])|[A-Z][a-z]*| ?[0-9]'
+  r'| ?[^\sA-Za-z0-9]|\s'
+)
 
 SPLITS = ('train', 'eval', 'ood')
 SPLIT_SEEDS = 10**6  # number of databases of a split
@@ -47,7 +123,7 @@ class Column:
   """A column besides `id` and `name`; all of them hold whole numbers."""
 
   name: str
-  concept: str = ''  # one of `words.CONCEPTS`; '' for a foreign key
+  concept: str = ''  # one of `CONCEPTS`; '' for a foreign key
   parent: int | None = None  # index of the table that a foreign key refers to
 
 
@@ -57,7 +133,7 @@ class Table:
 
   name: str
   columns: tuple[Column, ...]
-  rows: tuple[tuple[cells.Cell, ...], ...]  # (id, name, *columns)
+  rows: tuple[tuple[database.Cell, ...], ...]  # (id, name, *columns)
 
   @property
   def concepts(self) -> tuple[Column, ...]:
@@ -86,48 +162,41 @@ def make(seed: int, split: str) -> tuple[Table, ...]:
   # Python hashes text seeds by SHA-512: the same in every process.
   draw = random.Random(f'db:{number(seed, split)}')
   ood = split == 'ood'
-  names = words.OOD_NAMES if ood else words.NAMES
-  nouns = draw.sample(
-    words.OOD_NOUNS if ood else words.NOUNS, draw.randint(2, 4)
-  )
+  names = OOD_NAMES if ood else NAMES
+  nouns = draw.sample(OOD_NOUNS if ood else NOUNS, draw.randint(2, 4))
   tables: list[Table] = []
   for i, noun in enumerate(nouns):
     columns = [
-      Column(draw.choice(words.CONCEPTS[concept]), concept)
-      for concept in draw.sample(tuple(words.CONCEPTS), draw.randint(2, 3))
+      Column(draw.choice(CONCEPTS[concept]), concept)
+      for concept in draw.sample(tuple(CONCEPTS), draw.randint(2, 3))
     ]
     if i == 1 or i > 1 and draw.random() < 0.5:
       parent = draw.randrange(i)
-      key = words.foreign_key(nouns[parent], draw.choice(words.SUFFIXES))
+      key = f'{nouns[parent]}_{draw.choice(SUFFIXES)}'
       columns.append(Column(key, parent=parent))
     draw.shuffle(columns)
     count = draw.randint(4, 9)
-    values = [
-      draw.sample(range(1, 100), count)
-      if column.parent is None
-      else _owners(draw, count, len(tables[column.parent].rows))
-      for column in columns
-    ]
+    values = []
+    for column in columns:
+      if column.parent is None:
+        values.append(draw.sample(range(1, 100), count))
+        continue
+      # Two to four parents share the rows, in random proportions. With
+      # independent draws nearly all parents would have one or two rows, and
+      # guesses would often be correct.
+      parents = len(tables[column.parent].rows)
+      ids = range(1, parents + 1)
+      owners = draw.sample(ids, draw.randint(2, min(4, parents)))
+      cuts = sorted(draw.sample(range(1, count), len(owners) - 1))
+      shares = zip(owners, [0, *cuts], [*cuts, count], strict=True)
+      keys = [owner for owner, start, end in shares for _ in range(end - start)]
+      draw.shuffle(keys)
+      values.append(keys)
     rows = zip(
       range(1, count + 1), draw.sample(names, count), *values, strict=True
     )
-    tables.append(Table(words.plural(noun), tuple(columns), tuple(rows)))
+    tables.append(Table(f'{noun}s', tuple(columns), tuple(rows)))
   return tuple(tables)
-
-
-def _owners(draw: random.Random, count: int, parents: int) -> Sequence[int]:
-  """Draws the parent of each of `count` rows: an id of 1 .. parents.
-
-  Two to four parents share the rows, in random proportions. With independent
-  draws nearly all parents would have one or two rows, and guesses would often
-  be correct.
-  """
-  owners = draw.sample(range(1, parents + 1), draw.randint(2, min(4, parents)))
-  cuts = sorted(draw.sample(range(1, count), len(owners) - 1))
-  shares = zip(owners, [0, *cuts], [*cuts, count], strict=True)
-  ids = [owner for owner, start, end in shares for _ in range(end - start)]
-  draw.shuffle(ids)
-  return ids
 
 
 @functools.lru_cache(maxsize=8192)
@@ -162,7 +231,7 @@ def ask(seed: int, split: str = 'train') -> tuple[questions.Question, ...]:
   tables, db_id = make(seed, split), f'synth_{number(seed, split)}'
   draw = random.Random(f'q:{number(seed, split)}')
   by_text: dict[str, questions.Question] = {}
-  kinds = questions.DIFFICULTIES
+  kinds = tuple(TEMPLATES)
   with contextlib.closing(sqlite3.connect(':memory:')) as connection:
     connection.deserialize(write(seed, split))
     while len(by_text) < PER_DIFFICULTY * len(kinds):
@@ -315,7 +384,15 @@ class Synth:
 
   def select(self, split: str) -> Sequence[questions.Question]:
     """Returns the questions of a split, database by database."""
-    return _Questions(*self._range(split), self._difficulties)
+    count, split = self._range(split)
+    each = PER_DIFFICULTY * len(self._difficulties)
+
+    def question(index: int) -> questions.Question:
+      seed, place = divmod(index, each)
+      kept = (x for x in ask(seed, split) if x.difficulty in self._difficulties)
+      return next(itertools.islice(kept, place, None))
+
+    return base.Tasks(range(count * each), question)
 
   def fingerprint(self, split: str) -> str:
     """Returns the hash of the split's first eight databases and questions."""
@@ -343,22 +420,62 @@ def _locate(db_id: str) -> tuple[int, str]:
   return seed, SPLITS[split]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Questions(Sequence):
-  """A sequence of questions, each built on access."""
+def vocabulary() -> tuple[str, ...]:
+  """Returns every word of questions, SQL and observations.
 
-  databases: int
-  split: str
-  difficulties: tuple[str, ...]
+  It covers all splits, so that held-out words have ids too. Numbers are spelled
+  by their digits. Words are unique, their order is fixed.
+  """
+  nouns = NOUNS + OOD_NOUNS
+  return tuple(
+    dict.fromkeys(
+      (
+        *SIGNS,
+        *dialogue.TYPES,
+        *SQL,
+        *OBSERVATION,
+        *TEMPLATE,
+        *COLUMNS,
+        *SUFFIXES,
+        *CONCEPTS,
+        *(column for names in CONCEPTS.values() for column in names),
+        *(f'{noun}s' for noun in nouns),
+        *nouns,
+        *NAMES,
+        *OOD_NAMES,
+        *(f'{noun}_{x}' for x in SUFFIXES for noun in nouns),
+      )
+    )
+  )
 
-  def __len__(self) -> int:
-    return self.databases * PER_DIFFICULTY * len(self.difficulties)
 
-  def __getitem__(self, index: int) -> questions.Question:
-    each = PER_DIFFICULTY * len(self.difficulties)
-    seed, place = divmod(range(len(self))[index], each)
-    return [
-      question
-      for question in ask(seed, self.split)
-      if question.difficulty in self.difficulties
-    ][place]
+def tokenizer() -> str:
+  """Returns the text of the tokenizer.json of `vocabulary`.
+
+  A word is one id, with or without a space before it. A digit is one id. All
+  other text is encoded byte by byte, so that every text round-trips.
+  """
+  import tokenizers as library  # late: environments do not need it
+
+  byte_level = library.pre_tokenizers.ByteLevel(
+    add_prefix_space=False, use_regex=False
+  )
+  alphabet = sorted(library.pre_tokenizers.ByteLevel.alphabet())
+  pieces = [
+    byte_level.pre_tokenize_str(f'{space}{word}')[0][0]
+    for word in vocabulary()
+    for space in (' ', '')
+  ]
+  texts = dict.fromkeys((*alphabet, *pieces))
+  result = library.Tokenizer(
+    library.models.BPE(
+      vocab={text: i for i, text in enumerate(texts)},
+      merges=[],
+      ignore_merges=True,  # a piece that is a word is its id
+    )
+  )
+  split = library.pre_tokenizers.Split(library.Regex(_PIECES), 'isolated')
+  result.pre_tokenizer = library.pre_tokenizers.Sequence([split, byte_level])
+  result.decoder = library.decoders.ByteLevel()
+  result.add_special_tokens(list(tokenizers.SPECIALS))
+  return result.to_str(pretty=True) + '\n'

@@ -1,12 +1,12 @@
 """Comparison of answers with gold rows, by answer type.
 
-1. `_readings`: the answer, and the rest of it without a code fence, without
+1. Readings: the answer, and the rest of it without a code fence, without
    `Answer:`, without quotes around it. One correct reading suffices.
-2. A reading is split into rows of cells (`cells.read`). In plain text a comma
-   may or may not end a cell, so a list is read both ways, and a table with `|`
-   and with commas. This cannot make a wrong answer correct: in either way, its
-   cells must be exactly the gold cells. But a plain cell with a comma, in a
-   list separated by commas, is two cells; it needs quotes there.
+2. A reading is split into rows of cells (`dialogue.read_rows`). In plain text
+   a comma may or may not end a cell, so a list is read both ways, and a table
+   with `|` and with commas. This cannot make a wrong answer correct: in either
+   way, its cells must be exactly the gold cells. But a plain cell with a comma,
+   in a list separated by commas, is two cells; it needs quotes there.
 3. Rows compare as a multiset: in any order, with equal counts. Where the order
    counts, those of each rank do (`questions.Question.ranks`).
 4. Two cells that are both numbers compare as numbers: exactly, or within 1 % of
@@ -24,8 +24,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from posttrain.envs.sql import cells, questions
+from posttrain.envs.sql import database, dialogue
 
+ANSWER_TYPES = ('integer', 'float', 'string', 'list', 'table')
 REL, ABS = 0.01, 1e-9  # tolerances of a gold float
 # Largest number of rows with floats and equal text that are matched in all
 # ways; more rows are compared in sorted order only.
@@ -50,18 +51,16 @@ Key = None | str | Span
 Row = tuple[Key, ...]
 
 
-def answer(gold: cells.Rows, answer_type: str) -> str:
+def answer(gold: database.Rows) -> str:
   """Writes the gold answer on one line.
 
   Args:
     gold: the gold rows; one row of one cell unless the type is list or table.
-    answer_type: one of `questions.ANSWER_TYPES`.
 
   Returns:
     A text that is `correct`, unless the gold has a float that is not finite.
   """
-  _check(gold, answer_type)
-  return '; '.join(map(cells.row, gold))
+  return '; '.join(map(dialogue.row, gold))
 
 
 def equals_any(text: str, info: Mapping[str, Any]) -> bool:
@@ -82,7 +81,7 @@ def equals_any(text: str, info: Mapping[str, Any]) -> bool:
 
 
 def correct(
-  text: str, gold: cells.Rows, answer_type: str, ranks: Sequence[int] = ()
+  text: str, gold: database.Rows, answer_type: str, ranks: Sequence[int] = ()
 ) -> bool:
   """Returns whether an answer equals the gold rows.
 
@@ -92,54 +91,37 @@ def correct(
   Args:
     text: the answer, any text.
     gold: the gold rows; one row of one cell unless the type is list or table.
-    answer_type: one of `questions.ANSWER_TYPES`. `integer` and `float`
+    answer_type: one of `ANSWER_TYPES`. `integer` and `float`
       determine how numbers compare, independent of the type of the gold cell.
     ranks: position of each gold row's key, ascending; () = any order.
   """
-  _check(gold, answer_type)
+  if len(text) > 10_000 + 10 * len(answer(gold)):
+    return False
+  gold_rows = [
+    tuple(_gold_key(cell, answer_type) for cell in row) for row in gold
+  ]
   parts = collections.defaultdict(list)  # rank -> indices of its rows
   for i in range(len(gold)):
     parts[ranks[i] if ranks else 0].append(i)
-  if len(text) > 10_000 + 10 * len(answer(gold, answer_type)):
-    return False
-  key = {'integer': _exact, 'float': _approximate_key}.get(
-    answer_type, _gold_key
-  )
-  gold_rows = [tuple(map(key, values)) for values in gold]
-  for reading in _readings(text):
-    for rows in _split(reading, answer_type):
-      keys = [tuple(map(_key, values)) for values in rows]
-      if len(keys) == len(gold_rows) and all(
+  outer, inner = None, text.strip()
+  for _ in range(5):  # layers of wrapping
+    if inner == outer:
+      return False
+    for rows in _split(inner, answer_type):
+      keys = [tuple(map(_key, row)) for row in rows]
+      if len(keys) == len(gold) and all(
         _same([keys[i] for i in part], [gold_rows[i] for i in part])
         for part in parts.values()
       ):
         return True
+    outer = inner
+    if len(inner) > 6 and inner[:3] == inner[-3:] == '```':
+      inner = inner[_FENCE.match(inner, 3).end() : -3].strip()
+    elif match := _PREFIX.match(inner):
+      inner = inner[match.end() :].strip()
+    elif _unquote(inner).strip().lower() != dialogue.NULL:
+      inner = _unquote(inner).strip()  # a quoted null is a string
   return False
-
-
-def _check(gold: cells.Rows, answer_type: str) -> None:
-  assert answer_type in questions.ANSWER_TYPES, answer_type
-  assert gold and (answer_type == 'table' or len(gold[0]) == 1), gold
-  assert answer_type in ('list', 'table') or len(gold) == 1, gold
-
-
-def _readings(text: str) -> Iterator[str]:
-  """Yields a text, then the text inside each layer of wrapping."""
-  outer, inner = None, text.strip()
-  for _ in range(5):
-    if inner == outer:
-      return
-    yield inner
-    outer, inner = inner, _unwrap(inner).strip()
-
-
-def _unwrap(text: str) -> str:
-  if len(text) > 6 and text[:3] == text[-3:] == '```':
-    return text[_FENCE.match(text, 3).end() : -3]
-  if match := _PREFIX.match(text):
-    return text[match.end() :]
-  inner = _unquote(text)  # except a quoted null, which is a string
-  return text if inner.strip().lower() == cells.NULL else inner
 
 
 def _unquote(text: str) -> str:
@@ -151,13 +133,15 @@ def _unquote(text: str) -> str:
 def _split(text: str, answer_type: str) -> Iterator[list[list[str | None]]]:
   """Yields the rows of a text, in every way to read it."""
   if answer_type == 'table':
-    yield from (cells.read(text, between=between) for between in '|,')
+    yield from (dialogue.read_rows(text, between=between) for between in '|,')
     return
   if answer_type == 'list':
-    yield [[value] for row in cells.read(text, between=',') for value in row]
+    yield [
+      [value] for row in dialogue.read_rows(text, between=',') for value in row
+    ]
   elif text:  # one cell, so that no character separates
-    yield [[None if text.lower() == cells.NULL else text]]
-  yield cells.read(text, between='')
+    yield [[None if text.lower() == dialogue.NULL else text]]
+  yield dialogue.read_rows(text, between='')
 
 
 def _key(cell: str | None) -> Key:
@@ -172,20 +156,19 @@ def _key(cell: str | None) -> Key:
   return text
 
 
-def _gold_key(gold: cells.Cell) -> Key:
-  return _approximate_key(gold) if isinstance(gold, float) else _exact(gold)
+def _gold_key(gold: database.Cell, answer_type: str) -> Key:
+  """Returns the key of a gold cell.
 
-
-def _exact(gold: cells.Cell) -> Key:
-  plain = gold is None or isinstance(gold, str)
-  return _key(gold if plain else cells.cell(gold))
-
-
-def _approximate_key(gold: cells.Cell) -> Key:
-  exact = _exact(gold)
-  if not isinstance(gold, float) and not isinstance(exact, tuple):
+  A float is an interval, and so is any number where the type is float; a float
+  where the type is integer is a number.
+  """
+  text = gold is None or isinstance(gold, str)
+  exact = _key(gold if text else dialogue.cell(gold))
+  is_float = isinstance(gold, float)
+  approximate = is_float and answer_type != 'integer' or answer_type == 'float'
+  if not approximate or not (is_float or isinstance(exact, tuple)):
     return exact
-  value = float(gold if isinstance(gold, float) else exact[0])
+  value = float(gold if is_float else exact[0])
   if not math.isfinite(value):
     return (1.0, 0.0)  # an empty interval
   slack = REL * abs(value) + ABS

@@ -3,8 +3,8 @@
 import pytest
 
 from posttrain import schema
-from posttrain.envs import registry
-from posttrain.envs.adapters import common, verifiers_v1
+from posttrain.envs import adapters, registry
+from posttrain.envs.adapters import verifiers_v1
 from tests.envs.adapters import servers
 
 
@@ -16,7 +16,7 @@ def read_options():
   with_rows = schema.Trl('trl', 'tests.envs.adapters.games:Guess', path='rows')
   assert not len(registry.make('a', with_rows).source('eval', 0))
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(common, 'load', lambda *names: None)
+    patch.setattr(adapters, 'load', lambda *names: None)
     patch.setattr(verifiers_v1, 'load_taskset', lambda kind, options, key: [])
     env = registry.make('a', schema.Verifiers(taskset='builtins:list'))
     assert not len(env.source('train', 0)) and not len(env.source('eval', 0))

@@ -75,7 +75,7 @@ def test_a_prompt_of_messages():
 @pytest.mark.parametrize(
   ('taskset', 'words'),
   [
-    ('NeedsRuntimes', "a runtime for reward 'tests_pass'"),
+    ('NeedsRuntimes', "'runtime' of tests_pass"),
     ('Artifacts', 'needs an image, artifacts'),
     ('Listening', 'needs a first message from the user'),
   ],
@@ -88,7 +88,7 @@ def test_tasks_with_more_than_one_turn_are_refused(taskset, words):
 def test_a_comparison_of_a_group_is_refused():
   needs_verifiers()
   cfg = schema.Verifiers(taskset='tests.envs.adapters.compared:Compared')
-  with pytest.raises(ValueError, match="whose package has 'Tournament'"):
+  with pytest.raises(ValueError, match='which has Tournament'):
     registry.make('v', cfg).source('train', 0)
 
 

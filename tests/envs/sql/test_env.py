@@ -3,8 +3,7 @@
 import pytest
 
 from posttrain import schema
-from posttrain.envs import registry
-from posttrain.envs.sql import players
+from posttrain.envs import registry, sql
 
 DATA = schema.SqlSynth(train_databases=60, eval_databases=60)
 ALL = ('easy', 'medium', 'hard')
@@ -95,9 +94,9 @@ def test_an_episode_without_a_right_answer():
 
 def test_the_oracle_is_always_correct():
   env, chosen = tasks(180)
-  player = players.oracle(schema.SqlTeacher())
+  player = sql.oracle(schema.SqlTeacher())
   for task in chosen:
-    rollout = players.play(env, task, player)
+    rollout = sql.play(env, task, player)
     assert rollout.score.correct, (task.id, rollout.messages)
     steps = {'easy': 2, 'medium': 3, 'hard': 4}[task.info['difficulty']]
     assert rollout.score.metrics['steps'] == steps
@@ -141,7 +140,7 @@ def farmer(task, rng):
   """A player of steps that have rewards, without an answer."""
   del rng
   while True:
-    for table in players.tables(task):
+    for table in sql.tables(task):
       yield 'DESCRIBE', table
       yield 'SAMPLE', table
       yield 'QUERY', f'SELECT * FROM {table}'
@@ -151,9 +150,9 @@ def farmer(task, rng):
 def test_rewards_of_a_player_that_never_answers():
   """0.15 of progress, 0.01 a step, 0.03 where it is lost and regained."""
   env, chosen = tasks(120)
-  farmed = [players.play(env, t, farmer).score for t in chosen]
+  farmed = [sql.play(env, t, farmer).score for t in chosen]
   assert not any(s.metrics['answered'] for s in farmed)
   assert max(s.reward for s in farmed) <= 0.32 + 1e-9
   assert 0.05 < sum(s.reward for s in farmed) / 120 < 0.15
-  lucky = [players.play(env, t, players.chance).score for t in chosen]
+  lucky = [sql.play(env, t, sql.chance).score for t in chosen]
   assert sum(s.correct for s in lucky) / 120 < 0.05

@@ -1,10 +1,12 @@
-"""Questions from files: the format, its errors, and all of Spider."""
+"""Questions from files: the format, its errors, the order, all of Spider."""
 
 import collections
 import contextlib
+import itertools
 import json
 import os
 import pathlib
+import random
 import shutil
 import sqlite3
 
@@ -13,7 +15,7 @@ import pytest
 from posttrain import schema
 from posttrain.envs import registry
 from posttrain.envs.sql import __main__ as exporter
-from posttrain.envs.sql import dialogue
+from posttrain.envs.sql import database, dialogue, questions, verifier
 
 ALL = ('easy', 'medium', 'hard')
 
@@ -79,14 +81,14 @@ def test_splits_hold_whole_databases(exported):
 @pytest.mark.parametrize(
   'fields, words',
   [
-    ({'difficulty': 'fiendish'}, "must have 'difficulty': got 'fiendish', exp"),
+    ({'difficulty': 'fiendish'}, "'fiendish'"),
     ({'gold_answer': [[None]]}, 'value that is not null: got [[None]]'),
     ({'gold_answer': [['a']], 'answer_type': 'integer'}, 'one integer'),
-    ({'n_rows': 0}, 'got 0, expected a whole number, 1 or more'),
+    ({'n_rows': 0}, "'n_rows' must be a whole number, 1 or more"),
     ({'n_rows': 7, 'gold_sql': 'DROP TABLE x'}, 'only SELECT is allowed'),
-    ({'n_rows': 7}, 'got n_rows=7, expected 1'),
-    ({'gold_answers': [], 'gold_answer': None}, 'one or more golds'),
-    ({'ordered': 1}, "'ordered' that is true or false: got 1"),
+    ({'n_rows': 7}, 'must have 7 rows: got 1'),
+    ({'gold_answers': [], 'gold_answer': None}, "'gold_answer' must be"),
+    ({'ordered': 1}, "'ordered' true or false: got (1, 1)"),
     ({'gold_sql': 'SELECT x FROM nowhere'}, 'no such table: nowhere'),
   ],
 )
@@ -102,8 +104,8 @@ def test_malformed_questions_are_refused(copied, fields, words):
   'data, words',
   [
     (b'[{"id": "\xff"}]', 'questions.json must be JSON: '),
-    (b'7', 'questions.json:1 must be an object: got 7'),
-    (b'[]', 'must hold questions: got none'),
+    (b'7', 'questions.json:1: a question must be an object: got 7'),
+    (b'[]', 'must hold questions'),
   ],
 )
 def test_malformed_files_are_refused(copied, data, words):
@@ -122,9 +124,9 @@ def spoil(folder):
   rows[30]['id'] = rows[0]['id']
   path.write_text(json.dumps(rows))
   return [
-    'json:4: question synth_0_003 must have a gold_sql that its database',
-    "json:9 must have 'answer_type': got 'number'",
-    "json:31 must have an id that no earlier question has: got 'synth_0_000'",
+    "json:4: 'gold_sql' must",
+    "json:9: 'answer_type' must",
+    'synth_0_000',
   ]
 
 
@@ -133,7 +135,7 @@ def test_all_refusals_are_told_at_once(copied, caplog):
   with pytest.raises(ValueError) as error:
     make(copied)
   text = str(error.value)
-  assert 'got 3 refusals for 36 questions' in text and '\n' not in text
+  assert 'and 3 refusals' in text and '\n' not in text
   assert text.startswith('envs.sql.env.data.questions must hold')
   # In the order of the file.
   places = [caplog.text.find(x) for x in words]
@@ -204,11 +206,11 @@ def test_the_order_of_rows_counts_where_it_is_asked_for(copied):
 @pytest.mark.parametrize(
   'sql, gold, words',
   [
-    ('SELECT name FROM pet LIMIT 2', ['Eve', 'Cid'], 'no ORDER BY'),
+    ('SELECT name FROM pet LIMIT 2', ['Eve', 'Cid'], 'without ORDER BY'),
     (
       'SELECT name FROM pet ORDER BY age DESC',
       ['Ann', 'Bob', 'Cid', 'Eve', 'bob'],
-      'gold answer in the order of its gold_sql',
+      'must be in the order of its gold_sql',
     ),
   ],
 )
@@ -229,6 +231,92 @@ def test_dates_in_gold_sql_have_the_declared_time(copied):
   data = {'eval_share': 0.0, 'now': '2012-03-04 00:00:00'}
   task = make(copied, data=data).source('train', 0).take(2)[1]
   assert task.demonstration[-1]['content'] == 'ANSWER 12'
+
+
+@pytest.mark.parametrize(
+  ('sql', 'before'),
+  [
+    ('SELECT a FROM t ORDER BY b', 'SELECT a FROM t ORDER BY b'),
+    ('SELECT a FROM t ORDER BY b LIMIT 3', 'SELECT a FROM t ORDER BY b'),
+    ('SELECT 1 ORDER BY b /* x */ LIMIT 3 -- y', 'SELECT 1 ORDER BY b'),
+    ("SELECT 1 ORDER BY 'limit'", "SELECT 1 ORDER BY 'limit'"),
+    ('SELECT 1 ORDER BY (SELECT 1 LIMIT 1)', None),
+    ('SELECT a FROM t', ''),
+    ('SELECT a FROM (SELECT 1 ORDER BY 1 LIMIT 2)', ''),
+    ('SELECT "ORDER BY" FROM t', ''),
+    ("SELECT 'ORDER BY x' -- ORDER BY y", ''),
+  ],
+)
+def test_where_keys_can_be_inserted(sql, before):
+  found = questions.find_order(sql)
+  expected = sql if before is None else before
+  assert (sql[: found[0]] if found else '') == expected
+
+
+def database_of(rows):
+  connection = sqlite3.connect(':memory:')
+  connection.execute('CREATE TABLE t (a TEXT COLLATE NOCASE, b, c)')
+  connection.executemany('INSERT INTO t VALUES (?, ?, ?)', rows)
+  connection.commit()
+  limits = database.Limits(steps=10_000_000, sql_length=9000, column=128)
+  return database.Database.from_bytes(connection.serialize(), limits)
+
+
+ROWS = [('x', 3, 1), ('y', 1, 2), ('X', 1, 1), ('z', 2, 2), ('y', 1, 3)]
+
+
+@pytest.mark.parametrize(
+  ('sql', 'expected'),
+  [
+    ('SELECT a FROM t ORDER BY b', (0, 0, 0, 1, 2)),
+    ('SELECT a, c FROM t ORDER BY c DESC', (0, 1, 1, 2, 2)),
+    # x and X are one key of this column, and are not equal.
+    ("SELECT a FROM t WHERE a = 'x' ORDER BY a", (0, 0)),
+    ('SELECT a FROM t ORDER BY b LIMIT 2', (0, 0)),
+    ('SELECT a FROM t ORDER BY b LIMIT 3 OFFSET 1', (0, 0, 1)),
+    ('SELECT a, b FROM t UNION SELECT 7, 8 ORDER BY 2', (0, 0, 1, 2, 3)),
+    ('SELECT b, count(*) FROM t GROUP BY b ORDER BY count(*)', (0, 0, 1)),
+    ('SELECT DISTINCT b FROM t ORDER BY b % 2', (0, 1, 1)),
+  ],
+)
+def test_ranks(sql, expected):
+  db = database_of(ROWS)
+  gold = db.query(sql, 99).rows
+  order = questions.read_order(db, sql, len(gold))
+  assert (order.ranks if order else ()) == expected
+
+
+@pytest.mark.parametrize(
+  ('tail', 'start', 'rows'),
+  [
+    ('', 0, 'X y y z x'),
+    ('LIMIT 2', 0, ''),  # which two of three is open
+    ('LIMIT 3 OFFSET 1', 2, 'z'),
+    ('LIMIT 1 OFFSET 1', 1, ''),
+    ('LIMIT 1, 9', 2, 'z x'),
+  ],
+)
+def test_rows_of_whole_ties(tail, start, rows):
+  db, sql = database_of(ROWS), f'SELECT a FROM t ORDER BY b {tail}'
+  order = questions.read_order(db, sql, len(db.query(sql, 99).rows))
+  assert (order.start, [a for (a,) in order.rows]) == (start, rows.split())
+
+
+def test_every_valid_order_is_right_and_no_other():
+  rng = random.Random(0)
+  for _ in range(20):
+    rows = [(rng.choice('xyz'), rng.randrange(3), i) for i in range(5)]
+    db = database_of(rows)
+    gold = db.query('SELECT a FROM t ORDER BY b', 9).rows
+    ranks = questions.read_order(db, 'SELECT a FROM t ORDER BY b', 5).ranks
+    valid = {
+      tuple(rows[i][0] for i in order)
+      for order in itertools.permutations(range(5))
+      if [rows[i][1] for i in order] == sorted(row[1] for row in rows)
+    }
+    for said in set(itertools.permutations(row[0] for row in rows)):
+      right = verifier.correct('; '.join(said), gold, 'list', ranks)
+      assert right == (said in valid)
 
 
 @pytest.mark.parametrize('style, whole', [('compact', 774), ('verbose', 788)])

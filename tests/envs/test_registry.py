@@ -40,7 +40,7 @@ def test_missing_optional_attributes_get_their_defaults(name):
   'path, message',
   [
     (f'{PATH}:Sourceless', r'got TypeError: .*abstract .*source'),
-    (f'{PATH}:Renamed', "with name='mine' .*got name='minemine'"),
+    (f'{PATH}:Renamed', "with name='mine', .*minemine"),
     (f'{PATH}:Missing', "got 'tests.envs.echoes:Missing'"),
     ('no.such.module:Echo', "got 'no.such.module:Echo'"),
     (f'{PATH}:Raises', r'built with .* got KeyError: .*\(echoes.py:\d+\)$'),
