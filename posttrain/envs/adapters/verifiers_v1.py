@@ -39,6 +39,7 @@ class Verifiers(base.Env):
     """
     adapters.load('verifiers.v1', 'verifiers', name)
     self.name, self._cfg, self.blocking = name, cfg, cfg.blocking
+    self._correct_at = cfg.correct_at
     self._class = imports.function(cfg.taskset, f'envs.{name}.env.taskset')
     self._loaded: dict[str, list[Any]] = {}  # by split
 
@@ -94,7 +95,7 @@ class Verifiers(base.Env):
       rewards = {name: one.score for name, one in trace.rewards.items()}
       return adapters.score(
         trace.reward if rewards else None,
-        self._cfg.correct_at,
+        self._correct_at,
         {**trace.metrics, **rewards},
       )
 
