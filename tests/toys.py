@@ -8,7 +8,7 @@ from posttrain.data import sources
 from posttrain.decode import engines
 from posttrain.envs import base, registry
 from posttrain.models import transformer
-from posttrain.pipeline import environment as environments
+from posttrain.pipeline import environments
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import endpoints, episodes, frozen_models
 from posttrain.stage import job

@@ -233,6 +233,13 @@ class TokenizedPairs:
   pairs: tuple[types.Pair, ...]
   mismatched: tuple[types.Pair | None, ...] = ()
 
+  def take(self, indices: Sequence[int]) -> 'TokenizedPairs':
+    """Returns some of the pairs, in the given order."""
+    parts = (self.pairs, self.mismatched)
+    return TokenizedPairs(
+      *(tuple(x[i] for i in indices) if x else () for x in parts)
+    )
+
   @property
   def samples(self) -> list[types.Sample]:
     """All answers, in a fixed order."""

@@ -21,8 +21,8 @@ import numpy as np
 from posttrain import schema, types
 from posttrain.chat import rendering
 from posttrain.data import preferences, sources
-from posttrain.envs import base as env_base
-from posttrain.pipeline import base
+from posttrain.envs import base
+from posttrain.pipeline import batches
 
 Preferences = Sequence[preferences.Preference]
 
@@ -68,10 +68,23 @@ class PairSplits:
     Raises:
       ValueError: it is, and there are too few.
     """
+    held_out = self.held_out
     if not selects:
-      return self.held_out, None
-    reported, selecting = _halves(self.held_out)
-    return reported, selecting
+      return held_out, None
+    # Halves, by a hash of the prompts' tokens.
+    halves: tuple[list[int], list[int]] = [], []
+    for index, pair in enumerate(held_out.pairs):
+      answer = pair.chosen if pair.chosen is not None else pair.rejected
+      assert answer is not None, 'a pair has an answer'
+      prompt = answer.ids[: int(np.argmax(answer.mask))]
+      halves[zlib.crc32(prompt.tobytes()) % 2].append(index)
+    if not all(halves):
+      raise ValueError(
+        'eval.best must have held-out pairs of several prompts, half of which '
+        f'it is measured on: got {len(held_out.pairs)} pairs; raise '
+        'pairs.eval_fraction or pairs.eval_prompts, or add to pairs.eval_path'
+      )
+    return held_out.take(halves[0]), held_out.take(halves[1])
 
   def with_ref_logprobs(self, logprobs: Iterator[float]) -> 'PairSplits':
     """Returns the pairs with the reference's logprob of each of `samples`.
@@ -85,8 +98,8 @@ class PairSplits:
     )
 
 
-class PairData(base.StageData):
-  """The pairs of a stage, see `base.StageData`.
+class PairData(batches.StageData):
+  """The pairs of a stage, see `batches.StageData`.
 
   `splits` are those of a file; None where pairs are made when the stage begins.
   """
@@ -96,7 +109,7 @@ class PairData(base.StageData):
   def __init__(
     self,
     stage: schema.Stage,
-    envs: Mapping[str, env_base.Env],
+    envs: Mapping[str, base.Env],
     renderer: rendering.Renderer,
     seed: int,
     index: int = 0,
@@ -134,7 +147,7 @@ class PairData(base.StageData):
       try:
         self.splits = splits = self._read(stage.pairs)
       except ValueError as error:
-        raise base.DataError('pairs', error) from error
+        raise batches.DataError('pairs', error) from error
       self.task_counts = {'pairs': len(splits.train.pairs)}
       self.held_out_counts = {'pairs': len(splits.held_out.pairs)}
 
@@ -165,7 +178,14 @@ class PairData(base.StageData):
     pairs = preferences.read(cfg.path, cfg.columns)
     if cfg.eval_path is not None:
       held_out = preferences.read(cfg.eval_path, cfg.columns, 'eval')
-      _warn_of_shared_prompts(pairs, held_out)
+      train, others = ({repr(x.prompt) for x in y} for y in (pairs, held_out))
+      if train & others:
+        logging.getLogger('absl').warning(
+          '%d of the %d prompts of pairs.eval_path are in pairs.path as well: '
+          'measurements on them are not held out',
+          len(train & others),
+          len(others),
+        )
     else:
       pairs, held_out = preferences.split(pairs, cfg.eval_fraction)
     return self._tokenize(pairs, held_out, cfg.too_long)
@@ -184,8 +204,13 @@ class PairData(base.StageData):
       )
       return preferences.TokenizedPairs(tokenized, others)
 
-    if not self._kto:
-      _require_both_answers((*train, *held_out))
+    for pair in (*train, *held_out):
+      if not self._kto and None in (pair.chosen, pair.rejected):
+        raise ValueError(
+          f'{pair.where}: a pair must have a chosen and a rejected answer: got '
+          "one, with a label; config.<stage>.loss.preference='kto' learns from "
+          'single ones'
+        )
     splits = PairSplits(tokenize(train), tokenize(held_out))
     if not splits.train.pairs:
       raise ValueError(
@@ -202,8 +227,8 @@ class PairData(base.StageData):
     return splits
 
 
-class PairPipeline(base.Pipeline):
-  """Batches of pairs, see `base.Pipeline`."""
+class PairPipeline(batches.Pipeline):
+  """Batches of pairs, see `batches.Pipeline`."""
 
   def __init__(self, data: PairData, splits: PairSplits):
     """Starts at the first epoch.
@@ -223,17 +248,16 @@ class PairPipeline(base.Pipeline):
     self.held_out = self.pack(held_out) if held_out.pairs else None
     self.selecting = self.pack(selecting) if selecting else None
 
-  def __next__(self) -> base.Item:
+  def __next__(self) -> batches.Item:
     count = self._data.stage.batch.prompts_per_step
     drawn = [next(self._source) for _ in range(count)]
-    train = self._train
-    batch = self.pack(
-      preferences.TokenizedPairs(
-        tuple(train.pairs[i] for i in drawn),
-        tuple(train.mismatched[i] for i in drawn) if train.mismatched else (),
-      )
-    )
-    return base.Item(batch, _batch_metrics(batch), self.get_state())
+    batch = self.pack(self._train.take(drawn))
+    metrics = {
+      'batch/pairs': float(batch.pairs),
+      'batch/answers': float(batch.answers),
+      **batches.metrics(batch),
+    }
+    return batches.Item(batch, metrics, self.get_state())
 
   def pack(self, pairs: preferences.TokenizedPairs) -> types.PairBatch:
     """Packs any number of pairs in rows of the stage's shape."""
@@ -255,72 +279,3 @@ class PairPipeline(base.Pipeline):
   def set_state(self, state: dict[str, Any]) -> None:
     """Continues from a state of `get_state`."""
     self._source.set_state(state['source'])
-
-
-def _batch_metrics(batch: types.PairBatch) -> dict[str, float]:
-  count = int(batch.num_micro_batches)
-  tokens = int((batch.segment_ids[:count] > 0).sum())
-  _, rows, row_tokens = batch.ids.shape
-  return {
-    'batch/pairs': float(batch.pairs),
-    'batch/answers': float(batch.answers),
-    'batch/tokens': tokens,
-    'batch/completion_tokens': int(batch.mask[:count].sum()),
-    'batch/micro_batches': count,
-    'batch/fill': tokens / max(count * rows * row_tokens, 1),
-  }
-
-
-def _halves(
-  held_out: preferences.TokenizedPairs,
-) -> list[preferences.TokenizedPairs]:
-  """Splits held-out pairs, by a hash of their prompts' tokens.
-
-  Raises:
-    ValueError: one of the halves is empty.
-  """
-  halves = []
-  for side in (0, 1):
-    mine = [i for i, x in enumerate(held_out.pairs) if _hash(x) % 2 == side]
-    if not mine:
-      raise ValueError(
-        'eval.best must have held-out pairs of several prompts, half of which '
-        f'it is measured on: got {len(held_out.pairs)} pairs; raise '
-        'pairs.eval_fraction or pairs.eval_prompts, or add to pairs.eval_path'
-      )
-    parts = (held_out.pairs, held_out.mismatched)
-    halves.append(
-      preferences.TokenizedPairs(
-        *(tuple(x[i] for i in mine) if x else () for x in parts)
-      )
-    )
-  return halves
-
-
-def _hash(pair: types.Pair) -> int:
-  answer = pair.chosen if pair.chosen is not None else pair.rejected
-  assert answer is not None, 'a pair has an answer'
-  return zlib.crc32(answer.ids[: int(np.argmax(answer.mask))].tobytes())
-
-
-def _warn_of_shared_prompts(pairs: Preferences, held_out: Preferences) -> None:
-  """Warns of held-out prompts that are trained on as well."""
-  train, others = ({repr(x.prompt) for x in y} for y in (pairs, held_out))
-  if train & others:
-    logging.getLogger('absl').warning(
-      '%d of the %d prompts of pairs.eval_path are in pairs.path as well: '
-      'measurements on them are not held out',
-      len(train & others),
-      len(others),
-    )
-
-
-def _require_both_answers(pairs: Preferences) -> None:
-  """Refuses single answers where the loss compares two."""
-  for pair in pairs:
-    if pair.chosen is None or pair.rejected is None:
-      raise ValueError(
-        f'{pair.where}: a pair must have a chosen and a rejected answer: got '
-        "one, with a label; config.<stage>.loss.preference='kto' learns from "
-        'single ones'
-      )

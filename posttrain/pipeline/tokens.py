@@ -14,7 +14,6 @@
 """
 
 import collections
-import concurrent.futures
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +25,9 @@ from posttrain import algorithms, processes, schema, types
 from posttrain.algorithms import streams
 from posttrain.chat import rendering
 from posttrain.data import packing
-from posttrain.envs import base as env_base
+from posttrain.envs import base
 from posttrain.metrics import statistics
-from posttrain.pipeline import base, rollout_rows, tally
-from posttrain.pipeline import environment as environments
+from posttrain.pipeline import batches, environments
 from posttrain.rollout import (
   calls,
   env_calls,
@@ -44,13 +42,13 @@ from posttrain.util import watchdog
 UIDS_PER_STAGE = 2**40  # a rollout's uid is unique over the whole run
 
 
-class TokenData(base.StageData):
-  """The environments of a stage, see `base.StageData`."""
+class TokenData(batches.StageData):
+  """The environments of a stage, see `batches.StageData`."""
 
   def __init__(
     self,
     stage: schema.Stage,
-    envs: Mapping[str, env_base.Env],
+    envs: Mapping[str, base.Env],
     renderer: rendering.Renderer,
     seed: int,
     index: int = 0,
@@ -128,8 +126,8 @@ class TokenData(base.StageData):
       environment.algorithm.set_state(state['envs'][name]['algorithm'])
 
 
-class TokenPipeline(base.Pipeline):
-  """Batches of samples with streams, see `base.Pipeline`."""
+class TokenPipeline(batches.Pipeline):
+  """Batches of samples with streams, see `batches.Pipeline`."""
 
   def __init__(
     self,
@@ -176,17 +174,17 @@ class TokenPipeline(base.Pipeline):
       for name, environment in data.environments.items()
       if environment.learns_by_trial
     )
-    self.tally = tally.Tally(self.learns_by_trial)
+    self.tally = batches.Tally(self.learns_by_trial)
 
-  def __next__(self) -> base.Item:
+  def __next__(self) -> batches.Item:
     rounds, errors = self._play_step()
     stamped, metrics, played = {}, {}, {}
     for name, found in rounds.items():
       environment, graded = self._environments[name], environments.join(found)
-      kept = _kept(environment, graded.usable, len(found[0].usable))
+      kept = environment.kept(graded.usable, len(found[0].usable))
       stamped[name] = environment.samples(kept)
       if environment.sampler.model is not None:
-        played[name] = rollout_rows.Played(
+        played[name] = batches.Played(
           graded.groups, kept, stamped[name], self._data.tokenizer
         )
       metrics |= environment.metrics(graded)
@@ -194,14 +192,17 @@ class TokenPipeline(base.Pipeline):
         metrics[f'rollout/draws/{name}'] = len(graded.groups)
     samples = self._score(stamped)
     batch = self._pack(samples)
-    metrics |= _batch_metrics(batch, len(samples))
+    metrics |= {'batch/samples': len(samples), **batches.metrics(batch)}
+    for component in types.COMPONENTS:
+      count = getattr(batch, f'{component}_count')
+      metrics[f'batch/{component}_tokens'] = int(count)
     if self._players:
       metrics['rollout/hung'] = sum(processes.gather(calls.hung()))
     if self._workers is not None:
       losses = processes.gather(self._workers.losses)
       metrics['rollout/worker_restarts'] = sum(losses)
     self.tally.add_step(bool(np.any(batch.advantages)))
-    return base.Item(batch, metrics, self.get_state(), errors, played)
+    return batches.Item(batch, metrics, self.get_state(), errors, played)
 
   def _score(
     self, stamped: dict[str, list[types.Sample]]
@@ -244,14 +245,36 @@ class TokenPipeline(base.Pipeline):
     further: collections.Counter[str | None] = collections.Counter()
     while wanted:
       left -= len(wanted)
-      groups = self._play(wanted)
+      draws = processes.together(lambda w=wanted: [self._draw(x) for x in w])
+      names, draws = zip(*draws, strict=True)
+      groups = collections.defaultdict(list)
+      sampled = samplers.sample(draws, self._players)
+      for name, group in zip(names, sampled, strict=True):
+        groups[name].append(group)
       played += [r for found in groups.values() for x in found for r in x]
       errors = statistics.errors(played, self._stage.rollout.max_errors)
+      tasks = [
+        self._environments[name].grade(found, self._rewards[name])
+        for name, found in groups.items()
+      ]
       idle = []
-      for name, result in self._grade(groups).items():
-        graded = self._graded(result, errors + faults)
+      for name, result in zip(groups, side_by_side.run(tasks), strict=True):
+        try:
+          graded = result.result()
+        except grading.TooManyFaults as error:
+          error.errors = errors + faults + error.errors
+          if self.tally.has_rewards:
+            raise
+          raise grading.OnlyFaults(
+            f'no rollout of the stage has had a reward so far: {error}',
+            error.errors,
+          ) from error
         faults += graded.errors
-        self._count(name, graded)
+        rollouts = [rollout for group in graded.groups for rollout in group]
+        failures = [r.error for r in rollouts if r.error is not None]
+        failures += graded.errors
+        usable = sum(map(len, graded.usable))
+        self.tally.add_env(name, len(rollouts), usable, failures)
         rounds[name].append(graded)
         if left:
           lacks_credit = self._environments[name].lacks_credit
@@ -260,73 +283,24 @@ class TokenPipeline(base.Pipeline):
       further.update(wanted)
     return rounds, errors + faults
 
-  def _play(
-    self, wanted: Sequence[str | None]
-  ) -> dict[str, list[list[types.Rollout]]]:
-    """Draws tasks and plays them; returns environment -> its groups."""
-    draws = processes.together(lambda: [self._draw(name) for name in wanted])
-    names, draws = zip(*draws, strict=True)
-    groups = collections.defaultdict(list)
-    for name, group in zip(
-      names, samplers.sample(draws, self._players), strict=True
-    ):
-      groups[name].append(group)
-    return groups
-
-  def _grade(
-    self, groups: Mapping[str, environments.Groups]
-  ) -> dict[str, concurrent.futures.Future[environments.Graded]]:
-    """Gives the groups of all environments their rewards, side by side."""
-    tasks = [
-      self._environments[name].grade(found, self._rewards[name])
-      for name, found in groups.items()
-    ]
-    return dict(zip(groups, side_by_side.run(tasks), strict=True))
-
-  def _graded(
-    self,
-    result: concurrent.futures.Future[environments.Graded],
-    errors: tuple[str, ...],
-  ) -> environments.Graded:
-    try:
-      return result.result()
-    except grading.TooManyFaults as error:
-      error.errors = errors + error.errors
-      if self.tally.has_rewards:
-        raise
-      raise grading.OnlyFaults(
-        f'no rollout of the stage has had a reward so far: {error}',
-        error.errors,
-      ) from error
-
-  def _count(self, name: str, graded: environments.Graded) -> None:
-    """Adds an environment's rewards to the tally of the stage."""
-    rollouts = [rollout for group in graded.groups for rollout in group]
-    failures = [r.error for r in rollouts if r.error is not None]
-    failures += graded.errors
-    usable = sum(map(len, graded.usable))
-    self.tally.add_env(name, len(rollouts), usable, failures)
-
   def _draw(self, name: str | None) -> tuple[str, samplers.Draw]:
     """Draws one of an environment's tasks, and the group's uids.
 
     Args:
       name: the environment; None = one is drawn as well.
     """
-    name = name or self._pick()
+    if name is None:
+      # By their ratios, from (seed, next uid) alone.
+      names, place = list(self._environments), 0
+      if len(names) > 1:
+        draw = np.random.default_rng([self._seed, self._uid]).random()
+        place = int(np.searchsorted(self._ratios, draw, side='right'))
+      name = names[place]
     environment = self._environments[name]
     uids = range(self._uid, self._uid + environment.entry.group_size)
     draw = samplers.Draw(next(environment.source), environment.sampler, uids)
     self._uid = uids.stop
     return name, draw
-
-  def _pick(self) -> str:
-    """Chooses an environment by ratio, from (seed, next uid) alone."""
-    names = list(self._environments)
-    if len(names) == 1:
-      return names[0]
-    draw = np.random.default_rng([self._seed, self._uid]).random()
-    return names[int(np.searchsorted(self._ratios, draw, side='right'))]
 
   def get_state(self) -> dict[str, Any]:
     """Returns JSON-able state that, with the seed, determines what follows."""
@@ -356,22 +330,6 @@ def _in_turns(
     counts[name] += 1
   order = sorted(range(len(names)), key=ranks.__getitem__)
   return [names[i] for i in order]
-
-
-def _kept(
-  environment: environments.Environment, usable: environments.Groups, count: int
-) -> environments.Groups:
-  """Returns the groups of a step that train.
-
-  They are `count` ones, those without credit only where others are fewer; and
-  all whose messages are learned without it, as by echo.
-  """
-  if len(usable) == count:
-    return usable
-  ordered = sorted(usable, key=environment.lacks_credit)
-  return ordered[:count] + [
-    group for group in ordered[count:] if environment.observes(group)
-  ]
 
 
 def shape(stage: schema.Stage) -> tuple[int, int, int]:
@@ -416,20 +374,3 @@ class Packer:
       assert len(samples) > self._samples, 'each must fit into a row'
       self._micro_batches *= 2
       self._samples *= 2
-
-
-def _batch_metrics(batch: types.Batch, samples: int) -> dict[str, float]:
-  tokens = int((batch.segment_ids > 0).sum())
-  _, rows, row_tokens = batch.ids.shape
-  count = int(batch.num_micro_batches)
-  return {
-    'batch/samples': samples,
-    'batch/tokens': tokens,
-    'batch/completion_tokens': int(batch.mask.sum()),
-    'batch/micro_batches': count,
-    'batch/fill': tokens / max(count * rows * row_tokens, 1),
-    **{
-      f'batch/{name}_tokens': int(getattr(batch, f'{name}_count'))
-      for name in types.COMPONENTS
-    },
-  }

@@ -4,7 +4,7 @@ Evaluation writes its greedy answers to `rollouts/<stage>_eval_<step>.jsonl`,
 with the texts of `eval.samples` answers at temperature 1 beside each, and those
 to the prompts of a suite to `<stage>_suite_<step>.jsonl`, see
 `evaluation.answers`. The logbook writes the rollouts of some training steps to
-`<stage>_train_<step>.jsonl`, see `pipeline.rollout_rows`. Here they become what
+`<stage>_train_<step>.jsonl`, see `pipeline.batches`. Here they become what
 the templates in `assets` show: tasks are the first ones, not selected; texts
 are cut.
 """

@@ -12,7 +12,7 @@ from posttrain.checkpoints import store
 from posttrain.decode import engines
 from posttrain.evaluation import evaluator
 from posttrain.metrics import statistics
-from posttrain.pipeline import base
+from posttrain.pipeline import batches
 from posttrain.rollout import calls, env_calls, frozen_models, grading
 from posttrain.stage import learner, logbook, resume
 from posttrain.training import arrays, token_export
@@ -35,7 +35,7 @@ MIN_PASS_RATE = 0.1  # below it, trial and error finds little to reinforce
 class Sampling:
   """The part of a job that samples, scores and evaluates."""
 
-  pipeline: base.Pipeline
+  pipeline: batches.Pipeline
   decoder: engines.Engine
   scorers: frozen_models.References
   evaluation: evaluator.Evaluator
@@ -69,7 +69,7 @@ class Job:
   logbook: logbook.Logbook
   saves: Saves
   selection: resume.Selection | None = None  # None = the last weights
-  prefetched: base.Item | None = None  # the next step's item
+  prefetched: batches.Item | None = None  # the next step's item
 
   @property
   def steps(self) -> int:
@@ -124,7 +124,7 @@ class Job:
 
   def next_item(
     self, step: int, state: arrays.TrainState, stop: preemption.Signal
-  ) -> base.Item:
+  ) -> batches.Item:
     """Returns the step's item; writes its errors.
 
     The step before is saved if environments, rewards or servers fail.
@@ -182,7 +182,7 @@ class Job:
       pipeline.set_state(before)
 
   def export_tokens(
-    self, step: int, state: arrays.TrainState, item: base.Item
+    self, step: int, state: arrays.TrainState, item: batches.Item
   ) -> None:
     """Writes the step's tokens where due, before its update."""
     if self.exporter.due(step):
@@ -240,7 +240,7 @@ class Job:
         )
 
   def record(
-    self, item: base.Item, metrics: Mapping[str, float]
+    self, item: batches.Item, metrics: Mapping[str, float]
   ) -> dict[str, Any]:
     """Returns a step's metrics, without those that nothing contributed to."""
     measured = self.learner.measured(item.batch, metrics)
@@ -252,7 +252,7 @@ class Job:
     self.logbook.write(step, values)
 
   def check_finite(
-    self, step: int, metrics: Mapping[str, float], item: base.Item
+    self, step: int, metrics: Mapping[str, float], item: batches.Item
   ) -> None:
     """Aborts after `optim.max_skipped` bad gradients in a row.
 

@@ -21,7 +21,7 @@ import jax
 
 from posttrain import compilation, processes, schema
 from posttrain.metrics import display, estimates, writers
-from posttrain.pipeline import rollout_rows
+from posttrain.pipeline import batches
 from posttrain.util import disk, watchdog
 
 _MOST = 3  # rewards, and pass rates, that are shown
@@ -142,12 +142,12 @@ class Logbook:
     self._write_rows(what, step, map(dataclasses.asdict, answers))
 
   def write_rollouts(
-    self, step: int, played: Mapping[str, rollout_rows.Played]
+    self, step: int, played: Mapping[str, batches.Played]
   ) -> None:
     """Writes the rollouts of a training step, where due."""
     every = self.rollouts_every
     if played and every is not None and (step == 1 or step % every == 0):
-      self._write_rows('train', step, rollout_rows.rows(played))
+      self._write_rows('train', step, batches.rows(played))
 
   def _write_rows(
     self, what: str, step: int, rows: Iterable[dict[str, Any]]

@@ -23,7 +23,7 @@ from posttrain.chat import rendering
 from posttrain.decode import engines
 from posttrain.evaluation import evaluator, measures
 from posttrain.models import lora
-from posttrain.pipeline import base, tokens
+from posttrain.pipeline import batches, tokens
 from posttrain.rollout import calls, env_calls, episodes, frozen_models, grading
 from posttrain.util import preemption, watchdog
 
@@ -95,7 +95,7 @@ class Components:
   renderer: rendering.Renderer
   model: schema.Model  # with its vocabulary
   mesh: jax.sharding.Mesh  # an AbstractMesh in a plan for other devices
-  data: base.StageData
+  data: batches.StageData
   eval_tasks: evaluator.EvalTasks
   capacity: int  # tokens of the longest sequence to decode or score
   plan: Any  # a `plan.Plan`

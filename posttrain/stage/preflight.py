@@ -23,12 +23,11 @@ from posttrain import config, pipeline, processes, schema, scoring, sharding
 from posttrain.chat import rendering
 from posttrain.checkpoints import store, weights
 from posttrain.data import sources
-from posttrain.envs import base as env_base
-from posttrain.envs import registry
+from posttrain.envs import base, registry
 from posttrain.evaluation import evaluator
 from posttrain.models import hf_config, transformer
 from posttrain.ops import attention
-from posttrain.pipeline import base
+from posttrain.pipeline import batches
 from posttrain.rollout import endpoints, frozen_models, remote
 from posttrain.stage import models, plan
 from posttrain.training import objectives
@@ -37,7 +36,7 @@ from posttrain.util import disk
 # Tokens of a micro-batch, and the most slots, per device of data x fsdp.
 MICRO_BATCH_TOKENS, MAX_SLOTS = 2048, 256
 # (renderer, data) -> the tokens that a sequence may have at least.
-MinCapacity = Callable[[rendering.Renderer, base.StageData], int]
+MinCapacity = Callable[[rendering.Renderer, batches.StageData], int]
 Params = Any
 
 
@@ -233,7 +232,7 @@ def _naming(name: str, key: str = '') -> Iterator[None]:
 
 def make_data(
   cfg: schema.Run, name: str, stage: schema.Stage, renderer: rendering.Renderer
-) -> base.StageData:
+) -> batches.StageData:
   """Builds a stage's data.
 
   Args:
@@ -250,13 +249,13 @@ def make_data(
     return pipeline.DATA[stage.kind](
       stage, registry.make_all(stage.envs), renderer, cfg.seed, index
     )
-  except base.DataError as error:
+  except batches.DataError as error:
     key = f'config.{name}.{error.key}'
     raise ValueError(f'{key} cannot be used: {error}') from error
 
 
 def make_workers(
-  name: str, stage: schema.Stage, envs: Mapping[str, env_base.Env]
+  name: str, stage: schema.Stage, envs: Mapping[str, base.Env]
 ) -> remote.Remote | None:
   """Builds the workers of a stage, None if it has none; starts nothing.
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from posttrain import processes, schema
 from posttrain.checkpoints import store
-from posttrain.pipeline import tally
+from posttrain.pipeline import batches
 
 
 def end_of(cfg: schema.Run, name: str, workdir: str) -> int | None:
@@ -54,7 +54,11 @@ def end_of(cfg: schema.Run, name: str, workdir: str) -> int | None:
         f'to train, but {later} holds steps; move that folder away'
       )
     return None
-  tally.check_saved(name, host)
+  tally = (host.get('pipeline') or {}).get('tally')
+  if tally and host.get('stage') == name:
+    counts = batches.Tally(tally['envs'])
+    counts.set_state(tally)
+    counts.check(name)
   steps = cfg.stages[name].steps
   before = host.get('config', {}).get(name, {}).get('steps', steps)
   if host.get('finished') and before < steps and processes.is_first():

@@ -9,7 +9,7 @@ import pytest
 
 from posttrain import schema
 from posttrain.envs import registry
-from posttrain.pipeline import environment, tokens
+from posttrain.pipeline import environments, tokens
 from tests import toys
 from tests.algorithms import two_turns
 from tests.pipeline.test_tokens import _equal
@@ -145,8 +145,8 @@ def test_groups_whose_messages_are_learned_are_kept():
 
   tied, tool, mixed = ['tied'], ['tied', 'tool'], ['mixed']
   usable = [tied, tool, mixed]
-  assert tokens._kept(Echo(), usable, 1) == [mixed, tool]
-  assert tokens._kept(Echo(), usable, 3) == usable
+  assert environments.Environment.kept(Echo(), usable, 1) == [mixed, tool]
+  assert environments.Environment.kept(Echo(), usable, 3) == usable
 
 
 def test_messages_of_tools_are_learned_by_echo_alone():
@@ -160,10 +160,10 @@ def test_messages_of_tools_are_learned_by_echo_alone():
 
 def test_metrics_of_rounds_are_means_over_rollouts():
   rounds = [
-    environment.Graded([[0] * n], [[0] * n], {'rewards/x': value}, (str(n),))
+    environments.Graded([[0] * n], [[0] * n], {'rewards/x': value}, (str(n),))
     for n, value in ((3, 1.0), (1, 0.0))
   ]
-  joined = environment.join(rounds)
+  joined = environments.join(rounds)
   assert joined.metrics == {'rewards/x': 0.75}
   assert joined.errors == ('3', '1') and len(joined.groups) == 2
 

@@ -11,7 +11,7 @@ from posttrain import schema
 from posttrain.algorithms import sft
 from posttrain.chat import rendering, tokenizers
 from posttrain.envs import registry
-from posttrain.pipeline import environment, tally
+from posttrain.pipeline import batches, environments
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import grading
 from tests import fixtures
@@ -83,10 +83,10 @@ def test_exit_code_tells_whether_any_rollout_had_a_reward(
     raise grading.TooManyFaults('f must fail at most', ('a fault',))
     yield
 
-  monkeypatch.setattr(environment.Environment, 'grade', grade)
-  pipeline, before = _pipeline(), tally.Tally(('a',))
+  monkeypatch.setattr(environments.Environment, 'grade', grade)
+  pipeline, before = _pipeline(), batches.Tally(('a',))
   before.add_env('a', 4, rewarded, ['x'] * 3)
-  pipeline.tally = tally.Tally(('a',))
+  pipeline.tally = batches.Tally(('a',))
   pipeline.tally.set_state(before.get_state())  # of a resumed run
   with pytest.raises(grading.TooManyFaults, match='f must fail at') as stopped:
     next(pipeline)

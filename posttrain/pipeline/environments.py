@@ -4,7 +4,6 @@ source -> sampler -> rewards -> algorithm
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -103,6 +102,11 @@ class Environment:
       if reward.model is not None
     }
 
+  def _columns(self) -> set[str]:
+    """Returns each key of `info` that some task has; makes all tasks."""
+    tasks = self.source.take(len(self.source))
+    return {key for task in tasks for key in task.info}
+
   def check(self) -> None:
     """Checks the first tasks; does not advance the source.
 
@@ -110,16 +114,15 @@ class Environment:
       ValueError: naming the row that cannot train, a source without any, or a
         reward function that needs an argument that no task has.
     """
-    if not len(self.source):
+    tasks = self.source.take(CHECKED)
+    if not tasks:
       raise ValueError(f'environment {self.name} must have tasks: got none')
-    keys = set()
-    for task in self.source.take(CHECKED):
+    for task in tasks:
       self.sampler.check(task)
       self.algorithm.check(task)
-      keys.update(task.info)
     if self.learns_by_trial:
-      columns = functools.partial(_columns, self.source)
-      grading.check(self.name, self.entry.rewards, keys, columns)
+      keys = {key for task in tasks for key in task.info}
+      grading.check(self.name, self.entry.rewards, keys, self._columns)
 
   def rewards(
     self,
@@ -140,18 +143,16 @@ class Environment:
       assert judge is not None, 'an environment with a judge must get one'
       self.env.judge = calls.untimed(judge(self.entry.judge))
     return grading.Rewards(
-      self.name,
-      self.entry.rewards,
-      functools.partial(_columns, self.source),
-      judge,
-      reward_model,
-      workers,
+      self.name, self.entry.rewards, self._columns, judge, reward_model, workers
     )
 
   def grade(
     self, groups: Groups, rewards: grading.Rewards
   ) -> side_by_side.Task[Graded]:
     """Gives finished groups their rewards; a task of `side_by_side`.
+
+    Usable are rollouts that did not fail and, if the component reads rewards,
+    have one.
 
     Args:
       groups: the rollouts of each drawn task.
@@ -161,7 +162,15 @@ class Environment:
     flat, metrics, errors = yield from rewards.task(rollouts)
     rewarded = iter(flat)
     groups = [[next(rewarded) for _ in group] for group in groups]
-    usable = [self._usable(group) for group in groups]
+    usable = [
+      [
+        rollout
+        for rollout in group
+        if rollout.stop_reason != 'error'
+        and not (self._reads_rewards and rollout.score.reward is None)
+      ]
+      for group in groups
+    ]
     return Graded(groups, usable, metrics, errors)
 
   def lacks_credit(self, group: Sequence[types.Rollout]) -> bool:
@@ -169,6 +178,17 @@ class Environment:
     if not self.learns_by_trial:
       return False
     return not group or not any(np.any(x) for x in self.algorithm.assign(group))
+
+  def kept(self, usable: Groups, count: int) -> Groups:
+    """Returns the groups of a step that train.
+
+    They are `count` ones, those without credit only where others are fewer; and
+    all whose messages are learned without it, as by echo.
+    """
+    if len(usable) == count:
+      return usable
+    ordered = sorted(usable, key=self.lacks_credit)
+    return [*ordered[:count], *filter(self.observes, ordered[count:])]
 
   def observes(self, group: Sequence[types.Rollout]) -> bool:
     """Whether the algorithm learns messages of the group, without credit."""
@@ -184,41 +204,24 @@ class Environment:
     return streams.stamp(self.algorithm, [group for group in usable if group])
 
   def metrics(self, graded: Graded) -> dict[str, float]:
-    """Returns the metrics of a step, of all its groups."""
-    metrics = graded.metrics
+    """Returns the metrics of a step, of all its groups, dropped ones too."""
+    metrics, groups = dict(graded.metrics), graded.groups
     if self.sampler.model is not None:
-      metrics = metrics | self._metrics(graded.groups, graded.usable)
+      rollouts = [rollout for group in groups for rollout in group]
+      alive = statistics.survivors(rollouts)
+      values = {
+        **statistics.summarize(rollouts),
+        **statistics.stops(rollouts),
+        **(statistics.entropy(rollouts) if self.sampler.on_policy else {}),
+        **statistics.samples(rollouts),
+        **statistics.mixed_groups(graded.usable),
+        'errors': len(rollouts) - len(alive),
+        'ungraded': len(alive) - sum(map(len, graded.usable)),
+      }
+      metrics |= {f'rollout/{key}': value for key, value in values.items()}
+      if 'reward' in values:
+        metrics['reward/mean'] = values['reward']
     return {f'{k}/{self.name}': v for k, v in metrics.items()}
-
-  def _usable(self, group: Sequence[types.Rollout]) -> list[types.Rollout]:
-    """Returns a group without failed rollouts and those without a reward.
-
-    A component that reads no reward trains on rollouts without one as well.
-    """
-    return [
-      rollout
-      for rollout in group
-      if rollout.stop_reason != 'error'
-      and not (self._reads_rewards and rollout.score.reward is None)
-    ]
-
-  def _metrics(self, groups: Groups, usable: Groups) -> dict[str, float]:
-    """Returns statistics of all rollouts, and of the dropped ones."""
-    rollouts = [rollout for group in groups for rollout in group]
-    alive = statistics.survivors(rollouts)
-    values = {
-      **statistics.summarize(rollouts),
-      **statistics.stops(rollouts),
-      **(statistics.entropy(rollouts) if self.sampler.on_policy else {}),
-      **statistics.samples(rollouts),
-      **statistics.mixed_groups(usable),
-      'errors': len(rollouts) - len(alive),
-      'ungraded': len(alive) - sum(len(group) for group in usable),
-    }
-    metrics = {f'rollout/{key}': value for key, value in values.items()}
-    if 'reward' in values:
-      metrics['reward/mean'] = values['reward']
-    return metrics
 
 
 def make(
@@ -255,8 +258,3 @@ def make(
     sampler=samplers.make(entry.sampler, env, renderer, row_tokens),
     algorithm=algorithms.make(entry.algorithm),
   )
-
-
-def _columns(source: Any) -> set[str]:
-  """Returns each key of `info` that some task has; makes all tasks."""
-  return {key for task in source.take(len(source)) for key in task.info}

@@ -1,0 +1,297 @@
+"""The interfaces behind every stage's batches, and what is counted of them.
+
+    data, known before any model exists  ->  pipeline, the iterator of items
+
+1. `StageData` and `Pipeline`: `tokens` and `pair_data` implement both.
+2. `Item`: the batch of one step, with the rollouts behind it. `rows` yields
+   them to be read, a row per rollout: `env`, `task`, `group` (its number in the
+   step), `prompt` and `completion` (messages), `rendered` (the prompt as the
+   model read it: the text of its tokens, with tools and template), `answer`,
+   `reward`, `rewards` (the value of each summand), `correct`, `advantage` (the
+   mean over its completion tokens; null if it does not train), `stop_reason`,
+   `tokens` (sampled ones), `version` (the step whose weights sampled its first
+   token), `turn_rewards`, `error`.
+3. `Tally`: counts of the rewards of a whole stage, and what its end says about
+   them. Part of the pipeline's state, so that a resumed stage counts on.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from posttrain import schema, types
+from posttrain.chat import tokenizers
+from posttrain.envs import base
+from posttrain.util import errors
+
+Batch = types.Batch | types.PairBatch
+MAX_GROUPS = 64  # of an environment and step, that `rows` yields
+
+
+class Played(NamedTuple):
+  """The groups of an environment in a step."""
+
+  groups: Sequence[Sequence[types.Rollout]]  # all
+  trained: Sequence[Sequence[types.Rollout]]  # those whose samples follow
+  samples: Sequence[types.Sample]  # with streams, in order
+  tokenizer: tokenizers.Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+  """The batch of one step, and the pipeline's state after it."""
+
+  batch: Batch
+  metrics: dict[str, float]
+  state: dict[str, Any]
+  # One per dropped episode, and one per failed call of a reward function.
+  errors: tuple[str, ...] = ()
+  # Environment -> its rollouts, where a model has sampled them.
+  played: Mapping[str, Played] = dataclasses.field(default_factory=dict)
+
+
+def rows(played: Mapping[str, Played]) -> Iterator[dict[str, Any]]:
+  """Yields the rows of the first `MAX_GROUPS` groups of each environment."""
+  for env, step in played.items():
+    # The mean advantage of each rollout that trains, by its uid.
+    samples, advantages = iter(step.samples), {}
+    for rollout in (rollout for group in step.trained for rollout in group):
+      own = [next(samples) for _ in rollout.samples]
+      values = [x.advantages[x.mask] for x in own if x.advantages is not None]
+      if values and sum(map(len, values)):
+        advantages[rollout.uid] = float(np.concatenate(values).mean())
+    for number, group in enumerate(step.groups[:MAX_GROUPS]):
+      for rollout in group:
+        score, prompt = rollout.score, []
+        if rollout.samples:  # the tokens before the first sampled one
+          first = rollout.samples[0]
+          prompt = first.ids[: int(first.mask.argmax())].tolist()
+        versions = [x.versions[x.mask] for x in rollout.samples if x.mask.any()]
+        yield {
+          'env': env,
+          'task': rollout.task.id,
+          'group': number,
+          'prompt': list(rollout.prompt),
+          'completion': list(rollout.completion_messages),
+          'rendered': tokenizers.show(step.tokenizer, prompt),
+          'answer': rollout.task.answer,
+          'reward': score.reward,
+          'rewards': dict(score.summands),
+          'correct': score.correct,
+          'stop_reason': rollout.stop_reason,
+          'tokens': sum(len(x) for x in versions),
+          'version': int(versions[0][0]) if versions else None,
+          'turn_rewards': [float(turn.reward) for turn in rollout.turns],
+          'error': rollout.error,
+          'advantage': advantages.get(rollout.uid),
+        }
+
+
+class NoReward(RuntimeError):
+  """No rollout of a stage had a reward, because rewards or episodes failed."""
+
+  exit_code = errors.NO_REWARD
+
+
+@dataclasses.dataclass
+class Counts:
+  """Counts of one environment that trains on rewards."""
+
+  rollouts: int = 0
+  rewarded: int = 0  # rollouts with a reward
+  failures: int = 0  # failed episodes, and failed calls of reward functions
+  last: str = ''  # the last failure
+
+  @property
+  def is_broken(self) -> bool:
+    """Whether failures left it without any reward."""
+    return bool(self.failures) and not self.rewarded
+
+
+class Tally:
+  """The counts of all environments of a stage that train on rewards."""
+
+  def __init__(self, names: Collection[str]):
+    """Starts at 0; `names`: the environments that are counted."""
+    self._envs = {name: Counts() for name in names}
+    self._steps = self._tied_steps = 0
+
+  def add_env(
+    self, name: str, rollouts: int, rewarded: int, failures: Sequence[str]
+  ) -> None:
+    """Counts a step of one environment; does nothing if it is not counted.
+
+    Args:
+      name: the environment.
+      rollouts: the number of its rollouts.
+      rewarded: the number of those with a reward.
+      failures: its failed episodes and failed calls.
+    """
+    if name not in self._envs:
+      return
+    counts = self._envs[name]
+    counts.rollouts += rollouts
+    counts.rewarded += rewarded
+    counts.failures += len(failures)
+    if failures:
+      counts.last = errors.text(failures[-1], 500)
+
+  def add_step(self, has_advantages: bool) -> None:
+    """Counts a step; `has_advantages`: whether one of its tokens has one."""
+    self._steps += 1
+    self._tied_steps += not has_advantages
+
+  @property
+  def has_rewards(self) -> bool:
+    """Whether a rollout of the stage had a reward."""
+    return any(x.rewarded for x in self._envs.values())
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns the counts, JSON-able."""
+    return {
+      'steps': self._steps,
+      'tied_steps': self._tied_steps,
+      'envs': {k: dataclasses.asdict(x) for k, x in self._envs.items()},
+    }
+
+  def set_state(self, state: Mapping[str, Any]) -> None:
+    """Continues from a state of `get_state`; {} = from 0."""
+    self._steps = state.get('steps', 0)
+    self._tied_steps = state.get('tied_steps', 0)
+    self._envs = {
+      name: Counts(**state.get('envs', {}).get(name, {})) for name in self._envs
+    }
+
+  def check(self, stage: str) -> None:
+    """Checks that a finished stage had rewards.
+
+    Raises:
+      NoReward: it had none, because rewards or episodes failed.
+    """
+    broken = [x for x in self._envs.values() if x.is_broken]
+    if broken and not self.has_rewards:
+      raise NoReward(
+        f'stage {stage!r} must get rewards: got none in {self._steps} steps, '
+        f'after {sum(x.failures for x in broken)} failures of episodes or '
+        f'reward functions, the last: {broken[-1].last}'
+      )
+
+  def warn(self, stage: str) -> None:
+    """Logs what a finished stage could not learn from."""
+    log = logging.getLogger('absl').warning
+    for name, counts in self._envs.items():
+      if counts.rollouts and not counts.rewarded:
+        log(
+          'environment %s of stage %s had no reward in the whole stage: %s',
+          name,
+          stage,
+          f'{counts.failures} failures of episodes or reward functions, the '
+          f'last: {counts.last}'
+          if counts.failures
+          else 'all its rollouts were graded None, which is not scorable',
+        )
+    if self._envs and self._steps and self._steps == self._tied_steps:
+      log(
+        'no step of stage %s had an advantage, so nothing was learned from '
+        'rewards: those within every group were equal, as for tasks that are '
+        'always or never solved, for a group_size of 1, and for a reward '
+        'function that takes completions for strings where they are messages',
+        stage,
+      )
+
+
+def metrics(batch: Batch) -> dict[str, float]:
+  """Returns the sizes of a batch: tokens, micro-batches, filled share."""
+  count = int(batch.num_micro_batches)
+  tokens = int((batch.segment_ids[:count] > 0).sum())
+  _, rows, row_tokens = batch.ids.shape
+  return {
+    'batch/tokens': tokens,
+    'batch/completion_tokens': int(batch.mask[:count].sum()),
+    'batch/micro_batches': count,
+    'batch/fill': tokens / max(count * rows * row_tokens, 1),
+  }
+
+
+class DataError(ValueError):
+  """The data that one of a stage's keys names cannot be used."""
+
+  def __init__(self, key: str, error: Exception):
+    self.key = key
+    super().__init__(str(error))
+
+
+class StageData:
+  """The data of a stage, which needs no model: environments or pairs.
+
+  Attributes:
+    shape: [micro_batches, rows, row_tokens] of a batch.
+    envs: all environments by name; evaluation plays their tasks.
+    env_names: in the order of `Batch.env_ids`; () for batches without them.
+    task_counts: tasks of an epoch, by environment; pairs of a file.
+    held_out_counts: held-out tasks that no environment has: pairs of a file.
+    group_sizes: samples per task, by environment; of pairs, answers per pair.
+    references: models that score, judge or play, each with the stage's key.
+    reward_models: reward models, each with the stage's key that names it.
+    players: frozen models that play episodes.
+    held_models: those of all these that stay loaded while the stage trains.
+    min_capacity: tokens that a sequence of the decode engine must hold.
+  """
+
+  shape: tuple[int, int, int]
+  envs: Mapping[str, base.Env]
+  env_names: tuple[str, ...] = ()
+  task_counts: Mapping[str, int]
+  held_out_counts: Mapping[str, int] = {}
+  group_sizes: Mapping[str, int]
+  references: Mapping[schema.Reference, str]
+  reward_models: Mapping[str, str] = {}
+  players: Collection[schema.Reference] = ()
+  held_models: Collection[schema.Reference] = ()
+  min_capacity: int
+
+  def check(self) -> None:
+    """Checks the first tasks or all pairs; does not advance a source.
+
+    Raises:
+      ValueError: a row cannot train; names it.
+    """
+
+
+class Pipeline:
+  """An infinite iterator of items, deterministic in its seed and state.
+
+  Attributes:
+    uses_policy: whether batches depend on the policy's weights.
+    can_prefetch: whether a batch can be built during a step: it needs no model.
+    learns_by_trial: environments that train on rewards of the policy's
+      rollouts.
+    tally: counts of the stage's rewards; None for pairs.
+    held_out: held-out pairs as one batch; None without any.
+    selecting: further held-out pairs, which `eval.best` is measured on; or
+      None.
+  """
+
+  uses_policy: bool = False
+  can_prefetch: bool = True
+  learns_by_trial: Collection[str] = ()
+  tally: Tally | None = None
+  held_out: types.PairBatch | None = None
+  selecting: types.PairBatch | None = None
+
+  def __iter__(self):
+    return self
+
+  def __next__(self) -> Item:
+    raise NotImplementedError
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns JSON-able state that determines all later items."""
+    raise NotImplementedError
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Continues from a state of `get_state`."""
+    raise NotImplementedError
