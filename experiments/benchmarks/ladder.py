@@ -27,7 +27,7 @@ from posttrain import main as program
 from posttrain import schema
 from posttrain.config import checks
 from posttrain.metrics import writers
-from posttrain.report import panels
+from posttrain.report import curves
 
 ROWS = {  # stage, or `base` before the first one -> name in the table
   'base': 'base (random)',
@@ -102,7 +102,7 @@ def summary(rows: list[dict]) -> dict[str, dict[str, float]]:
   results = {'base': {**rates(rows[0]), 'minutes': 0.0}}
   for stage in dict.fromkeys(row['stage'] for row in rows):
     own = [row for row in rows if row['stage'] == stage]
-    seconds = sum(sum(panels.slices(row).values()) for row in own)
+    seconds = sum(sum(curves.slices(row).values()) for row in own)
     results[stage] = {**rates(own[-1]), 'minutes': seconds / 60}
   return results
 

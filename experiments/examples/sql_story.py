@@ -25,7 +25,7 @@ from posttrain import config
 from posttrain.envs import registry, sql
 from posttrain.evaluation import answers
 from posttrain.metrics import estimates, writers
-from posttrain.report import page
+from posttrain.report import curves
 
 NAMES = ('sql', 'sql_hard')  # environments of the recipe
 _LEFT = re.compile(r'\n(?:left|Steps left): \d+$')  # end of observations
@@ -158,7 +158,8 @@ def main() -> None:
   parser.add_argument('--png')
   args = parser.parse_args()
   if args.png:
-    page.figure(str(args.runs[0]), args.png)
+    rows = writers.read_metrics(str(args.runs[0] / 'metrics.jsonl'))
+    curves.draw(rows).savefig(args.png, dpi=160)
   tables = rates(args.runs), differences(args.runs)
   print('\n\n'.join('\n'.join(lines) for lines in tables if lines))
   print(f'\n{transcripts(args.runs[0], args.first, args.tasks)}')

@@ -217,9 +217,9 @@ class Measure(NamedTuple):
   pattern: str
   title: str
   style: str
-  panel: str
-  key: str
-  kind: str
+  panel: str = ''
+  key: str = 'eval/'
+  kind: str = ''
 
 
 class Match(NamedTuple):

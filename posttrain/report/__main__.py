@@ -62,26 +62,18 @@ def report(options: Flags) -> int:
   """
   from posttrain.report import page
 
-  exists = os.path.isdir if options.live else _has_metrics
-  missing = [run for run in options.runs if not exists(run)]
-  # Of several folders a missing one may be misspelt, and never come.
-  if missing and not (options.live and len(options.runs) == 1):
-    raise ValueError(
-      'RUN must be the workdir of a run, with metrics.jsonl: got '
-      f'{", ".join(map(repr, missing))}'
-    )
   for run in options.runs:
     if not _has_metrics(run):
+      if not options.live:
+        raise ValueError(
+          f'RUN must be the workdir of a run, with metrics.jsonl: got {run!r}'
+        )
       print(f'waiting for the first step of {run!r}', file=sys.stderr)
-  while missing and not os.path.isdir(missing[0]):
+  while not all(map(os.path.isdir, options.runs)):
     time.sleep(_POLL)
   path = options.output or (
     page.path_of(options.runs[0]) if len(options.runs) == 1 else 'report.html'
   )
-  if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
-    raise ValueError(
-      f'--output must be a file in a folder that exists: got {path!r}'
-    )
   reload = options.seconds if options.live else None
   finished = page.write_all(options.runs, path, reload)
   print(path, flush=True)

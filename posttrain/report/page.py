@@ -10,20 +10,16 @@ Without JavaScript the page has its tables and texts, and no curves. `Periodic`
 writes the report of a run that is under way.
 """
 
-import functools
-import itertools
 import json
 import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from posttrain.metrics import writers
-from posttrain.report import panels, results, runs, stories
+from posttrain.report import curves, runs, stories
 from posttrain.util import disk, errors
 
-MAX_CHARACTERS = 100_000  # of the summary and of the config
+MAX_METRICS = 2000  # lines of the summary
 SECONDS = 20.0  # between two reports of a run under way, at least
 SHARE = 0.01  # largest share of the run's time for reports
 RELOAD = 20.0  # seconds after which an open page loads itself again
@@ -67,21 +63,6 @@ class Periodic:
     self._due = end + max(SECONDS, (end - begin) / SHARE)
 
 
-def write(workdir: str, path: str | None = None) -> str:
-  """Writes the report of a run; returns its path.
-
-  Args:
-    workdir: the run's folder.
-    path: the file; None = `WORKDIR/report.html`.
-
-  Raises:
-    ValueError: a file of the run is damaged.
-  """
-  path = path or path_of(workdir)
-  write_all([workdir], path)
-  return path
-
-
 def path_of(workdir: str) -> str:
   """Returns the path of a run's own report."""
   return os.path.join(workdir, 'report.html')
@@ -114,29 +95,6 @@ def write_all(
   return finished
 
 
-def figure(workdir: str, png_path: str) -> None:
-  """Saves the learning curves alone, as a PNG.
-
-  Args:
-    workdir: the run's folder.
-    png_path: the file to write.
-
-  Raises:
-    ValueError: there are no metrics to draw.
-  """
-  # matplotlib takes most of a second to import, which a page does without.
-  from posttrain.report import curves
-
-  rows = writers.read_metrics(os.path.join(workdir, 'metrics.jsonl'))
-  curve_figure = curves.draw(rows)
-  if curve_figure is None:
-    raise ValueError(
-      f'{workdir} must hold a metrics.jsonl with something to draw: got '
-      f'{len(rows)} lines; train first'
-    )
-  curve_figure.savefig(png_path, dpi=160)
-
-
 def render(all_runs: Sequence[runs.Run], reload: float | None) -> str:
   """Returns the page of runs; see `write_all`."""
   steps = [stories.read_groups(run) for run in all_runs]
@@ -145,57 +103,42 @@ def render(all_runs: Sequence[runs.Run], reload: float | None) -> str:
     for i, run_steps in enumerate(steps)
     for chart in stories.histograms(run_steps)
   ]
-  table = results.side_by_side(all_runs)
+  table = runs.side_by_side(all_runs)
   cells = [value for column in table.values() for value in column.values()]
-  data = panels.build(all_runs)
+  data = curves.build(all_runs)
   contexts = []
   for run, run_steps in zip(all_runs, steps, strict=True):
-    state, progress = results.status(run)
-    sizes = itertools.accumulate(map(len, map(str, panels.summary(run))))
+    state, progress = runs.status(run)
     config = json.dumps(run.config, indent=2) if run.config else ''
     contexts.append(
       {
         'name': run.name,
-        'headlines': results.headlines(run),
-        'subtitle': results.subtitle(run),
+        'headlines': runs.headlines(run),
+        'subtitle': runs.subtitle(run),
         'state': state,
         'progress': progress,
-        'facts': results.facts(run),
+        'facts': runs.facts(run),
         'answers': stories.answers(run),
         'suite': stories.suite(run),
         'samples': stories.samples(run),
         'groups': stories.groups(run_steps),
-        'seconds': panels.seconds(run),
-        'summary': panels.summary(run)[: sum(x < 3e5 for x in sizes)],
-        'config': stories.cut(config, MAX_CHARACTERS),
+        'seconds': curves.seconds(run),
+        'summary': curves.summary(run)[:MAX_METRICS],
+        'config': config,
       }
     )
   return stories.template('page.html').render(
     title=', '.join(run.name for run in all_runs),
     table=table,
-    keys=results.keys(all_runs, table),
+    keys=runs.keys(all_runs, table),
     intervals=any(value.interval for value in cells),
-    differences=results.differences(all_runs),
+    differences=runs.differences(all_runs),
     histograms=charts,
-    components=panels.COMPONENTS,
+    components=curves.COMPONENTS,
     runs=contexts,
     data=data,
     sent={**data, 'histograms': charts, 'reload': reload},
-    **_assets(),
+    plotly=stories.asset('plotly-basic.min.js'),
+    script=stories.asset('plots.js') + stories.asset('page.js'),
+    style=stories.asset('stories.css') + stories.asset('page.css'),
   )
-
-
-@functools.cache
-def _assets() -> dict[str, Any]:
-  """Returns scripts and style of the page."""
-
-  def read(*names: str) -> str:
-    return ''.join(
-      (stories.ASSETS / name).read_text(encoding='utf-8') for name in names
-    )
-
-  return {
-    'plotly': read('plotly-basic.min.js'),
-    'script': read('plots.js', 'page.js'),
-    'style': read('stories.css', 'page.css'),
-  }

@@ -1,17 +1,18 @@
-"""A run as the report reads it: the files of its workdir, metrics as curves.
+"""A run as the report reads it: the files of its workdir, tables and facts.
 
-Stages lie side by side on one axis of steps. A value that was not finite is a
-gap. `PANELS` lists the metrics with a panel of their own, in their order; the
-report draws all others as well, grouped by prefix.
+`PANELS` lists the metrics with a panel of their own, in their order; the report
+draws all others as well, grouped by prefix. The results are a table of
+evaluations, a headline number per environment, and facts beside the metrics.
 """
 
 import dataclasses
+import datetime
 import functools
 import os
 import re
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +35,44 @@ PANELS = (  # title, metric or its prefix, how it is drawn
   ('Learning rate', 'optim/lr', 'plain'),
   ('Tokens trained on', 'batch/tokens', 'sum'),
 )
+
+# After `statistics.MEASURES`: metric, title ({} = the metric), number format.
+_RESULTS = (
+  (r'(?P<name>pass_rate_\w+)/', '{}, greedy', '{:.1%}'),  # of some tasks
+  (r'(?P<name>pass@\d+)/', '{}', '{:.1%}'),
+  (r'(?P<name>maj@\d+)/', '{}, majority vote', '{:.1%}'),
+  ('format_rate/', 'format rate, greedy', '{:.1%}'),
+  ('entropy/', 'entropy, nats per token', '{:.4f}'),
+  ('kl/', 'KL to the start of the stage, nats per token', '{:.4f}'),
+  ('length/', 'length, tokens', '{:.1f}'),
+)
+_SUITE = (  # the same, of the answers to `eval.suite`
+  ('repetition', 'repeated 4-grams', '{:.1%}'),
+  ('broken_characters', 'broken characters', '{:.1%}'),
+  ('refusal', 'refusals in English', '{:.1%}'),
+  ('code_syntax', 'blocks of code that parse', '{:.1%}'),
+  ('truncated', 'answers cut off', '{:.1%}'),
+  ('length', 'length, tokens', '{:.1f}'),
+)
+_MEASURES = (
+  *statistics.MEASURES,
+  *statistics.OTHERWISE,
+  *(
+    statistics.Measure(f'eval/{pattern}(?P<env>.+)', title, style)
+    for pattern, title, style in _RESULTS
+  ),
+  *(
+    statistics.Measure(f'eval/(?P<env>suite)/{name}', title, style)
+    for name, title, style in _SUITE
+  ),
+)
+# The main number of a run without an evaluation.
+_LOSS = statistics.Measure(
+  'loss/(?P<env>total)', 'training loss', '{:.4g}', '', 'loss/total', 'noisy'
+)
+# The headline is the first that a run has, for each environment.
+HEADLINES = (*statistics.MEASURES, *statistics.OTHERWISE, _LOSS)
+MAX_HEADLINES = 6
 
 Row = dict[str, Any]
 Rows = list[Row]
@@ -62,12 +101,7 @@ class Run:
   @functools.cached_property
   def stages(self) -> list[str]:
     """The stages that have begun, in their order."""
-    return stages(self.rows)
-
-  @functools.cached_property
-  def arrays(self) -> dict[str, list[np.ndarray]]:
-    """The numbers of every metric, see `arrays`."""
-    return arrays(self.rows)
+    return list(dict.fromkeys(row['stage'] for row in self.rows))
 
   @property
   def nodes(self) -> dict[str, Row]:
@@ -87,11 +121,7 @@ class Run:
   @property
   def finished(self) -> bool:
     """Whether the run has come to its end."""
-    if self.about:
-      return self.about.get('ended') is not None
-    last = self.rows[-1] if self.rows else {}
-    *_, end = [(None, None), *self.steps.items()]
-    return bool(last) and (last['stage'], last['step']) == end
+    return bool(self.about.get('ended'))
 
   def rows_of(self, stage: str) -> Rows:
     """Returns the rows of a stage."""
@@ -120,32 +150,26 @@ class Run:
     return ends
 
 
-def read(workdir: str, name: str | None = None) -> Run:
+def read(workdir: str, name: str) -> Run:
   """Reads a workdir; files that are missing are left out.
 
   Args:
     workdir: the run's folder.
-    name: its name in the report; None = the folder's.
+    name: its name in the report.
 
   Raises:
     ValueError: a file is damaged.
   """
-  path = os.path.join(workdir, 'metrics.jsonl')
-  rows = writers.read_metrics(path)
+  metrics, *others = (
+    os.path.join(workdir, x)
+    for x in ('metrics.jsonl', 'config.json', 'about.json')
+  )
+  rows = writers.read_metrics(metrics)
   config, about = (
-    disk.read_json_object(file) if os.path.exists(file) else {}
-    for file in (
-      os.path.join(workdir, name) for name in ('config.json', 'about.json')
-    )
+    disk.read_json_object(path) if os.path.exists(path) else {} for path in others
   )
-  return Run(
-    workdir,
-    name or os.path.basename(os.path.abspath(workdir)),
-    rows,
-    config,
-    about,
-    os.path.getmtime(path) if rows else None,
-  )
+  written = os.path.getmtime(metrics) if rows else None
+  return Run(workdir, name, rows, config, about, written)
 
 
 def files(
@@ -188,48 +212,228 @@ def read_rows(path: str, keys: Sequence[str]) -> Rows:
 
 
 def names(workdirs: Sequence[str]) -> list[str]:
-  """Returns a name per folder: the last parts of its path that differ."""
-  parts = [os.path.abspath(x).strip(os.sep).split(os.sep) for x in workdirs]
-  for size in range(1, max(map(len, parts)) + 1):
-    short = ['/'.join(x[-size:]) for x in parts]
-    if len(set(short)) == len(short):
-      return short
-  return [f'{x[-1]} ({i})' for i, x in enumerate(parts, 1)]
-
-
-def stages(rows: Rows) -> list[str]:
-  """Returns the names of the stages, in the order in which they ran."""
-  return list(dict.fromkeys(row['stage'] for row in rows))
-
-
-def arrays(rows: Rows) -> dict[str, list[np.ndarray]]:
-  """Returns the numbers of every metric: {metric: [f64[2, steps], per stage]}.
-
-  The two rows of an array are x, the steps of all stages one after another, and
-  y, NaN for null. Bounds of intervals and values that are no numbers are left
-  out.
-
-  Args:
-    rows: rows of metrics.jsonl.
-  """
-  by_metric: dict[str, list[np.ndarray]] = {}
-  start = 0
-  for stage in stages(rows):
-    points: dict[str, list[tuple[float, float]]] = {}
-    stage_rows = [row for row in rows if row['stage'] == stage]
-    for row in stage_rows:
-      for name, value in row.items():
-        if name in ('stage', 'step') or estimates.is_bound(name, row):
-          continue
-        if value is None or isinstance(value, int | float):
-          y = np.nan if value is None else value
-          points.setdefault(name, []).append((start + row['step'], y))
-    for name, pairs in points.items():
-      by_metric.setdefault(name, []).append(np.array(pairs, np.float64).T)
-    start += max(row['step'] for row in stage_rows)
-  return by_metric
+  """Returns the folders' paths, without the parent that all share."""
+  paths = [os.path.abspath(workdir) for workdir in workdirs]
+  parent = os.path.commonpath([os.path.dirname(path) for path in paths])
+  return [os.path.relpath(path, parent) for path in paths]
 
 
 def shows(key: str, name: str) -> bool:
   """Returns whether a panel's key is a metric, or its prefix up to / or @."""
   return name == key or key[-1] in '/@' and name.startswith(key)
+
+
+# --- Results and facts --------------------------------------------------------
+
+
+class Value(NamedTuple):
+  """A number as a text, and its interval, '' if it has none."""
+
+  text: str
+  interval: str = ''
+
+
+# {title of a column: {(environment, metric): value}}
+Columns = dict[str, dict[tuple[str, str], Value]]
+
+
+def columns(run: Run) -> Columns:
+  """Returns the first evaluation, and that of every stage's end."""
+  evaluations = [(row, _evaluated(row)) for row in run.rows]
+  evaluations = [(row, values) for row, values in evaluations if values]
+  if not evaluations:
+    return {}
+  table = {'start': evaluations[0][1]}
+  for stage, (title, end) in run.ends.items():
+    steps = [(r['step'], v) for r, v in evaluations if r['stage'] == stage]
+    if steps:
+      table[title] = dict(steps).get(end, steps[-1][1])
+  return table
+
+
+def side_by_side(all_runs: Sequence[Run]) -> Columns:
+  """Returns the columns of one run; of several, each run's start and end."""
+  if len(all_runs) == 1:
+    return columns(all_runs[0])
+  table: Columns = {}
+  for run in all_runs:
+    of_run = columns(run)
+    if of_run:
+      *_, last = of_run
+      for title in dict.fromkeys(('start', last)):
+        table[f'{run.name}: {title}'] = of_run[title]
+  return table
+
+
+def keys(all_runs: Sequence[Run], table: Columns) -> list[tuple[str, str]]:
+  """Returns the (environment, metric) of the table's lines, in their order."""
+  merged: dict[str, Any] = {}
+  for row in (row for run in all_runs for row in run.rows):
+    merged |= {k: v for k, v in row.items() if v is not None}
+  cells = {key for values in table.values() for key in values}
+  return [key for key in _evaluated(merged) if key in cells]
+
+
+def headlines(run: Run) -> list[Row]:
+  """Returns the main number of each environment, at the start and the end."""
+  points: dict[statistics.Match, list[tuple[Row, str]]] = {}
+  for measure in HEADLINES:
+    for row in run.rows:
+      for key in row:
+        if match := _match(measure, key, row):
+          points.setdefault(match, []).append((row, key))
+    if points:
+      break
+  lines = []
+  # The environments of the last stage come first.
+  for match, cells in sorted(
+    points.items(), key=lambda x: -run.stages.index(x[1][-1][0]['stage'])
+  )[:MAX_HEADLINES]:
+    (first, key), (last, _) = cells[0], cells[-1]
+    end = run.ends[last['stage']][1]
+    for row, _ in cells:
+      if (row['stage'], row['step']) == (last['stage'], end):
+        last = row
+    change = last[key] - first[key]
+    is_rate = '%' in measure.style
+    text = f'{100 * change:+.1f} points' if is_rate else f'{change:+.4g}'
+    lines.append(
+      {
+        **match._asdict(),
+        'first': _value(first, key, measure.style),
+        'last': _value(last, key, measure.style),
+        'change': text.replace('-', '\N{MINUS SIGN}'),
+        'moved': last is not first,
+        'where': f'{last["stage"]}, step {last["step"]:,}',
+      }
+    )
+  return lines
+
+
+def _match(
+  measure: statistics.Measure, key: str, row: Mapping[str, Any]
+) -> statistics.Match | None:
+  """Returns the match of a measured metric; None for bounds and nulls."""
+  if not key.startswith(measure.key) or row[key] is None:
+    return None
+  # A bound has the name of a metric, and no bounds.
+  if estimates.is_bound(key, row):
+    return None
+  return statistics.match(measure, key)
+
+
+def _evaluated(row: Row) -> dict[tuple[str, str], Value]:
+  """Returns {(environment, title): value}, in a fixed order."""
+  cells = {}
+  for measure in _MEASURES:
+    for key in row:
+      if match := _match(measure, key, row):
+        cells[match.env, match.title] = _value(row, key, measure.style)
+  return dict(sorted(cells.items(), key=lambda item: item[0][0]))
+
+
+def _value(row: Mapping[str, Any], key: str, style: str) -> Value:
+  """Returns a metric of a row, with its interval."""
+  name, _, env = key.rpartition('/')
+  bounds = [row.get(f'{name}{side}/{env}') for side in estimates.BOUNDS]
+  if None in bounds:
+    return Value(style.format(row[key]))
+  low, high = map(style.format, bounds)
+  return Value(style.format(row[key]), f'[{low}, {high}]')
+
+
+# --- Facts beside the metrics -----------------------------------------------
+
+
+def subtitle(run: Run) -> str:
+  """Returns steps, tokens per second and compiled programs of each stage."""
+  parts = []
+  for stage in run.stages:
+    rows = run.rows_of(stage)
+    text = f'{stage}: {rows[-1]["step"]:,} steps'
+    speeds = [s for row in rows if (s := row.get('time/tokens_per_second'))]
+    if speeds:
+      text += f', {np.median(speeds):,.0f} tokens/s (median)'
+    if (compiles := rows[-1].get('compiles')) is not None:
+      text += f', update compiled {compiles} time{"s" * (compiles != 1)}'
+    parts.append(text)
+  for row in reversed(run.rows):
+    share, seconds = row.get('time/goodput'), row.get('time/elapsed')
+    if share is not None and seconds is not None:
+      minutes = f'{seconds / 60:,.1f} minutes'
+      parts.append(f'{share:.0%} of {minutes} in rollouts and updates')
+      break
+  return '; '.join(parts) or 'No metrics yet.'
+
+
+def status(run: Run) -> tuple[str, str]:
+  """Returns ('finished' | 'unfinished', the run's stage and step)."""
+  if not run.rows:
+    return 'unfinished', 'no step yet'
+  last, steps = run.rows[-1], run.steps
+  text = f'stage {last["stage"]}, step {last["step"]:,}'
+  if last['stage'] in steps:
+    place = list(steps).index(last['stage']) + 1
+    text += f' of {steps[last["stage"]]:,} (stage {place} of {len(steps)})'
+  return 'finished' if run.finished else 'unfinished', text
+
+
+def facts(run: Run) -> list[tuple[str, Any]]:
+  """Returns (name, value) of the model, the device, the seed and so on."""
+  starts = run.about.get('starts') or [{}]
+  model = run.config.get('model') or {}
+  shape = ''
+  if model:
+    init = next(iter(run.nodes.values()), {}).get('init')
+    shape = (
+      f'layers {model["layers"]}, width {model["embed_dim"]}, '
+      f'{model["dtype"]}, from {init}'
+    )
+  sizes = {}
+  for stage, node in (run.about.get('stages') or {}).items():
+    part = ''
+    if node['trained'] != node['parameters']:
+      part = f', of which {node["trained"]:,} train'
+    sizes[stage] = f'{node["parameters"]:,}{part}'
+  tokens = sum(row.get('batch/tokens') or 0 for row in run.rows)
+  times = [row['time/elapsed'] for row in run.rows if 'time/elapsed' in row]
+  elapsed = datetime.timedelta(seconds=round(times[-1] if times else 0))
+  written = datetime.datetime.fromtimestamp(run.written or 0, datetime.UTC)
+  versions = starts[-1].get('versions', {})
+  again = f', {len(starts)} starts' if len(starts) > 1 else ''
+  pairs = [
+    ('model', shape),
+    (
+      'parameters',
+      '; '.join(f'{stage}: {text}' for stage, text in sizes.items())
+      if len(set(sizes.values())) > 1
+      else next(iter(sizes.values()), ''),
+    ),
+    ('device', starts[-1].get('devices')),
+    ('host', starts[-1].get('host')),
+    ('seed', run.config.get('seed')),
+    ('tokens trained on', f'{tokens:,}' if tokens else ''),
+    ('training time', f'{elapsed}' if times else ''),
+    ('started', starts[0].get('time') and starts[0]['time'] + again),
+    ('last row', run.written and f'{written:%Y-%m-%d %H:%M} UTC'),
+    ('versions', ', '.join(map(' '.join, versions.items()))),
+  ]
+  return [(name, value) for name, value in pairs if value not in (None, '')]
+
+
+def differences(all_runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+  """Returns the options that differ: (dotted key, value of each run)."""
+
+  def flat(node: Any, prefix: str = '') -> dict[str, Any]:
+    if not isinstance(node, dict) or not node:
+      return {prefix[:-1]: node}
+    parts = (flat(child, f'{prefix}{key}.') for key, child in node.items())
+    return {key: value for part in parts for key, value in part.items()}
+
+  options = [flat(run.config) for run in all_runs]
+  entries = []
+  for key in dict.fromkeys(key for values in options for key in values):
+    values = [repr(x[key]) if key in x else 'none' for x in options]
+    if len(set(values)) > 1:
+      entries.append((key, values))
+  return entries

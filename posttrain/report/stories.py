@@ -13,7 +13,7 @@ import functools
 import itertools
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -25,12 +25,8 @@ MAX_PROMPTS = 12  # prompts in the table of answers
 MAX_SUITE = 100  # prompts of a suite
 MAX_TASKS = 6  # tasks of each environment of several turns
 MAX_SAMPLED_TASKS = 4  # tasks of each environment with sampled answers
-MAX_SAMPLES = 4  # sampled answers to each task
 MAX_ENVS = 8  # environments of each kind of story
-MAX_ROLLOUTS = 16  # rollouts shown of a group
 MAX_TEXT = 600  # characters shown of a completion or an observation
-MAX_PROMPT = 800  # characters shown of a prompt, from its end
-MAX_SAMPLE = 300  # characters shown of a sampled answer
 MAX_VALUES = 12  # different rewards with a bar each; more have bins
 BINS = 20
 ASSETS = pathlib.Path(__file__).parent / 'assets'
@@ -38,7 +34,6 @@ ASSETS = pathlib.Path(__file__).parent / 'assets'
 _ACTION = re.compile(r'([A-Z][A-Z_]+)(?::\s*|\s+)(?=\S)')
 # Control characters but tab and line feed, as the pictures of them.
 _CONTROLS = {i: 0x2400 + i for i in (*range(9), *range(11, 32))} | {127: 0x2421}
-_KINDS = {True: 'good', False: 'bad'}
 
 Row, Rows = runs.Row, runs.Rows
 # {(stage, environment): {step: rows}}
@@ -50,7 +45,8 @@ def answers(run: runs.Run) -> Row:
 
   Returns:
     `titles` of the columns, `count` of the tasks of one turn, the first of them
-    in `tasks`, and `episodes`: the environments of several turns.
+    in `tasks` (a row per column), and `episodes`: the environments of several
+    turns, each with a `play` per column.
   """
   attempts = _attempts(run, 'eval')
   multi_turn = {
@@ -58,37 +54,26 @@ def answers(run: runs.Run) -> Row:
     for row in itertools.chain(*attempts.values())
     if len(row.get('messages') or ()) > 1
   }
-  columns = dict(attempts)
-  if len(columns) > 2:  # one more column is too many for the table
-    columns.pop('start', None)
-  by_task = [
-    {
-      (row['env'], row['id']): row
-      for row in rows
-      if row['env'] not in multi_turn
-    }
-    for rows in columns.values()
-  ]
-  shared = [x for x in next(iter(by_task), ()) if all(x in y for y in by_task)]
+  episodes = []
+  for env in sorted(multi_turn)[:MAX_ENVS]:
+    titles, tasks = _shared(attempts, lambda row, env=env: row['env'] == env)
+    shown = [_task(titles, rows) for rows in tasks[:MAX_TASKS]]
+    episodes.append({'env': env, 'count': len(tasks), 'tasks': shown})
+  if len(attempts) > 2:  # one more column is too many for the table
+    attempts.pop('start', None)
+  titles, tasks = _shared(attempts, lambda row: row['env'] not in multi_turn)
   return {
-    'titles': list(columns),
-    'count': len(by_task[0]) if by_task else 0,
-    'tasks': [
-      {
-        'prompt': cut(by_task[-1][key].get('prompt'), MAX_PROMPT, end=True),
-        'answer': cut(by_task[-1][key].get('answer'), MAX_PROMPT, end=True),
-        'cells': [_answer(rows[key]) for rows in by_task],
-      }
-      for key in shared[:MAX_PROMPTS]
-    ],
-    'episodes': [_episodes(x, attempts) for x in sorted(multi_turn)[:MAX_ENVS]],
+    'titles': titles,
+    'count': len(tasks),
+    'tasks': tasks[:MAX_PROMPTS],
+    'episodes': episodes,
   }
 
 
 def suite(run: runs.Run) -> Row:
   """Returns the prompts of `eval.suite` and all answers; see `answers`.
 
-  Stages may differ in their prompts: a cell is None where a stage does not have
+  Stages may differ in their prompts: a row is None where a stage does not have
   the prompt.
   """
   attempts = {
@@ -100,13 +85,7 @@ def suite(run: runs.Run) -> Row:
     'titles': list(attempts),
     'count': len(prompts),
     'tasks': [
-      {
-        'prompt': cut(prompt, MAX_PROMPT, end=True),
-        'cells': [
-          _answer(rows[prompt]) if prompt in rows else None
-          for rows in attempts.values()
-        ],
-      }
+      [rows.get(prompt) for rows in attempts.values()]
       for prompt in prompts[:MAX_SUITE]
     ],
   }
@@ -115,45 +94,38 @@ def suite(run: runs.Run) -> Row:
 def samples(run: runs.Run) -> list[Row]:
   """Returns the first tasks of each environment with their sampled answers."""
   attempts = list(_attempts(run, 'eval').items())
-  by_task = {
-    title: {(x['env'], x['id']): x for x in rows if x.get('sampled_texts')}
-    for title, rows in (attempts[:1] + attempts[1:][-1:])
-  }
-  by_task = {title: rows for title, rows in by_task.items() if rows}
-  envs: dict[str, list[Row]] = {}
-  for key, row in next(iter(by_task.values()), {}).items():
-    tasks = envs.setdefault(key[0], [])
-    if all(key in x for x in by_task.values()):
-      if len(tasks) < MAX_SAMPLED_TASKS:
-        question = row.get('question') or row.get('prompt')
-        tasks.append(
-          {
-            'question': cut(question, MAX_SAMPLE, end=True),
-            'answer': cut(row.get('answer'), MAX_SAMPLE),
-            'columns': [_sampled(rows[key]) for rows in by_task.values()],
-          }
-        )
+  titles, all_tasks = _shared(
+    dict(attempts[:1] + attempts[-1:]), lambda row: row.get('sampled_texts')
+  )
+  by_env: dict[str, list[Rows]] = {}
+  for rows in all_tasks:
+    by_env.setdefault(rows[0]['env'], []).append(rows)
   return [
-    {'env': env, 'titles': list(by_task), 'tasks': tasks}
-    for env, tasks in list(envs.items())[:MAX_ENVS]
-    if tasks
+    {'env': env, 'titles': titles, 'tasks': tasks[:MAX_SAMPLED_TASKS]}
+    for env, tasks in list(by_env.items())[:MAX_ENVS]
   ]
 
 
-def _sampled(row: Row) -> Row:
-  """Returns the sampled answers to a task, with their grades."""
-  texts = row['sampled_texts']
-  grades = row.get('sampled') or [None] * len(texts)
-  graded = any(x is not None for x in grades)
-  right = f'{sum(x is True for x in grades)} of {len(texts)} correct'
-  return {
-    'right': right if graded else '',
-    'answers': [
-      {'kind': _KINDS.get(grade, ''), 'text': cut(text, MAX_SAMPLE, '(empty)')}
-      for text, grade in list(zip(texts, grades, strict=True))[:MAX_SAMPLES]
-    ],
-    'hidden': max(len(texts) - MAX_SAMPLES, 0),
+def _shared(
+  attempts: Mapping[str, Rows], shows: Callable[[Row], Any]
+) -> tuple[list[str], list[Rows]]:
+  """Returns the titles of attempts at the same tasks, and a row each per task.
+
+  Args:
+    attempts: title -> rows of a file of answers.
+    shows: whether a row is shown; attempts without one are left out.
+  """
+  columns = {
+    title: {(row['env'], row['id']): row for row in rows if shows(row)}
+    for title, rows in attempts.items()
   }
+  columns = {title: rows for title, rows in columns.items() if rows}
+  tasks = [
+    [rows[key] for rows in columns.values()]
+    for key in next(iter(columns.values()), ())
+    if all(key in rows for rows in columns.values())
+  ]
+  return list(columns), tasks
 
 
 def _attempts(run: runs.Run, what: str) -> dict[str, Rows]:
@@ -174,69 +146,26 @@ def _attempts(run: runs.Run, what: str) -> dict[str, Rows]:
   return {title: rows for title, rows in attempts.items() if rows}
 
 
-def _answer(row: Row) -> Row:
-  return {
-    'kind': _KINDS.get(row.get('correct'), ''),
-    'text': cut(row.get('text'), MAX_TEXT, '(empty)'),
-    'grades': [f'{k} {x:.2f}' for k, x in (row.get('grades') or {}).items()],
-  }
-
-
-def _episodes(env: str, attempts: Mapping[str, Rows]) -> Row:
-  """Returns the first tasks of an environment, turn by turn."""
-  by_id = {
-    title: {row['id']: row for row in rows if row['env'] == env}
-    for title, rows in attempts.items()
-  }
-  by_id = {title: rows for title, rows in by_id.items() if rows}
-  first = next(iter(by_id.values()))
-  shared = [x for x in first if all(x in rows for rows in by_id.values())]
-  return {
-    'env': env,
-    'count': len(shared),
-    'tasks': [
-      _task({title: rows[x] for title, rows in by_id.items()})
-      for x in shared[:MAX_TASKS]
-    ],
-  }
-
-
-def _task(attempts: Mapping[str, Mapping[str, Any]]) -> Row:
-  """Returns the attempts at a task; {title: row as in a file of answers}."""
-  *_, last = attempts.values()
-  return {
-    'id': last['id'],
-    'question': cut(last.get('question'), MAX_PROMPT, end=True),
-    'answer': cut(last.get('answer'), MAX_PROMPT),
-    'plays': [{'title': k, **_play(row)} for k, row in attempts.items()],
-  }
-
-
-def _play(row: Mapping[str, Any]) -> Row:
-  """Returns the turns of an attempt and its grade."""
-  rewards, turns = row.get('turn_rewards') or (), []
-  # Zeros are not shown where only the end of an episode is rewarded.
-  nonzero_rewards = iter(rewards if any(rewards) else ())
-  for message in row.get('messages') or ():
-    if message['role'] == 'assistant':
-      text, verb = cut(message['content'], MAX_TEXT, '(empty)'), ''
-      if match := _ACTION.match(text):
-        verb, text = match[1], text[match.end() :]
-      reward = next(nonzero_rewards, None)
-      act = {'verb': verb, 'text': text, 'reward': reward}
-      turns.append({'act': act, 'see': []})
-    else:
-      turns = turns or [{'act': None, 'see': []}]
-      turns[-1]['see'].append(cut(message['content'], MAX_TEXT))
-  details = [row.get('stop_reason')]
-  if row.get('reward') is not None:
-    details.append(f'reward {row["reward"]:+.2f}'.replace('-', '\u2212'))
-  details.append(cut(row.get('error'), MAX_TEXT))
-  return {
-    'kind': _KINDS.get(row.get('correct'), ''),
-    'turns': turns,
-    'details': [x for x in details if x],
-  }
+def _task(titles: Sequence[str], rows: Rows) -> Row:
+  """Returns a task and its attempts, turn by turn."""
+  plays = []
+  for title, row in zip(titles, rows, strict=True):
+    rewards, turns = row.get('turn_rewards') or (), []
+    # Zeros are not shown where only the end of an episode is rewarded.
+    nonzero_rewards = iter(rewards if any(rewards) else ())
+    for message in row.get('messages') or ():
+      if message['role'] == 'assistant':
+        text, verb = cut(message['content'], MAX_TEXT, '(empty)'), ''
+        if match := _ACTION.match(text):
+          verb, text = match[1], text[match.end() :]
+        reward = next(nonzero_rewards, None)
+        act = {'verb': verb, 'text': text, 'reward': reward}
+        turns.append({'act': act, 'see': []})
+      else:
+        turns = turns or [{'act': None, 'see': []}]
+        turns[-1]['see'].append(message['content'])
+    plays.append({'title': title, 'turns': turns, 'row': row})
+  return {'row': rows[-1], 'plays': plays}
 
 
 def transcripts(attempts: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
@@ -246,11 +175,17 @@ def transcripts(attempts: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     attempts: {title: attempts}, at the same tasks in the same order.
   """
   tasks = [
-    _task(dict(zip(attempts, rows, strict=True)))
+    _task(list(attempts), list(rows))
     for rows in zip(*attempts.values(), strict=True)
   ]
-  style = (ASSETS / 'stories.css').read_text(encoding='utf-8')
+  style = asset('stories.css')
   return template('transcripts.html').render(tasks=tasks, style=style)
+
+
+@functools.cache
+def asset(name: str) -> str:
+  """Returns the text of a file of the folder `assets`."""
+  return (ASSETS / name).read_text(encoding='utf-8')
 
 
 @functools.cache
@@ -267,6 +202,7 @@ def template(name: str) -> jinja2.Template:
     'allow_nan': False,
     'separators': (',', ':'),
   }
+  environment.filters |= {'cut': cut, 'messages': messages, 'signed': signed}
   return environment.get_template(name)
 
 
@@ -339,10 +275,8 @@ def histograms(steps: Steps) -> list[Row]:
       for step, count in counts.items()
     ]
     places = [float(f'{value:.4g}') for value in x]
-    charts.append(
-      {'title': env, 'stage': stage, 'binned': binned, 'x': places}
-      | {'bars': bars}
-    )
+    chart = {'title': env, 'stage': stage, 'binned': binned, 'x': places}
+    charts.append({**chart, 'bars': bars})
   return charts
 
 
@@ -373,48 +307,23 @@ def _step(step: int, rows: Rows) -> Row:
     'groups': len(by_group),
     'mean': float(np.mean(_rewards(rows))) if means else None,
     'shown': [
-      {
-        'title': title,
-        'mean': means[number],
-        'prompt': _messages(by_group[number][0].get('prompt')),
-        'answer': cut(by_group[number][0].get('answer'), MAX_TEXT),
-        'rollouts': [_rollout(x) for x in by_group[number][:MAX_ROLLOUTS]],
-        'hidden': max(len(by_group[number]) - MAX_ROLLOUTS, 0),
-      }
+      {'title': title, 'mean': means[number], 'rollouts': by_group[number]}
       for title, number in titles.items()
     ],
   }
 
 
-def _rollout(row: Row) -> Row:
-  advantage = row.get('advantage')
-  details = [f'{k} {_signed(x)}' for k, x in (row.get('rewards') or {}).items()]
-  details += [
-    'does not train'
-    if advantage is None
-    else f'advantage {_signed(advantage)}',
-    row.get('stop_reason'),
-    f'{row["tokens"]} tokens' if row.get('tokens') is not None else '',
-    cut(row.get('error'), MAX_TEXT),
-  ]
-  return {
-    'kind': _KINDS.get(row.get('correct'), ''),
-    'reward': _signed(row.get('reward')),
-    'details': [x for x in details if x],
-    'text': _messages(row.get('completion')) or '(empty)',
-  }
-
-
-def _messages(messages: list[Row] | None) -> str:
+def messages(value: list[Row] | None) -> str:
   """Returns the text of one message; of several, a line per message."""
-  messages = messages or []
-  if len(messages) == 1:
-    return cut(messages[0]['content'], MAX_TEXT)
-  lines = [f'{x["role"]}: {x["content"]}' for x in messages]
+  value = value or []
+  if len(value) == 1:
+    return cut(value[0]['content'], MAX_TEXT)
+  lines = [f'{x["role"]}: {x["content"]}' for x in value]
   return cut('\n'.join(lines), MAX_TEXT)
 
 
-def _signed(value: float | None) -> str:
+def signed(value: float | None) -> str:
+  """Returns a number with its sign, three digits."""
   if value is None:
     return 'n/a'
   return f'{value:+.3g}'.replace('-', '\u2212') if value else '0'

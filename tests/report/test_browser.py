@@ -66,7 +66,8 @@ def paths(tmp_path_factory):
   folder = tmp_path_factory.mktemp('runs')
   runs = [str(make_run(folder / f'run{i}', i)) for i in (1, 2)]
   page.write_all(runs, str(folder / 'both.html'))
-  return page.write(runs[0]), str(folder / 'both.html')
+  page.write_all(runs[:1], page.path_of(runs[0]))
+  return page.path_of(runs[0]), str(folder / 'both.html')
 
 
 @pytest.fixture

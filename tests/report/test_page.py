@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from posttrain.metrics import writers
-from posttrain.report import page, panels, results, runs
+from posttrain.report import curves, page, runs
 
 
 def make_run(folder):
@@ -63,12 +63,11 @@ def run(tmp_path):
 
 
 def text_of(folder):
-  page.write(str(folder))
+  page.write_all([str(folder)], page.path_of(str(folder)))
   return (folder / 'report.html').read_bytes().decode()  # is UTF-8
 
 
 def test_the_report_has_every_section_and_its_numbers(run):
-  assert page.write(str(run)) == str(run / 'report.html')
   text = text_of(run)
   for part in (
     '<title>arithmetic_sft</title>',
@@ -128,11 +127,11 @@ def test_a_main_number_has_a_headline_a_row_and_a_panel(
 ):
   row = {'stage': 's', 'step': 1, 'loss/total': 1.0, f'eval/{metric}': 0.5}
   (tmp_path / 'metrics.jsonl').write_text(json.dumps(row) + '\n')
-  run = runs.read(str(tmp_path))
-  (line,) = results.headlines(run)
+  run = runs.read(str(tmp_path), '')
+  (line,) = runs.headlines(run)
   assert (line['env'], line['title']) == (env, title)
   assert line['last'].text == text
-  assert results.columns(run)['start'] == {(env, title): results.Value(text)}
+  assert runs.columns(run)['start'] == {(env, title): runs.Value(text)}
   assert any(runs.shows(key, f'eval/{metric}') for _, key, _ in runs.PANELS)
 
 
@@ -173,7 +172,7 @@ def test_a_stage_that_selects_is_shown_at_its_best_step(run):
   ],
 )
 def test_compiling_is_subtracted_from_the_other_times(row, expected):
-  parts = panels.slices({f'time/{k}': value for k, value in row.items()})
+  parts = curves.slices({f'time/{k}': value for k, value in row.items()})
   assert parts == expected
 
 
@@ -204,10 +203,8 @@ def test_texts_from_outside_stay_texts(tmp_path):
   assert keys == {f'mine/{HOSTILE}'}
 
 
-def test_an_empty_folder_has_a_report_but_no_figure(tmp_path):
+def test_an_empty_folder_has_a_report(tmp_path):
   assert 'No metrics yet.' in text_of(tmp_path)
-  with pytest.raises(ValueError, match='must hold a metrics.jsonl'):
-    page.figure(str(tmp_path), str(tmp_path / 'curves.png'))
 
 
 @pytest.mark.parametrize('row', [{}, {'loss/total': None, 'time/update': 1.0}])
@@ -217,8 +214,3 @@ def test_rows_with_few_metrics_and_an_unfinished_line_have_a_report(
   line = json.dumps({'stage': 'sft', 'step': 0} | row) + '\n'
   (tmp_path / 'metrics.jsonl').write_text(line + '{"stage": "sft", "st')
   assert 'sft: 0 steps' in text_of(tmp_path)
-
-
-def test_the_figure_is_a_png(run):
-  page.figure(str(run), str(run / 'curves.png'))
-  assert (run / 'curves.png').read_bytes()[:4] == b'\x89PNG'

@@ -8,7 +8,7 @@ import pytest
 
 from posttrain import types
 from posttrain.evaluation import answers
-from posttrain.report import runs, stories
+from posttrain.report import page, runs, stories
 
 MINUS = '\N{MINUS SIGN}'
 
@@ -22,6 +22,10 @@ def save(folder, name, rows):
 def run_of(folder, *stages):
   rows = [{'stage': stage, 'step': 120} for stage in stages or ('sft', 'grpo')]
   return runs.Run(str(folder), '', rows, {}, {}, None)
+
+
+def render(folder):
+  return page.render([run_of(folder)], None)
 
 
 # --- Answers and episodes -----------------------------------------------------
@@ -109,8 +113,7 @@ def test_tasks_of_one_turn_have_a_table_and_others_episodes(tmp_path):
   story = stories.answers(run_of(tmp_path))
   assert story['titles'] == ['after sft', 'after grpo']
   assert story['count'] == 15 and len(story['tasks']) == 12
-  cells = story['tasks'][0]['cells']
-  assert [(x['kind'], x['text']) for x in cells] == [('bad', '(empty)')] * 2
+  assert story['tasks'][0] == one[:1] * 2
   (env,) = story['episodes']
   assert (env['env'], env['count'], len(env['tasks'])) == ('sql', 8, 6)
   titles = [x['title'] for x in env['tasks'][0]['plays']]
@@ -130,7 +133,7 @@ def test_the_attempt_at_step_0_is_that_before(tmp_path, stage, steps, titles):
     save(tmp_path, f'{stage}_eval_{step:06d}', [attempt(text=f'{step}')])
   story = stories.answers(run_of(tmp_path))
   assert story['titles'] == titles
-  assert story['tasks'][0]['cells'][-1]['text'] == f'{steps[-1]}'
+  assert story['tasks'][0][-1]['text'] == f'{steps[-1]}'
 
 
 def test_the_suite_is_shown_before_and_after(tmp_path):
@@ -146,14 +149,13 @@ def test_the_suite_is_shown_before_and_after(tmp_path):
     save(tmp_path, name, rows)
   story = stories.suite(run_of(tmp_path))
   assert story['titles'] == ['start', 'after sft', 'after grpo']
-  assert [
-    [cell and cell['text'] for cell in x['cells']] for x in story['tasks']
-  ] == [
+  assert [[row and row['text'] for row in x] for x in story['tasks']] == [
     ['nothing', 'Hi', 'Hello'],
-    ['(empty)', 'Because', None],
+    ['', 'Because', None],
     [None, None, 'Yes'],
   ]
-  assert story['tasks'][0]['cells'][0]['grades'] == ['a 1.00']
+  text = render(tmp_path)
+  assert '>nothing<small>\na 1.00</small>' in text and '>(empty)<' in text
 
 
 def test_sampled_answers_are_shown_before_and_after(tmp_path):
@@ -167,15 +169,19 @@ def test_sampled_answers_are_shown_before_and_after(tmp_path):
   (env,) = stories.samples(run_of(tmp_path, 'sft'))
   assert (env['env'], env['titles']) == ('sql', ['start', 'after sft'])
   assert len(env['tasks']) == stories.MAX_SAMPLED_TASKS
-  columns = env['tasks'][0]['columns']
-  rights = [x['right'] for x in columns]
-  assert rights == ['1 of 6 correct', '4 of 6 correct']
-  kinds = [(x['text'], x['kind']) for x in columns[1]['answers']]
-  assert kinds == [('a0', 'good'), ('a1', ''), ('a2', 'good'), ('a3', 'bad')]
-  assert columns[1]['hidden'] == 2
+  text = render(tmp_path)
+  assert 'start: 1 of 6 correct' in text
+  items = re.findall('<li class="act (.*?)">(.*?)</li>', text)
+  assert items[4:8] == [
+    ('good', '✓ a0'),
+    ('', 'a1'),
+    ('good', '✓ a2'),
+    ('bad', '✗ a3'),
+  ]
+  assert 'and 2 more' in text
 
 
-@pytest.mark.parametrize('line', ['garbage', '[1]', '{"text": 3}'])
+@pytest.mark.parametrize('line', ['garbage', '{"text": 3}'])
 def test_files_that_are_damaged_are_left_out_with_a_warning(tmp_path, line):
   (tmp_path / 'rollouts').mkdir()
   for name in ('eval', 'suite', 'train'):
@@ -232,12 +238,11 @@ def test_the_best_and_the_worst_group_are_shown_whole(tmp_path):
   best, worst = step['shown']
   assert (best['title'], best['mean']) == ('best group', 1)
   assert (worst['title'], worst['mean']) == ('worst group', 0.25)
-  assert (worst['prompt'], worst['answer']) == ('system: S\nuser: Q2', '3')
-  assert [x['reward'] for x in worst['rollouts']] == ['n/a', '+0.25']
-  shown = best['rollouts'][0]
-  assert (shown['kind'], shown['reward']) == ('good', '+1')
-  details = [f'format {MINUS}0.5', 'advantage +0.25', 'eos', '7 tokens']
-  assert shown['details'] == details
+  assert [x['reward'] for x in worst['rollouts']] == [None, 0.25]
+  text = render(tmp_path)
+  details = f'format {MINUS}0.5, advantage +0.25, eos, 7 tokens</span>'
+  assert f'<b class="good">✓ reward +1</b> <span>{details}' in text
+  assert 'reward n/a' in text and '>system: S\nuser: Q2<' in text
 
 
 def test_groups_of_equal_means_are_shown_once_and_ungraded_ones_not(tmp_path):
@@ -246,7 +251,7 @@ def test_groups_of_equal_means_are_shown_once_and_ungraded_ones_not(tmp_path):
   save(tmp_path, 'grpo_train_000002', [rollout(0, None)])
   equal, ungraded = stories.groups(read(tmp_path))[0]['steps']
   (shown,) = equal['shown']
-  assert 'does not train' in shown['rollouts'][0]['details']
+  assert 'does not train' in render(tmp_path)
   assert ungraded['shown'] == [] and ungraded['mean'] is None
 
 

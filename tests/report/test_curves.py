@@ -2,7 +2,7 @@
 
 import pytest
 
-from posttrain.report import panels, runs
+from posttrain.report import curves, runs
 
 
 def make_rows(values, stage='sft', start=1):
@@ -18,7 +18,7 @@ def make_run(rows, envs=(), name='run'):
 
 
 def build(rows, envs=(), values=10**6):
-  return panels.build([make_run(rows, envs)], values)
+  return curves.build([make_run(rows, envs)], values)
 
 
 def keys(data, group=None):
@@ -35,7 +35,7 @@ def test_listed_panels_come_first_then_components_then_others():
   data = build(make_rows([row]))
   assert keys(data) == ['loss/total', 'loss/rl', 'rl/x', 'b/a', 'b/y', 'c']
   assert keys(data, 'b') == ['b/a', 'b/y']
-  assert keys(data, panels.COMPONENTS) == ['loss/rl', 'rl/x']
+  assert keys(data, curves.COMPONENTS) == ['loss/rl', 'rl/x']
   assert [x['kind'] for x in data['panels'][:2]] == ['noisy', 'other']
 
 
@@ -103,19 +103,19 @@ def test_points_of_long_runs_are_means_and_evaluations_are_thinned():
 
 def test_panels_and_lines_are_limited():
   data = build(make_rows([{f'mine/{i:03d}': 1.0 for i in range(42)}]))
-  assert len(data['panels']) == panels.MAX_PANELS
+  assert len(data['panels']) == curves.MAX_PANELS
   assert data['dropped'] == ['mine/040', 'mine/041']
   envs = [f'e{i}' for i in range(25)]
   data = build(make_rows([{f'x/{env}': 1.0 for env in envs}]), envs)
   (panel,) = data['panels']
-  assert len(panel['lines']) == panels.MAX_LABELS
-  assert panel['hidden'] == 25 - panels.MAX_LABELS
+  assert len(panel['lines']) == curves.MAX_LABELS
+  assert panel['hidden'] == 25 - curves.MAX_LABELS
 
 
 def test_the_summary_has_the_numbers_of_every_metric_and_stage():
   rows = make_rows([{'x': 3.0}, {'x': None}, {'x': 0.25}, {'y': 'text'}])
   rows += make_rows([{'x': 12345678}], stage='grpo')
-  assert panels.summary(make_run(rows)) == [
+  assert curves.summary(make_run(rows)) == [
     {
       'metric': 'x',
       'stage': 'sft',
@@ -124,3 +124,14 @@ def test_the_summary_has_the_numbers_of_every_metric_and_stage():
     },
     {'metric': 'x', 'stage': 'grpo', 'count': 1, 'values': ['12,345,678'] * 4},
   ]
+
+
+def test_the_listed_panels_are_drawn(tmp_path):
+  rows = make_rows([{'loss/total': 1 / (i + 1), 'x': 1.0} for i in range(90)])
+  rows += make_rows([{'eval/pass_rate/a': 0.5}, {}], stage='grpo', start=0)
+  figure = curves.draw(rows)
+  titles = [axis.get_title(loc='left') for axis in figure.axes]
+  assert titles == ['Pass rate, greedy', 'Training loss']
+  assert [len(axis.lines) for axis in figure.axes] == [2, 3]  # one: the stage
+  figure.savefig(tmp_path / 'curves.png')
+  assert curves.draw([]) is None
