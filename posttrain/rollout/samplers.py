@@ -18,6 +18,11 @@ from posttrain.envs import base
 from posttrain.rollout import episodes
 from posttrain.util import errors
 
+_TOO_LONG = (
+  '{} must have a prompt below batch.row_tokens={}: got {} tokens; raise '
+  'row_tokens, or shorten the prompt'
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
@@ -104,14 +109,13 @@ class ModelSampler:
     """
     if self.on_policy:
       return rollout
-    for sample in rollout.samples:
-      if sample.ids.max() >= self._renderer.embedding_rows:
-        raise ValueError(
-          f'{self.model} must sample tokens that the policy has rows for: got '
-          f'{sample.ids.max()} in row {sample.row!r} of environment '
-          f'{sample.env!r}, expected less than {self._renderer.embedding_rows}'
-          '; its vocabulary has more rows than the tokenizer has tokens'
-        )
+    rows = self._renderer.embedding_rows
+    highest = max((int(x.ids.max()) for x in rollout.samples), default=0)
+    if highest >= rows:
+      raise ValueError(
+        f'{self.model} must sample tokens of the policy, below {rows}: got '
+        f'{highest} in {_where(rollout.task)}'
+      )
     samples = tuple(
       dataclasses.replace(
         sample,
@@ -131,30 +135,23 @@ class ModelSampler:
     Raises:
       ValueError: the prompt is too long, or cannot be rendered.
     """
-    where = f'row {task.id} of environment {task.env}'
+    where = _where(task)
     try:
       renderer = self._renderer.with_tools(task.tools)
       prompt = renderer.render(task.prompt, add_generation_prompt=True)
     except ValueError as error:
       raise ValueError(f'{where}: {error}') from None
-    if len(prompt) >= self._max_tokens:
-      raise ValueError(
-        f'{where} must have a prompt below batch.row_tokens='
-        f'{self._max_tokens}: got {len(prompt)} tokens; raise row_tokens, or '
-        'shorten the prompt'
-      )
     left = self._max_tokens - len(prompt)
-    if left < self._cfg.max_tokens and not self._warned:
+    if left < 1:
+      raise ValueError(_TOO_LONG.format(where, self._max_tokens, len(prompt)))
+    most = self._cfg.max_tokens
+    if left < most and not self._warned:
       self._warned = True
       logging.getLogger('absl').warning(
-        '%s has a prompt of %d tokens, which leaves %d of batch.row_tokens=%d '
-        'for answers, and sampler.max_tokens is %d: longer ones are cut '
-        '(stop reason: overflow); raise row_tokens',
-        where,
-        len(prompt),
-        left,
-        self._max_tokens,
-        self._cfg.max_tokens,
+        f'{where} has a prompt of {len(prompt)} tokens, which leaves {left} of '
+        f'batch.row_tokens={self._max_tokens} for answers, and '
+        f'sampler.max_tokens is {most}: longer ones are cut (stop reason: '
+        'overflow); raise row_tokens'
       )
 
 
@@ -189,7 +186,7 @@ class DatasetSampler:
       ValueError: no demonstration, no trained label, or too many tokens; the
         message names the row.
     """
-    where = f'row {task.id} of environment {task.env}'
+    where, size = _where(task), self._max_tokens
     if task.demonstration is None:
       hint = errors.nearest('completion', task.info) or (
         "; SFT replays demonstrations: add a column 'completion', or train on "
@@ -202,47 +199,51 @@ class DatasetSampler:
       parts = renderer.demonstrate(messages, len(task.prompt))
     except ValueError as error:
       raise ValueError(f'{where}: {error}') from None
-    self._check(parts, where)
-    samples = [_sample(task, part, self._max_tokens) for part in parts]
-    whole = all(len(part) <= self._max_tokens for part in parts)
+    # Truncation keeps the first tokens of a part: a trained label remains
+    # exactly if the first one is among them.
+    firsts = [int(np.argmax(x.sampled)) for x in parts if x.sampled.any()]
+    if not firsts:
+      raise ValueError(
+        f'{where} must have a trained label: got no assistant token in the '
+        'demonstration'
+      )
+    longest = max(map(len, parts))
+    if min(firsts) >= size:
+      raise ValueError(_TOO_LONG.format(where, size, min(firsts)))
+    if longest > size and self._cfg.too_long == 'error':
+      raise ValueError(
+        f'{where} must fit into batch.row_tokens={size}: got {longest} tokens; '
+        "raise row_tokens, or set the sampler's too_long to 'truncate'"
+      )
+    samples = [
+      types.Sample(
+        env=task.env,
+        row=task.id,
+        ids=part.ids[:size],
+        mask=part.sampled[:size],
+        roles=part.roles[:size],
+        is_content=part.is_content[:size],
+        sampler_logprobs=np.zeros(n, np.float32),
+        temperatures=np.ones(n, np.float32),
+        versions=np.full(n, -1, np.int32),
+        message_ids=part.messages[:size],
+        task=task,
+      )
+      for part in parts
+      for n in [min(len(part), size)]
+    ]
     return types.Rollout(
       uid,
       task,
       messages,
       tuple(s for s in samples if s.mask.any()),
       types.Score(None),
-      'eos' if whole else 'max_tokens',
+      'eos' if longest <= size else 'max_tokens',
     )
 
   def check(self, task: types.Task) -> None:
     """Checks that a task can train; raises as `rollout` does."""
     self.rollout(task, uid=0)
-
-  def _check(self, parts: Sequence[rendering.Rendered], where: str) -> None:
-    """Checks that trained labels remain, and nothing is cut unless allowed.
-
-    Truncation keeps the first `max_tokens` tokens of a part: a trained label
-    remains exactly if the first one is among them.
-    """
-    if not any(part.sampled.any() for part in parts):
-      raise ValueError(
-        f'{where} must have a trained label: got no assistant token in the '
-        'demonstration; check its messages'
-      )
-    first = min(int(np.argmax(part.sampled)) for part in parts)
-    if first >= self._max_tokens:
-      raise ValueError(
-        f'{where} must have a prompt below batch.row_tokens='
-        f'{self._max_tokens}: got {first} tokens; raise row_tokens, or '
-        'shorten the prompt'
-      )
-    longest = max(len(part) for part in parts)
-    if longest > self._max_tokens and self._cfg.too_long == 'error':
-      raise ValueError(
-        f'{where} must fit into batch.row_tokens={self._max_tokens}: got '
-        f"{longest} tokens; raise row_tokens, or set the sampler's too_long "
-        "to 'truncate'"
-      )
 
 
 # By `type` of the schema node.
@@ -270,20 +271,5 @@ def make(
   return TYPES[cfg.type](cfg, env, renderer, max_tokens)
 
 
-def _sample(
-  task: types.Task, rendered: rendering.Rendered, max_tokens: int
-) -> types.Sample:
-  n = min(len(rendered), max_tokens)
-  return types.Sample(
-    env=task.env,
-    row=task.id,
-    ids=rendered.ids[:n],
-    mask=rendered.sampled[:n],
-    roles=rendered.roles[:n],
-    is_content=rendered.is_content[:n],
-    sampler_logprobs=np.zeros(n, np.float32),
-    temperatures=np.ones(n, np.float32),
-    versions=np.full(n, -1, np.int32),
-    message_ids=rendered.messages[:n],
-    task=task,
-  )
+def _where(task: types.Task) -> str:
+  return f'row {task.id} of environment {task.env}'
