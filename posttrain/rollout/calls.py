@@ -1,6 +1,6 @@
 """Calls of a user's code: in threads with time limits, or worker processes.
 
-    calls.inline(fn, seconds)        # the next call in one lasting thread
+    calls.inline(fn, seconds)        # in one lasting thread
     calls.run(fn, Clock(seconds))    # in a thread of its own
     Pool                             # in several threads, at logical times
     process(path, memory)            # a reward function, in a process
@@ -36,7 +36,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from posttrain.rollout import worker
@@ -110,25 +110,22 @@ class Clock:
     judged = self._judged + (now - self._since if self._judging else 0.0)
     return now - self._start - judged
 
-  def judge(self, judge: Callable[..., T]) -> Callable[..., T]:
-    """Returns the judge, wrapped so that its calls stop the clock."""
-
-    def timed_judge(*args, **kwargs):
+  @contextlib.contextmanager
+  def stopped(self) -> Iterator[None]:
+    """Stops the clock while the block, or a decorated judge, runs."""
+    with self._lock:
+      if self._over:
+        raise RuntimeError('a finished call must not use its judge')
+      if not self._judging:
+        self._since = time.monotonic()
+      self._judging += 1
+    try:
+      yield
+    finally:
       with self._lock:
-        if self._over:
-          raise RuntimeError('a finished call must not use its judge')
+        self._judging -= 1
         if not self._judging:
-          self._since = time.monotonic()
-        self._judging += 1
-      try:
-        return judge(*args, **kwargs)
-      finally:
-        with self._lock:
-          self._judging -= 1
-          if not self._judging:
-            self._judged += time.monotonic() - self._since
-
-    return timed_judge
+          self._judged += time.monotonic() - self._since
 
   def wait(self, done: threading.Event) -> bool:
     """Waits for `done`; returns False if the timeout comes first."""
@@ -146,8 +143,8 @@ def untimed(judge: Callable[..., T]) -> Callable[..., T]:
 
   def call_judge(*args, **kwargs):
     call = getattr(_local, 'call', None)
-    timed = judge if call is None else call.clock.judge(judge)
-    return timed(*args, **kwargs)
+    with contextlib.nullcontext() if call is None else call.clock.stopped():
+      return judge(*args, **kwargs)
 
   return call_judge
 
@@ -227,18 +224,52 @@ class Call:
     return True
 
 
-class Threads:
-  """Daemon threads that make calls in the order in which they are added."""
+class Pool:
+  """Daemon threads that make calls in the order in which they are added.
 
-  def __init__(self, most: int):
-    """Makes an empty queue; threads start with the first calls.
+      calls.add(uid, call)         # runs in a thread
+      calls.tick()                 # the engine has decoded another chunk
+      calls.due(idle=False)        # [(uid, result)] of the calls that are due
+
+  A call is due a fixed number of chunks after it was added, in the order in
+  which calls were added, whatever its duration: a due call that has not
+  returned is waited for. So the order of results never depends on the clock.
+  """
+
+  def __init__(self, threads: int, chunks: int = 0, timeout: float = 0.0):
+    """Creates a pool without calls; threads start with the first ones.
 
     Args:
-      most: largest number of threads, calls that were given up not counted.
+      threads: largest number of threads, calls that were given up not counted.
+      chunks: the number of chunks after which a call is due.
+      timeout: the time limit of a call that is added, in seconds.
     """
-    self._most, self._threads, self._open = most, 0, 0
+    self._most, self._chunks, self._timeout = threads, chunks, timeout
+    self._threads = self._open = self._now = 0
     self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
     self._lock = threading.Lock()
+    # (chunk at which it is due, uid, call), oldest first.
+    self._calls: collections.deque[tuple[int, int, Call]] = collections.deque()
+
+  def __enter__(self) -> 'Pool':
+    return self
+
+  def __exit__(self, *error) -> None:
+    """Drops calls that have not begun, and waits a while for the others."""
+    with contextlib.suppress(queue.Empty):
+      while True:
+        self._queue.get_nowait()
+    for _ in range(self._threads):
+      self._queue.put(None)
+    end = time.monotonic() + EXIT_SECONDS
+    for _, _, call in self._calls:
+      left = max(end - time.monotonic(), 0)
+      if call.begun.is_set() and not call.done.wait(left):
+        call.give_up()
+
+  def __len__(self) -> int:
+    """Returns the number of calls whose results were not returned yet."""
+    return len(self._calls)
 
   def submit(
     self,
@@ -260,13 +291,40 @@ class Threads:
       if call.is_given_up:
         self._count(-1, -1)
 
-  def close(self) -> None:
-    """Drops calls that have not begun, and ends the threads."""
-    with contextlib.suppress(queue.Empty):
-      while True:
-        self._queue.get_nowait()
-    for _ in range(self._threads):
-      self._queue.put(None)
+  def add(
+    self,
+    uid: int,
+    fn: Callable[[], Any],
+    after: Callable[[], Any] | None = None,
+  ) -> None:
+    """Runs a call as soon as a thread is free; `uid` names the result."""
+    call = self.submit(fn, self._timeout, after)
+    self._calls.append((self._now + self._chunks, uid, call))
+
+  def tick(self) -> None:
+    """Counts a decoded chunk."""
+    self._now += 1
+
+  def due(self, idle: bool) -> list[tuple[int, Any]]:
+    """Returns (uid, result) of each due call; of one over its limit, `Late`.
+
+    Raises what a call has raised.
+
+    Args:
+      idle: nothing decodes, so that the oldest call is due now.
+    """
+    if idle and self._calls:
+      self._now = max(self._now, self._calls[0][0])
+    results = []
+    while self._calls and self._calls[0][0] <= self._now:
+      _, uid, call = self._calls[0]
+      try:
+        result = self.result(call)
+      except Late as late:
+        result = late
+      self._calls.popleft()
+      results.append((uid, result))
+    return results
 
   def _count(self, calls: int, threads: int) -> None:
     """Changes the numbers; starts a thread if calls would wait for it."""
@@ -287,7 +345,7 @@ class Threads:
       self._count(-1, 0)
 
 
-_INLINE = Threads(1)
+_INLINE = Pool(1)
 
 
 def inline(
@@ -336,90 +394,15 @@ def _loop() -> asyncio.AbstractEventLoop:
   return loop
 
 
-class Pool:
-  """Calls in threads, whose results arrive at logical times.
-
-      calls.add(uid, call)         # runs in a thread
-      calls.tick()                 # the engine has decoded another chunk
-      calls.due(idle=False)        # [(uid, result)] of the calls that are due
-
-  A call is due a fixed number of chunks after it was added, in the order in
-  which calls were added, whatever its duration: a due call that has not
-  returned is waited for. So the order of results never depends on the clock.
-  """
-
-  def __init__(self, threads: int, chunks: int, timeout: float):
-    """Creates a pool without calls.
-
-    Args:
-      threads: the number of threads, at most.
-      chunks: the number of chunks after which a call is due.
-      timeout: the time limit of a call, in seconds.
-    """
-    self._threads, self._chunks, self._timeout = (
-      Threads(threads),
-      chunks,
-      timeout,
-    )
-    self._now = 0
-    # (chunk at which it is due, uid, call), oldest first.
-    self._calls: collections.deque[tuple[int, int, Call]] = collections.deque()
-
-  def __enter__(self) -> 'Pool':
-    return self
-
-  def __exit__(self, *error) -> None:
-    """Drops calls that have not begun, and waits a while for the others."""
-    self._threads.close()
-    end = time.monotonic() + EXIT_SECONDS
-    for _, _, call in self._calls:
-      left = max(end - time.monotonic(), 0)
-      if call.begun.is_set() and not call.done.wait(left):
-        call.give_up()
-
-  def __len__(self) -> int:
-    """Returns the number of calls whose results were not returned yet."""
-    return len(self._calls)
-
-  def add(
-    self,
-    uid: int,
-    fn: Callable[[], Any],
-    after: Callable[[], Any] | None = None,
-  ) -> None:
-    """Runs a call as soon as a thread is free; `uid` names the result."""
-    call = self._threads.submit(fn, self._timeout, after)
-    self._calls.append((self._now + self._chunks, uid, call))
-
-  def tick(self) -> None:
-    """Counts a decoded chunk."""
-    self._now += 1
-
-  def due(self, idle: bool) -> list[tuple[int, Any]]:
-    """Returns (uid, result) of each due call; of one over its limit, `Late`.
-
-    Raises what a call has raised.
-
-    Args:
-      idle: nothing decodes, so that the oldest call is due now.
-    """
-    if idle and self._calls:
-      self._now = max(self._now, self._calls[0][0])
-    results = []
-    while self._calls and self._calls[0][0] <= self._now:
-      _, uid, call = self._calls[0]
-      try:
-        result = self._threads.result(call)
-      except Late as late:
-        result = late
-      self._calls.popleft()
-      results.append((uid, result))
-    return results
-
-
 @functools.cache
-def process(path: str, memory: int | None) -> 'Process':
-  """Returns the process of a function, one for all who call it."""
+def process(path: str, memory: int | None, identity: int = 0) -> 'Process':
+  """Returns the process of a function, one for all who call it.
+
+  Args:
+    path, memory: see `Process`.
+    identity: differs for functions of one path, as after another import.
+  """
+  del identity
   return Process(path, memory)
 
 
@@ -457,9 +440,15 @@ class Process:
       clock.restart()
       reply = run(lambda: self._exchange(message), clock)
     except (OSError, EOFError):
-      error = f'must return rewards: its process {self._end()}'
+      try:
+        code = self.popen.wait(1.0)
+        end = f'ended with exit code {code}'
+        if code < 0:
+          end = f'was ended by {signal.Signals(-code).name}'
+      except subprocess.TimeoutExpired:
+        end = 'closed its socket'
       self.stop()
-      return worker.Reply(error=error)
+      return worker.Reply(error=f'must return rewards: its process {end}')
     except BaseException:
       self.stop()
       raise
@@ -474,16 +463,6 @@ class Process:
       self._at_exit.detach()
       self._socket.close()
       _kill(popen)
-
-  def _end(self) -> str:
-    """Returns how the process has ended, in words."""
-    try:
-      code = self.popen.wait(1.0)
-    except subprocess.TimeoutExpired:
-      return 'closed its socket'
-    if code >= 0:
-      return f'ended with exit code {code}'
-    return f'was ended by {signal.Signals(-code).name}'
 
   def _start(self) -> worker.Reply:
     mine, theirs = multiprocessing.Pipe()

@@ -11,6 +11,7 @@ import abc
 import copy
 import dataclasses
 import functools
+import math
 import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
@@ -291,17 +292,12 @@ class Source:
       timeout: the time limit of a call, in seconds.
 
     Raises:
-      EnvError: the call fails, or returns no source.
+      EnvError: the call fails.
     """
     self._name = env.name
     self._where = f'environment {errors.text(env.name)}'
     self._method, self._timeout = f'source({split!r})', timeout
     self._source = self._call(lambda: env.source(split, seed))
-    methods = ('__next__', '__len__', 'take', 'get_state', 'set_state')
-    missing = [x for x in methods if not hasattr(self._source, x)]
-    if missing:
-      wanted = f'a posttrain.data.sources.Shuffled, with {", ".join(methods)}'
-      raise self._failure(_wrong(self._method, wanted, self._source))
 
   def __len__(self) -> int:
     """Returns the number of tasks of an epoch."""
@@ -337,7 +333,7 @@ class Source:
         expected = isinstance(error, ValueError | RuntimeError)
         if expected and errors.is_expected(error):
           raise  # of a source of posttrain: it names file and row
-        raise self._failure(error) from error
+        raise failure(self._where, self._method, error) from error
 
     try:
       with watchdog.waiting(lambda: f'{self._where}: {self._method}'):
@@ -346,15 +342,12 @@ class Source:
       raise late(self._where, self._method, error) from None
 
   def _checked(self, task: Any) -> types.Task:
-    if not isinstance(task, types.Task):
-      raise self._failure(_wrong(self._method, 'a source of types.Task', task))
-    if task.env != self._name:
-      wanted = f'tasks whose env is {errors.quote(self._name)}'
-      raise self._failure(_wrong(self._method, wanted, task.env))
+    if not isinstance(task, types.Task) or task.env != self._name:
+      wanted = f'a source of types.Task of {errors.quote(self._name)}'
+      raise failure(
+        self._where, self._method, _wrong(self._method, wanted, task)
+      )
     return task
-
-  def _failure(self, error: BaseException) -> EnvError:
-    return failure(self._where, self._method, error)
 
 
 def _wrong(method: str, expected: str, got: Any) -> ResultError:
@@ -378,7 +371,7 @@ def _messages(messages: Any, method: str) -> types.Messages:
 
 
 def _number(
-  value: Any, method: str, what: str, largest: float | None = None
+  value: Any, method: str, what: str, largest: float = math.inf
 ) -> float:
   """Returns a number of Python, numpy, jax or torch as a float.
 
@@ -386,36 +379,27 @@ def _number(
     value: the number.
     method: the environment's method that returned it.
     what: the noun for the value in errors, as in "reward".
-    largest: the largest absolute value; None = any number, also NaN.
+    largest: the largest absolute value; infinity = any number, also NaN.
   """
   plain = worker.plain(value)
-  if not isinstance(plain, numbers.Real):
-    raise _wrong(method, f'{what} as a number', value)
-  try:
-    number = float(plain)
-  except OverflowError:
-    number = float('inf') if plain > 0 else -float('inf')
-  if largest is not None and not abs(number) <= largest:  # or NaN
-    raise ResultError(
-      f'{method} must return {what} that is finite, of a size of at most '
-      f'{largest:g}: got {number!r}'
-    )
-  return number
+  bound = '' if largest == math.inf else f' of a size of at most {largest:g}'
+  if isinstance(plain, numbers.Real) and (
+    not bound or abs(plain) <= largest  # or NaN
+  ):
+    return float(plain)
+  raise _wrong(method, f'{what} as a number{bound}', value)
 
 
 def _flag(value: Any, method: str, what: str) -> bool:
-  plain = worker.plain(value)
-  if not isinstance(plain, bool | int | float) or plain not in (0, 1):
+  if (number := _number(value, method, what)) not in (0, 1):
     raise _wrong(method, f'{what} as a bool', value)
-  return bool(plain)
+  return bool(number)
 
 
 def _score(score: Any) -> types.Score:
   """Returns a copy of a score, with Python's numbers."""
   if not isinstance(score, types.Score):
     raise _wrong('grade', 'a types.Score', score)
-  if not isinstance(score.metrics, Mapping):
-    raise _wrong('grade', 'metrics as a dict', score.metrics)
   answer = worker.plain(score.answer)
   if not isinstance(answer, str | int | float | None):
     raise _wrong('grade', 'an answer as a str', answer)

@@ -173,7 +173,9 @@ class Function:
       and cfg.judge is None
       and not cfg.fn.startswith('posttrain.')  # its own, or in `callables`
     ):
-      self.score = calls.process(cfg.fn, cfg.memory and cfg.memory * 2**20)
+      self.score = calls.process(
+        cfg.fn, cfg.memory and cfg.memory * 2**20, id(self.fn)
+      )
     else:
       self.score = self._score_in_thread
 
@@ -196,7 +198,6 @@ class Function:
       returned; `faults`, 0 or 1; `seconds`, including those of the judge.
 
     Raises:
-      ValueError: the function needs an argument that does not exist.
       EndpointError: the judge's server is away.
       TooManyThreads: too many calls that exceeded their limits still run.
     """
@@ -217,8 +218,7 @@ class Function:
       error = (
         f'{self._name} {error}; rollouts left out: {len(failed)} of {count}'
       )
-      lines = '\n'.join(filter(None, (error, reply.stack)))
-      logging.getLogger('absl').warning('%s', lines)
+      logging.getLogger('absl').warning('%s', f'{error}\n{reply.stack}'.strip())
     logged = {key: float(np.mean(x)) for key, x in reply.logged.items()}
     return Result(
       list(reply.rewards) if reply.rewards else [None] * count,
@@ -228,23 +228,32 @@ class Function:
     )
 
   def _reply(self, rollouts, arguments, judge, clock) -> worker.Reply:
-    """Calls the function with copies of its arguments."""
+    """Calls the function with copies of the arguments that it declares."""
     arguments = {**arguments, 'rollouts': rollouts}
     if judge is not None:
-      arguments['judge'] = clock.judge(judge)
-    arguments = self._accepted({**arguments, **dict.fromkeys(_LOGGERS)})
-    loggers = tuple(k for k in _LOGGERS if k in arguments)
+      arguments['judge'] = clock.stopped()(judge)
+    if missing(self.fn, {*arguments, *_LOGGERS}):
+      # A column that only tasks of other steps have is None for each task.
+      nothing = [None] * len(rollouts)
+      arguments = {**dict.fromkeys(self._columns(), nothing), **arguments}
+    parameters = inspect.signature(self.fn).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     own = {}
     for name, value in arguments.items():
-      if name in loggers:
+      if not takes_all and name not in parameters:
         continue
       try:
-        own[name] = value if name == 'judge' else _copied(value)
+        if type(value) in (list, tuple):
+          # An object that rollouts share is copied for each of them.
+          own[name] = type(value)(copy.deepcopy(x) for x in value)
+        else:
+          own[name] = value if name == 'judge' else copy.deepcopy(value)
       except Exception as error:
         return worker.Reply(
           error='must get arguments that can be copied: got '
           f'{name}: {errors.describe(error)}'
         )
+    loggers = tuple(k for k in _LOGGERS if takes_all or k in parameters)
     call = worker.Call(own, loggers, len(rollouts), self._cfg.weight)
     try:
       with watchdog.waiting(lambda: f'reward function {self._name}'):
@@ -262,27 +271,6 @@ class Function:
     return calls.run(
       lambda: worker.answer(self.fn, call, calls.wait, passes), clock
     )
-
-  def _accepted(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments that the function declares.
-
-    A column that only tasks of other steps have is None for each task.
-    """
-    if missing(self.fn, arguments):
-      n = len(arguments['rollouts'])
-      arguments = {**{k: [None] * n for k in self._columns()}, **arguments}
-    require_arguments(self._name, self.fn, arguments)
-    parameters = inspect.signature(self.fn).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-      return dict(arguments)
-    return {k: value for k, value in arguments.items() if k in parameters}
-
-
-def _copied(value: Any) -> Any:
-  """Copies an argument; an object that rollouts share is copied for each."""
-  if type(value) in (list, tuple):
-    return type(value)(copy.deepcopy(x) for x in value)
-  return copy.deepcopy(value)
 
 
 class Rewards:
@@ -346,7 +334,6 @@ class Rewards:
       (the rollouts with their rewards, metrics, errors of the functions)
 
     Raises:
-      ValueError: a function takes an argument that does not exist.
       TooManyFaults: a function or a model failed too many times in a row.
       EndpointError: a judge's server is away.
     """
@@ -357,21 +344,34 @@ class Rewards:
     errors = tuple(x.error for x in results.values() if x.error is not None)
     for name, result in results.items():
       self._count(name, result, errors)
+    # 1. The rollouts' sums.
     failed = frozenset().union(*(x.failed for x in results.values()))
-    scores = {
-      rollout.uid: dataclasses.replace(
+    scores = {}
+    for i, rollout in enumerate(alive):
+      summands = {name: x.rewards[i] for name, x in results.items()}
+      known = [
+        self._cfg[name].weight * value
+        for name, value in summands.items()
+        if value is not None
+      ]
+      scores[rollout.uid] = dataclasses.replace(
         rollout.score,
-        reward=None if i in failed else self._total(i, results),
-        summands={name: x.rewards[i] for name, x in results.items()},
+        reward=None if i in failed or not known else sum(known),
+        summands=summands,
       )
-      for i, rollout in enumerate(alive)
-    }
+    # 2. The means of the summands, and what their functions have measured.
+    metrics = {}
+    for name, result in results.items():
+      known = [x for x in result.rewards if x is not None]
+      if known:
+        metrics[f'rewards/{name}'] = float(np.mean(known))
+      metrics |= {f'rewards/{name}/{k}': v for k, v in result.metrics.items()}
     return (
       [
         dataclasses.replace(r, score=scores[r.uid]) if r.uid in scores else r
         for r in rollouts
       ],
-      _metrics(results),
+      metrics,
       errors,
     )
 
@@ -379,33 +379,24 @@ class Rewards:
     self, rollouts: Sequence[types.Rollout]
   ) -> side_by_side.Task[dict[str, Result]]:
     """Returns the rewards of every summand; waits for all servers at once."""
-    names = {name: process for process, name in enumerate(self._cfg)}
     served = {
       name: side_by_side.thread(self._evaluate, process, name, rollouts)
-      for name, process in names.items()
+      for process, name in enumerate(self._cfg)
       if processes.count() == 1
       and isinstance(self._cfg[name].judge, schema.Endpoint)
     }
     if served:
       yield ()  # other environments start theirs
-    results = {
-      name: self._evaluate(process, name, rollouts)
-      for name, process in names.items()
-      if name not in served
-    }
-    while running := [x for x in served.values() if not x.done()]:
-      yield running
-    results |= {name: future.result() for name, future in served.items()}
-    return {name: results[name] for name in names}
-
-  def _total(self, i: int, results: Mapping[str, Result]) -> float | None:
-    """Returns the weighted sum of a rollout's summands that are known."""
-    known = [
-      self._cfg[name].weight * value
-      for name, result in results.items()
-      if (value := result.rewards[i]) is not None
-    ]
-    return sum(known) if known else None
+    results = {}
+    in_order = enumerate(self._cfg)
+    for process, name in sorted(in_order, key=lambda x: x[1] in served):
+      if name in served:
+        while not served[name].done():
+          yield [served[name]]
+        results[name] = served[name].result()
+      else:
+        results[name] = self._evaluate(process, name, rollouts)
+    return {name: results[name] for name in self._cfg}
 
   def _count(self, name: str, result: Result, errors: tuple[str, ...]) -> None:
     """Counts a call that leaves most rollouts without a reward.
@@ -425,7 +416,7 @@ class Rewards:
       raise TooManyFaults(
         f'{key}: {cfg.fn or cfg.model} must fail at most max_faults='
         f'{cfg.max_faults} times in a row: got {count}, the last: '
-        f'{result.error}; fix it, or raise {key}.max_faults',
+        f'{result.error}',
         errors,
       )
 
@@ -467,30 +458,20 @@ def check(
       continue
     key = f'envs.{env}.rewards.{name}.fn'
     fn = imports.function(entry.fn, key)
-    judge = ('judge',) if entry.judge is not None else ()
-    known = {*ARGUMENTS, *keys, *entry.kwargs, *judge}
+    known = {*ARGUMENTS, *keys, *entry.kwargs}
+    if entry.judge is not None:
+      known.add('judge')
     if missing(fn, known):
       known |= set(columns())
-    require_arguments(key, fn, known)
-
-
-def require_arguments(name: str, fn: Callable, known: Iterable[str]) -> None:
-  """Refuses a function that needs an argument that does not exist.
-
-  Args:
-    name: the function's name in errors.
-    fn: the function.
-    known: names of arguments.
-  """
-  known = sorted(known)
-  if wrong := missing(fn, known):
-    hint = errors.nearest(wrong[0], known) or (
-      '; rename it or a column of your rows (env.columns), or give it a default'
-    )
-    raise ValueError(
-      f'{name} must take arguments that exist: got {wrong}, expected some of '
-      f'{known}{hint}'
-    )
+    if wrong := missing(fn, known):
+      hint = errors.nearest(wrong[0], known) or (
+        '; rename it or a column of your rows (env.columns), or give it a '
+        'default'
+      )
+      raise ValueError(
+        f'{key} must take arguments that exist: got {wrong}, expected some of '
+        f'{sorted(known)}{hint}'
+      )
 
 
 def missing(fn: Callable, arguments: Collection[str]) -> list[str]:
@@ -536,13 +517,3 @@ def _given(
   if rollout.task.as_text and len(messages) == 1:
     return messages[0]['content']
   return list(messages)
-
-
-def _metrics(results: Mapping[str, Result]) -> dict[str, float]:
-  metrics = {}
-  for name, result in results.items():
-    known = [x for x in result.rewards if x is not None]
-    if known:
-      metrics[f'rewards/{name}'] = float(np.mean(known))
-    metrics |= {f'rewards/{name}/{k}': v for k, v in result.metrics.items()}
-  return metrics

@@ -155,9 +155,14 @@ def _pairs(
   # In random order, so that frequent answers are likely to come first.
   order = np.random.default_rng(seed).permutation(len(group))
   for rollout in (group[i] for i in order):
-    reason = _unusable(rollout)
-    if reason:
-      setattr(count, reason, getattr(count, reason) + 1)
+    # An episode may continue after a turn that was cut.
+    ends = {rollout.stop_reason, *(turn.stop_reason for turn in rollout.turns)}
+    if rollout.stop_reason == 'error':
+      count.errors += 1
+    elif ends & {'max_tokens', 'overflow'}:
+      count.cut += 1
+    elif rollout.score.correct is None:
+      count.ungraded += 1
     else:
       by_prompt.setdefault(repr(rollout.prompt), []).append(rollout)
   count.answers += len(group)
@@ -195,15 +200,3 @@ def _choose(
   count.one_sided += not n
   count.pairs += n
   return [(right[i % len(right)], wrong[i % len(wrong)]) for i in range(n)]
-
-
-def _unusable(rollout: types.Rollout) -> str | None:
-  """Returns the field of `Count` that excludes an answer; None if usable."""
-  if rollout.stop_reason == 'error':
-    return 'errors'
-  # An episode may continue after a turn that was cut.
-  if rollout.stop_reason in ('max_tokens', 'overflow') or any(
-    turn.stop_reason != 'eos' for turn in rollout.turns
-  ):
-    return 'cut'
-  return 'ungraded' if rollout.score.correct is None else None

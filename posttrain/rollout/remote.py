@@ -41,7 +41,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from posttrain import schema, types
@@ -53,7 +53,6 @@ from posttrain.util import errors, imports
 # Workers lost in one call: before the episode gets one of its own, and in all.
 SHARED_LOSSES, MOST_LOSSES = 2, 4
 REWARD_TRIES = 2  # workers that a call of a reward function may have
-QUERY_SECONDS = 1.0  # for the name of the method that exceeds its time limit
 # Method of the environment that a call begins with.
 _METHODS = {'open': 'make', 'step': 'step', 'end': 'grade', 'abandon': 'close'}
 
@@ -150,10 +149,6 @@ class EpisodeHost:
       self._episodes.pop(uid)
     return result, episode.method
 
-  def method(self, uid: int) -> str:
-    """Returns the method of the environment that was called last."""
-    return self._episodes[uid].method
-
 
 class RewardHost:
   """A reward function."""
@@ -195,9 +190,9 @@ class Remote:
     """
     self._start, self._count = start, cfg.num_workers
     self.timeout = cfg.env_timeout
-    # All calls may meet in one worker, and one more asks for a method.
+    # All calls may meet in one worker.
     self._start_env = functools.partial(
-      start, functools.partial(EpisodeHost, dict(options)), cfg.env_threads + 1
+      start, functools.partial(EpisodeHost, dict(options)), cfg.env_threads
     )
     self._lock = threading.Lock()
     self._shared: list[_Worker] = []
@@ -366,14 +361,7 @@ class Calls(env_calls.EpisodeCalls):
     """Returns the result of a call in a worker, which may be an `EnvError`."""
     self.method, call = _METHODS[method], taken.handle.call
     arguments = self._uid, self._task, method, args
-    try:
-      result, self.method = call(self._remote.timeout, 'call', *arguments)
-    except TimedOut:
-      try:  # the method that exceeds its limit, for the error
-        self.method = call(QUERY_SECONDS, 'method', self._uid)
-      except (Lost, TimedOut):
-        pass  # the one that the call began with
-      raise
+    result, self.method = call(self._remote.timeout, 'call', *arguments)
     return result
 
   def _lose(self) -> None:
@@ -560,8 +548,14 @@ def connect(address: str | None = None, cpus: int | None = None) -> None:
       'object_store_memory': OBJECT_STORE,
       '_node_ip_address': '127.0.0.1',
     }
-  with _handlers_kept():
+  # Ray's own handlers of signals would end a run unsaved.
+  is_main = threading.current_thread() is threading.main_thread()
+  handlers = {x: signal.getsignal(x) for x in _SIGNALS if is_main}
+  try:
     ray.init(logging_level=logging.WARNING, **options)
+  finally:
+    for number, handler in handlers.items():
+      signal.signal(number, handler)
 
 
 @functools.cache
@@ -575,17 +569,3 @@ def _actor_class() -> Any:
     scheduling_strategy='SPREAD',
     runtime_env={'env_vars': _VARIABLES},
   )(_Actor)
-
-
-@contextlib.contextmanager
-def _handlers_kept() -> Iterator[None]:
-  """Restores the handlers of signals: Ray's own would end a run unsaved."""
-  if threading.current_thread() is not threading.main_thread():
-    yield
-    return
-  handlers = [(number, signal.getsignal(number)) for number in _SIGNALS]
-  try:
-    yield
-  finally:
-    for number, handler in handlers:
-      signal.signal(number, handler)

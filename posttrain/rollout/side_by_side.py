@@ -43,8 +43,12 @@ def run(tasks: Sequence[Task[T]]) -> list[concurrent.futures.Future[T]]:
   waits: dict[int, Futures] = dict.fromkeys(range(len(tasks)), ())
   try:
     while waits:
-      for i in _ready(waits):
+      if all(waits.values()):
+        wait([future for futures in waits.values() for future in futures])
+      for i, futures in list(waits.items()):
         if i not in waits:  # closed meanwhile
+          continue
+        if futures and not any(future.done() for future in futures):
           continue
         try:
           waits[i] = next(tasks[i])
@@ -55,32 +59,16 @@ def run(tasks: Sequence[Task[T]]) -> list[concurrent.futures.Future[T]]:
           results[i].set_exception(error)
           for later in [j for j in waits if j >= i]:
             del waits[later]
-            _close(tasks[later], error)
+            try:
+              tasks[later].close()
+            except Exception as second:
+              error.add_note(f'then closing another task failed: {second!r}')
             results[later].cancel()  # no effect on that of the error
   finally:
     with contextlib.ExitStack() as stack:
       for task in tasks:
         stack.callback(task.close)
   return results
-
-
-def _close(task: Task[Any], error: Exception) -> None:
-  """Closes a task; what that raises becomes a note of the error before it."""
-  try:
-    task.close()
-  except Exception as second:
-    error.add_note(f'then closing another task failed: {second!r}')
-
-
-def _ready(waits: dict[int, Futures]) -> list[int]:
-  """Waits until a task can go on; returns all that can."""
-  if all(waits.values()):
-    wait([future for futures in waits.values() for future in futures])
-  return [
-    i
-    for i, futures in waits.items()
-    if not futures or any(future.done() for future in futures)
-  ]
 
 
 def wait(futures: Futures) -> None:

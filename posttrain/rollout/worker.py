@@ -85,7 +85,12 @@ def answer(
       result = wait(result)
     return _reply(result, call, {k: x for k, x in logged.items() if x})
   except BaseException as error:
-    if (passed := _first(error, passes)) is not None:
+    passed = error
+    if isinstance(error, BaseExceptionGroup):
+      passed = error.subgroup(passes)
+    while isinstance(passed, BaseExceptionGroup):
+      passed = passed.exceptions[0]
+    if isinstance(passed, passes):
       raise passed from None
     return _raised(error)
 
@@ -133,16 +138,6 @@ def _raised(error: BaseException) -> Reply:
   )
 
 
-def _first(
-  error: BaseException, kinds: tuple[type[Exception], ...]
-) -> BaseException | None:
-  """Returns the first exception of some kinds in a group, or the error."""
-  if isinstance(error, BaseExceptionGroup):
-    found = (_first(x, kinds) for x in error.exceptions)
-    return next((x for x in found if x is not None), None)
-  return error if isinstance(error, kinds) else None
-
-
 def main(descriptor: int) -> None:
   """Serves calls until the socket closes.
 
@@ -166,8 +161,13 @@ def main(descriptor: int) -> None:
     socket.send(Reply(error=f'must be importable: {errors.describe(error)}'))
     return
   importlib.import_module('posttrain.types')  # numpy, before the limit
-  if memory is not None:
-    _limit(memory)
+  if memory is not None:  # beyond what is in use, where the system can
+    with (
+      contextlib.suppress(OSError, ValueError),
+      open('/proc/self/statm') as f,
+    ):
+      size = int(f.read().split()[0]) * resource.getpagesize() + memory
+      resource.setrlimit(resource.RLIMIT_AS, (size, size))
   socket.send(Reply())
   pid = os.getpid()
   with asyncio.Runner() as runner:  # it makes its loop with the first coroutine
@@ -191,12 +191,3 @@ def read_and_answer(
   except BaseException as error:  # of a class that cannot be imported
     return _raised(error)
   return answer(fn, call, runner.run)
-
-
-def _limit(memory: int) -> None:
-  """Limits the memory beyond what is in use, where the system can."""
-  with contextlib.suppress(OSError, ValueError):
-    with open('/proc/self/statm') as file:
-      pages = int(file.read().split()[0])
-    size = pages * resource.getpagesize() + memory
-    resource.setrlimit(resource.RLIMIT_AS, (size, size))

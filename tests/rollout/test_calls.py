@@ -51,7 +51,7 @@ def test_interrupt_leaves_a_hanging_call(gate):
 
 def test_own_time_excludes_judge_calls():
   clock = calls.Clock(0.2)
-  judge = clock.judge(lambda: time.sleep(0.3))
+  judge = clock.stopped()(lambda: time.sleep(0.3))
 
   def score():
     threads = [threading.Thread(target=judge) for _ in range(4)]

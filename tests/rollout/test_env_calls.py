@@ -67,13 +67,13 @@ def test_numbers_of_numpy_become_pythons():
     (
       'step',
       types.StepOut(reward='1'),
-      "step must return a reward as a number: got '1'",
+      "step must return a reward as a number .*: got '1'",
     ),
     ('grade', 1.0, 'grade must return a types.Score: got 1.0, a float'),
     (
       'grade',
       types.Score(10**400),
-      'grade must return a reward that is finite, .*got inf',
+      'grade must return a reward as a number of a size of at most 1e',
     ),
     ('grade', types.Score(1.0, metrics={'a': ''}), "metric 'a' as a number"),
   ],
@@ -115,15 +115,12 @@ def source_of(value):
 
 
 def test_failures_of_sources_are_named(gate):
-  with pytest.raises(
-    env_calls.EnvError, match=r"e: source\('train'\) must ret"
-  ):
-    source_of([1])
-  other = source_of(sources.Shuffled([types.Task('1', 'other', ())], 0))
-  with pytest.raises(env_calls.EnvError, match="tasks whose env is 'e': got "):
-    next(other)
-  with pytest.raises(env_calls.EnvError, match='a source of types.Task: got 7'):
-    next(source_of(sources.Shuffled([7], 0)))
+  for task in (7, types.Task('1', 'other', ())):
+    source = source_of(sources.Shuffled([task], 0))
+    with pytest.raises(
+      env_calls.EnvError, match=r"e: source\('train'\) must return .* of 'e'"
+    ):
+      next(source)
 
   class Fails(sources.Shuffled):
     def take(self, count):
