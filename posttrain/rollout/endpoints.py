@@ -22,13 +22,14 @@ Axes: n tokens of a sequence.
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
@@ -134,9 +135,7 @@ class Endpoint:
     self._closed.set()
     self._http.close()
 
-  def check(
-    self, renderer: rendering.Renderer, caller: str | None = None
-  ) -> None:
+  def check(self, renderer: rendering.Renderer) -> None:
     """Checks that the server has the model and the policy's tokens.
 
     `posttrain.serve` publishes the fingerprint of its tokenizer and template;
@@ -144,19 +143,13 @@ class Endpoint:
 
     Args:
       renderer: the policy's renderer.
-      caller: the caller's name in logs and errors.
 
     Raises:
       ValueError: no model of that name, or other tokens.
       EndpointError: the server does not answer, or not in this form.
     """
-    cfg, caller = self._cfg, caller or self._caller
-    models = self._read(
-      lambda answer: {entry['id']: entry for entry in answer['data']},
-      f'{cfg.address}/models',
-      None,
-      caller,
-    )
+    cfg = self._cfg
+    models = self._read(responses.models, f'{cfg.address}/models')
     if cfg.name not in models:
       raise ValueError(
         f'name must be that of a model that {cfg.address} serves: got '
@@ -164,39 +157,32 @@ class Endpoint:
       )
     got, expected = models[cfg.name].get('tokenizer'), renderer.fingerprint
     if got is None:
-      got, expected = self._probe(renderer, caller)
+      got, expected = self._probe(renderer)
     if got != expected:
       raise ValueError(
         f'tokenizer and chat template of {cfg} must be those of the policy: '
-        f'got {errors.quote(got, 80)}, expected {errors.quote(expected, 80)}; '
-        'use a model that shares the tokenizer'
+        f'got {errors.quote(got, 80)}, expected {errors.quote(expected, 80)}'
       )
 
   def _probe(
-    self, renderer: rendering.Renderer, caller: str
+    self, renderer: rendering.Renderer
   ) -> tuple[list[list[int]], list[list[int]]]:
     """Returns the server's and the policy's ids of a few texts."""
     url = self._cfg.address.removesuffix('/v1') + '/tokenize'
     texts = (_PROBE, *map(renderer.tokenizer.text, renderer.stop_ids))
     texts = [text for text in texts if text]  # a stop token may have none
+    body = {'model': self._cfg.name, 'add_special_tokens': False}
     try:
       ids = [
-        self._read(
-          responses.tokens,
-          url,
-          {'model': self._cfg.name, 'prompt': x, 'add_special_tokens': False},
-          caller,
-        )
-        for x in texts
+        self._read(responses.tokens, url, {**body, 'prompt': text})
+        for text in texts
       ]
     except EndpointError as error:
       if error.status is None:
         raise
       logging.getLogger('absl').warning(
-        'NOT CHECKED that the tokens of %s are those of the policy: if they '
-        'differ, all its logprobs are wrong; %s',
-        self,
-        error,
+        f'NOT CHECKED that the tokens of {self} are those of the policy: if '
+        f'they differ, all its logprobs are wrong; {error}'
       )
       return [], []
     return ids, [list(renderer.tokenizer.encode_scaffold(x)) for x in texts]
@@ -204,17 +190,16 @@ class Endpoint:
   def score(
     self,
     ids: Sequence[np.ndarray],
-    temperatures: Sequence[np.ndarray],
+    temperatures: Sequence[float],
     caller: str | None = None,
   ) -> list[np.ndarray]:
     """Returns the logprob of every token given the tokens before it.
 
-    log softmax(logits[t - 1] / temperatures[t])[ids[t]], by one request per
-    distinct temperature of a sequence.
+    log softmax(logits[t - 1] / temperature)[ids[t]].
 
     Args:
       ids: one i32[n] per sequence.
-      temperatures: one f32[n] per sequence, > 0.
+      temperatures: one per sequence, > 0.
       caller: the caller's name in logs and errors.
 
     Returns:
@@ -224,40 +209,21 @@ class Endpoint:
       EndpointError: the server does not answer, does not score prompts, or
         ignores the temperature, or its response does not match the ids.
     """
-    caller = caller or self._caller
-    assert [len(i) for i in ids] == [len(t) for t in temperatures]
     jobs = [
-      (index, float(temperature))
-      for index, values in enumerate(temperatures)
-      for temperature in np.unique(values[1:])
+      (sequence, float(temperature), caller)
+      for sequence, temperature in zip(ids, temperatures, strict=True)
     ]
-    assert all(temperature > 0 for _, temperature in jobs)
-    for index, temperature in jobs:
-      self._check_temperature(ids[index], temperature, caller)
-    scores = [np.zeros(len(sequence), np.float32) for sequence in ids]
-    results = self._each(
-      self._score, [(ids[index], t, caller) for index, t in jobs]
-    )
-    for (index, temperature), logprobs in zip(jobs, results, strict=True):
-      place = np.asarray(temperatures[index]) == np.float32(temperature)
-      place[0] = False
-      scores[index][place] = logprobs[place]
-    return scores
+    for job in jobs:
+      self._check_temperature(*job)
+    return self._each(self._score, jobs)
 
   def sample(
-    self,
-    request: requests.Request,
-    prompt: np.ndarray,
-    max_tokens: int,
-    caller: str | None = None,
-    seed: int = 0,
+    self, request: requests.Request, caller: str | None = None, seed: int = 0
   ) -> concurrent.futures.Future:
-    """Samples a completion of a prompt.
+    """Samples a completion of a request's ids.
 
     Args:
-      request: stop ids and sampling options.
-      prompt: i32[n], instead of the request's own.
-      max_tokens: instead of the request's own.
+      request: the ids, stop ids and sampling options.
       caller: the caller's name in logs and errors.
       seed: the seed of the draws, below 2**31.
 
@@ -265,11 +231,11 @@ class Endpoint:
       The future of a `requests.Completion` with version -1. Its logprobs are
       the server's: some servers return those of temperature 1 at any other.
     """
-    sampling, prompt = request.sampling, np.asarray(prompt)
+    sampling = request.sampling
     body = {
       'model': self._cfg.name,
-      'prompt': prompt.tolist(),
-      'max_tokens': max_tokens,
+      'prompt': request.ids.tolist(),
+      'max_tokens': request.max_tokens,
       'seed': seed,
       'logprobs': 0,  # of the sampled tokens, and no alternatives
       'stop_token_ids': list(request.stop_ids),
@@ -285,12 +251,10 @@ class Endpoint:
     }
     return self._submit(
       self._read,
-      lambda response: responses.completion(
-        response, request, prompt, max_tokens, self._vocab_size
-      ),
+      lambda x: responses.completion(x, request, self._vocab_size),
       f'{self._cfg.address}/completions',
       body,
-      caller or self._caller,
+      caller,
     )
 
   def chat(
@@ -314,36 +278,34 @@ class Endpoint:
     """
     url = f'{self._cfg.address}/chat/completions'
     options = {'max_tokens': max_tokens, 'temperature': temperature}
+    options['model'] = self._cfg.name
     bodies = [
-      {
-        'model': self._cfg.name,
-        'messages': [dict(message) for message in messages],
-        **options,
-      }
+      {'messages': [dict(message) for message in messages], **options}
       for messages in conversations
     ]
     return self._each(
-      self._read,
-      [(responses.text, url, body, caller or self._caller) for body in bodies],
+      self._read, [(responses.text, url, body, caller) for body in bodies]
     )
 
   def _score(
-    self, ids: np.ndarray, temperature: float, caller: str
+    self, ids: np.ndarray, temperature: float, caller: str | None
   ) -> np.ndarray:
-    """Returns f32[n] of a sequence at one temperature."""
+    """Returns f32[n] of a sequence."""
+    if len(ids) < 2:
+      return np.zeros(len(ids), np.float32)
     known, refusal = self._form, ''  # another thread may set it meanwhile
     for form in _FORMS if known is None else (known,):
       read, fields = form
       body = {
         'model': self._cfg.name,
-        'prompt': np.asarray(ids).tolist(),
+        'prompt': ids.tolist(),
         'temperature': temperature,
         **fields,
         **_WITH_IDS,
       }
       try:
         logprobs = self._read(
-          lambda response, read=read: read(response, np.asarray(ids)),
+          functools.partial(read, ids=ids),
           f'{self._cfg.address}/completions',
           body,
           caller,
@@ -363,11 +325,11 @@ class Endpoint:
     )
 
   def _check_temperature(
-    self, ids: np.ndarray, temperature: float, caller: str
+    self, ids: np.ndarray, temperature: float, caller: str | None
   ) -> None:
     """Raises EndpointError if the server ignores the temperature."""
     with self._probing:
-      if temperature in self._temperatures:
+      if temperature in self._temperatures or len(ids) < 2:
         return
       ids = np.resize(ids, _PROBE_TOKENS)
       plain, tempered = np.float64(
@@ -383,9 +345,8 @@ class Endpoint:
       expected = abs(1 - 1 / temperature) * spread
       if np.abs(tempered - plain)[1:].mean() < 0.1 * expected:
         raise EndpointError(
-          f'{self} must score prompts at the temperature of the request: got '
-          f'the logprobs of 1 at {temperature:.4g}; set the sampler to 1, or '
-          'use posttrain.serve',
+          f'{self} must score at the temperature {temperature:.4g}: got the '
+          "logprobs of 1; set the sampler's to 1, or use posttrain.serve",
           200,
         )
       self._temperatures.add(temperature)
@@ -409,7 +370,7 @@ class Endpoint:
     return future
 
   def _each(
-    self, fn: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]
+    self, fn: Callable[..., Any], jobs: Sequence[tuple[Any, ...]]
   ) -> list[Any]:
     """Calls a function with the arguments of each job; returns the results.
 
@@ -427,8 +388,8 @@ class Endpoint:
     self,
     read: Callable[[dict[str, Any]], Any],
     url: str,
-    body: dict[str, Any] | None,
-    caller: str,
+    body: dict[str, Any] | None = None,
+    caller: str | None = None,
   ) -> Any:
     """Returns what a function reads in the server's response.
 
@@ -436,13 +397,13 @@ class Endpoint:
       read: a reader, see `responses`.
       url: the request's URL.
       body: sent as JSON, by POST; None = a GET.
-      caller: the caller's name in logs and errors, as in 'environment sums'.
+      caller: the caller's name in logs and errors.
 
     Raises:
       EndpointError: the last try failed, the server refuses, or its response
         is too large or cannot be read.
     """
-    cfg = self._cfg
+    cfg, caller = self._cfg, caller or self._caller
     for attempt in range(1, cfg.tries + 1):
       if self._closed.is_set():
         raise EndpointError(f'{cfg} must be open for {caller}: got closed')
@@ -484,13 +445,8 @@ class Endpoint:
       pause = min(max(pause, 0.0), _LONGEST_RETRY_AFTER)
       pause = max(longest * random.uniform(0.5, 1), pause)
       logging.getLogger('absl').warning(
-        '%s waits for %s: %s; try %d of %d, next in %.3g s',
-        caller,
-        cfg,
-        problem,
-        attempt,
-        cfg.tries,
-        pause,
+        f'{caller} waits for {cfg}: {problem}; try {attempt} of {cfg.tries}, '
+        f'next in {pause:.3g} s'
       )
       with watchdog.waiting(lambda: f'{cfg} for {caller}, which was away'):
         self._sleep(pause)
@@ -529,12 +485,6 @@ def _message(data: bytes) -> str:
   return errors.text(message)
 
 
-@dataclasses.dataclass
-class _Sequence:
-  request: requests.Request
-  ids: np.ndarray  # i32[n], all so far
-
-
 class Engine:
   """The `episodes.Engine` of one environment; not thread-safe.
 
@@ -555,23 +505,21 @@ class Engine:
         prompt.
     """
     self._endpoint, self._caller, self._seed = endpoint, caller, seed
-    self._sequences: dict[int, _Sequence] = {}
+    self._requests: dict[int, requests.Request] = {}  # with all ids so far
     # By request id, in the order of submission.
     self._running: dict[int, concurrent.futures.Future] = {}
 
   def submit(self, request: requests.Request) -> None:
     """Requests a completion."""
-    assert request.id not in self._sequences, 'request ids are unique'
-    ids = np.asarray(request.ids, np.int32)
-    self._sequences[request.id] = _Sequence(request, ids)
-    self._start(request.id, request.max_tokens)
+    assert request.id not in self._requests, 'request ids are unique'
+    self._start(request)
 
   def extend(self, id: int, ids: np.ndarray, max_tokens: int) -> None:
     """Appends tokens to a held sequence and requests its next completion."""
     assert id not in self._running, 'only a stopped sequence is extended'
-    sequence = self._sequences[id]
-    sequence.ids = np.concatenate([sequence.ids, ids]).astype(np.int32)
-    self._start(id, max_tokens)
+    request = self._requests[id]
+    ids = np.concatenate([request.ids, ids])
+    self._start(dataclasses.replace(request, ids=ids, max_tokens=max_tokens))
 
   def poll(self) -> list[requests.Completion]:
     """Waits until a request stops; returns all stopped ones, oldest first.
@@ -584,11 +532,21 @@ class Engine:
       return []
     try:
       side_by_side.wait(self._running.values())
-      done = [id for id, future in self._running.items() if future.done()]
-      return [self._stop(id, self._running.pop(id).result()) for id in done]
+      completions = [
+        self._running.pop(id).result()
+        for id, future in list(self._running.items())
+        if future.done()
+      ]
     except BaseException:
       self.drop()
       raise
+    for completion in completions:
+      request = self._requests.pop(completion.id)
+      if request.hold:
+        ids = np.concatenate([request.ids, completion.ids])
+        held = dataclasses.replace(request, ids=ids)
+        self._requests[completion.id] = held
+    return completions
 
   @property
   def futures(self) -> list[concurrent.futures.Future]:
@@ -597,28 +555,19 @@ class Engine:
 
   def release(self, id: int) -> None:
     """Removes a held sequence."""
-    del self._sequences[id]
+    del self._requests[id]
 
-  def _start(self, id: int, max_tokens: int) -> None:
-    sequence = self._sequences[id]
-    entropy = [self._seed, id, len(sequence.ids)]
+  def _start(self, request: requests.Request) -> None:
+    self._requests[request.id] = request
+    entropy = [self._seed, request.id, len(request.ids)]
     (word,) = np.random.SeedSequence(entropy).generate_state(1)
-    self._running[id] = self._endpoint.sample(
-      sequence.request, sequence.ids, max_tokens, self._caller, int(word) >> 1
+    self._running[request.id] = self._endpoint.sample(
+      request, self._caller, int(word) >> 1
     )
-
-  def _stop(
-    self, id: int, completion: requests.Completion
-  ) -> requests.Completion:
-    sequence = self._sequences[id]
-    sequence.ids = np.concatenate([sequence.ids, completion.ids])
-    if not sequence.request.hold:
-      self.release(id)
-    return completion
 
   def drop(self) -> None:
     """Removes all requests: their episodes have failed."""
     for future in self._running.values():
       future.cancel()
     self._running.clear()
-    self._sequences.clear()
+    self._requests.clear()

@@ -299,10 +299,7 @@ class References:
     """Starts requests in a thread; returns a function that waits for them."""
     # A server scores a whole sequence at one temperature: that of the sampled
     # tokens, the only ones that are read.
-    sampled = [s.temperatures[s.mask].max(initial=0) or 1 for s in samples]
-    temperatures = [
-      np.full(len(i), t, np.float32) for i, t in zip(ids, sampled, strict=True)
-    ]
+    temperatures = [s.temperatures[s.mask].max(initial=0) or 1 for s in samples]
     names = ', '.join(sorted({sample.env for sample in samples} - {''}))
     caller = f'environment {names}' if names else 'a stage on pairs'
     endpoint = self.endpoint(reference)

@@ -83,24 +83,21 @@ def echo(response: dict[str, Any], ids: np.ndarray) -> np.ndarray | None:
 def completion(
   response: dict[str, Any],
   request: requests.Request,
-  prompt: np.ndarray,
-  max_tokens: int,
   vocab_size: int = 2**31 - 1,
 ) -> requests.Completion:
   """Reads a completion sampled by the server.
 
   Args:
     response: the response to a request for token ids.
-    request: the sequence's first request.
-    prompt: i32[n], the ids that were sent.
-    max_tokens: the requested number of tokens.
+    request: the ids that were sent, and the options.
     vocab_size: ids are below it.
 
   Returns:
     The sampled ids, stop token included, which some servers leave out; logprobs
     that the response does not have are 0.
   """
-  choice, stops = _choice(response, prompt), request.stop_ids
+  choice = _choice(response, request.ids)
+  stops, max_tokens = request.stop_ids, request.max_tokens
   logprobs = choice.get('logprobs') or {}
   ids = choice.get('token_ids')
   if ids is None:
@@ -141,6 +138,11 @@ def completion(
   return requests.Completion(
     request.id, np.asarray(ids, np.int32), values, reason, version=-1
   )
+
+
+def models(response: dict[str, Any]) -> dict[str, dict[str, Any]]:
+  """Reads the models of a server, by id."""
+  return {entry['id']: entry for entry in response['data']}
 
 
 def tokens(response: dict[str, Any]) -> list[int]:

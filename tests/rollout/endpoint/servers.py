@@ -14,12 +14,10 @@ VOCAB = 512
 LOGITS = np.random.default_rng(0).normal(0, 3, (VOCAB, VOCAB))
 
 
-def truth(ids, temperatures):
-  """Returns log softmax(LOGITS[ids[t - 1]] / temperatures[t])[ids[t]]."""
-  logprobs = [0.0]
-  for before, token, temperature in zip(
-    ids[:-1], ids[1:], temperatures[1:], strict=True
-  ):
+def truth(ids, temperature=1.0):
+  """Returns log softmax(LOGITS[ids[t - 1]] / temperature)[ids[t]]."""
+  logprobs = [0.0] * min(len(ids), 1)
+  for before, token in zip(ids[:-1], ids[1:], strict=True):
     logits = LOGITS[before] / np.float64(temperature)
     logprobs.append(logits[token] - np.log(np.exp(logits).sum()))
   return np.array(logprobs)
@@ -91,7 +89,7 @@ class Server:
     ids = body['prompt']
     temperature = body['temperature'] if self.tempered else 1
     choice = {'text': '?', 'finish_reason': 'length', 'logprobs': None}
-    values = truth(ids, np.full(len(ids), temperature))
+    values = truth(ids, temperature)
     sampled = [7] * body['max_tokens']
     if 'prompt_logprobs' in body and 'prompt_logprobs' in self.forms:
       choice |= {'prompt_logprobs': _entries(ids, values)}

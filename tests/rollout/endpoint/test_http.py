@@ -16,12 +16,11 @@ from posttrain.rollout import endpoints
 from tests.rollout.endpoint.servers import Server, connect, truth
 
 IDS = np.array([5, 301, 7, 7], np.int32)
-ONES = np.ones(4, np.float32)
 REFUSED = httpx.ConnectError('Connection refused')
 
 
 def score(server, sleeps=None, caller=None, **options):
-  (logprobs,) = connect(server, sleeps, **options).score([IDS], [ONES], caller)
+  (logprobs,) = connect(server, sleeps, **options).score([IDS], [1.0], caller)
   return logprobs
 
 
@@ -37,7 +36,7 @@ def score(server, sleeps=None, caller=None, **options):
 def test_temporary_failures_are_retried(trouble):
   sleeps = []
   server = Server(troubles=[trouble] * 3)
-  np.testing.assert_allclose(score(server, sleeps), truth(IDS, ONES), rtol=1e-6)
+  np.testing.assert_allclose(score(server, sleeps), truth(IDS), rtol=1e-6)
   assert len(sleeps) == 3 and len(server.bodies) == 4
   assert all(body == server.bodies[0] for body in server.bodies)
 
