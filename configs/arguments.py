@@ -158,7 +158,7 @@ def _path(part: str) -> str:
 def _data(part: str) -> str:
   """Returns a file's path, or a TFDS name with the version that is here."""
   if row_files.is_tfds(part):
-    return row_files.with_version(part)
+    return row_files.find_tfds(part)[1]
   return absolute(part)
 
 
@@ -175,7 +175,7 @@ def _check_apart(paths: Sequence[str]) -> None:
     return
   data, held_out = paths
   if row_files.is_tfds(data):
-    is_same = data == held_out and row_files.parse_tfds(data).split is not None
+    is_same = data == held_out and row_files.parse_tfds(data)['split']
   else:
     is_same = os.path.realpath(data) == os.path.realpath(held_out)
   if is_same:

@@ -20,6 +20,7 @@ config is wrong, 130 interrupted.
 """
 
 import dataclasses
+import pathlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -78,7 +79,10 @@ def make(flags: Flags) -> None:
   from posttrain.data import preferences
   from posttrain.envs import gsm8k
 
-  preferences.check_writable(flags.output)
+  path = pathlib.Path(flags.output)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with path.open('a'):  # an error before any work, if it cannot be written
+    pass
   if flags.gsm8k is not None:
     pairs = gsm8k.read_solutions(flags.gsm8k)
     questions = {str(pair.prompt) for pair in pairs}

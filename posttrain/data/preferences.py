@@ -24,11 +24,10 @@ Axes: M micro-batches, B rows, T tokens of a row, K pairs that a row may hold.
 """
 
 import dataclasses
-import errno
+import itertools
 import json
 import logging
 import math
-import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -46,7 +45,7 @@ _FORM = (
   "'prompt', 'chosen' and 'rejected', or 'prompt', 'completion' and 'label'"
 )
 _KEY = 'config.STAGE.pairs.columns'
-MAX_MARGIN = 1e6  # of rewards; sums of its loss stay far from infinity
+_MAX_MARGIN = 1e6  # of rewards; sums of its loss stay far from infinity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,11 +77,8 @@ def read(
       a column of `columns`.
   """
   columns = columns or {}
-  try:
-    objects = rows.check_columns(row_files.objects(path, split), columns)
-    return tuple(parse(raw, where, columns) for raw, where in objects)
-  except row_files.NoRows as error:
-    raise ValueError(f'{error}; a preference must have {_FORM}') from None
+  objects = rows.check_columns(row_files.objects(path, split), columns)
+  return tuple(parse(raw, where, columns) for raw, where in objects)
 
 
 def write(path: str | pathlib.Path, pairs: Sequence[Preference]) -> None:
@@ -90,22 +86,14 @@ def write(path: str | pathlib.Path, pairs: Sequence[Preference]) -> None:
   pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
   with disk.replacing(path) as file:
     for pair in pairs:
-      file.write(json.dumps(_raw(pair)) + '\n')
-
-
-def check_writable(path: str | pathlib.Path) -> None:
-  """Refuses a path that `write` cannot write; changes no existing file.
-
-  Raises:
-    OSError: the path is a folder, or cannot be written.
-  """
-  if pathlib.Path(path).is_dir():
-    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-  path = pathlib.Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  with disk.replacing(path.with_name(f'{path.name}.check')):
-    pass
-  path.with_name(f'{path.name}.check').unlink()
+      row = {**pair.info, 'prompt': pair.prompt}
+      if pair.chosen and pair.rejected:
+        row |= {'chosen': pair.chosen, 'rejected': pair.rejected}
+        row |= {'margin': pair.margin} if pair.margin else {}
+      else:
+        answer, label = pair.chosen or pair.rejected, pair.chosen is not None
+        row |= {'completion': answer, 'label': label}
+      file.write(json.dumps(row) + '\n')
 
 
 def split(
@@ -144,82 +132,62 @@ def parse(
       equal.
   """
   raw = rows.renamed(raw, columns, where) if columns else raw
-  named = {column for column in COLUMNS if column in raw} - {'margin'}
+  named = {column for column in COLUMNS if column in raw}
   info = {key: value for key, value in raw.items() if key not in COLUMNS}
-  if named == {'prompt', 'completion', 'label'}:
+  is_label = named == {'prompt', 'completion', 'label'}
+  if not is_label and named - {'prompt', 'margin'} != {'chosen', 'rejected'}:
+    got = rows.wrong_columns(raw, COLUMNS, columns, _KEY)
+    raise ValueError(f'{where}: a preference must have {_FORM}: {got}')
+  if 'prompt' in raw:
     prompt = rows.turns_of(raw['prompt'], 'prompt', 'user', where)
+  else:
+    # The common beginning of two conversations.
+    both = [
+      rows.turns_of(raw[column], column, 'assistant', where)
+      for column in ('chosen', 'rejected')
+    ]
+    shared = itertools.takewhile(
+      lambda turns: turns[0] == turns[1], zip(*both, strict=False)
+    )
+    prompt = tuple(turn for turn, _ in shared)
+    while prompt and prompt[-1]['role'] == 'assistant':
+      prompt = prompt[:-1]
+    if all(turn['role'] == 'system' for turn in prompt):
+      raise ValueError(
+        f"{where}: without a column 'prompt', chosen and rejected must begin "
+        f'with the same question: got {both!r:.200}'
+      )
+  if is_label:
     answer = rows.answer_of(raw, 'completion', prompt, where)
     if not isinstance(raw['label'], bool):
       raise ValueError(
         f'{where}: label must be true or false: got {raw["label"]!r:.200}'
       )
-    if 'margin' in raw:
-      raise ValueError(
-        f'{where}: margin must be left out: got {raw["margin"]!r:.200}, but '
-        'there is one answer'
-      )
-    both = (answer, None) if raw['label'] else (None, answer)
-    return Preference(prompt, *both, where, info=info)
-  if named not in ({'prompt', 'chosen', 'rejected'}, {'chosen', 'rejected'}):
-    raise ValueError(
-      f'{where}: a preference must have {_FORM}: '
-      f'{rows.wrong_columns(raw, COLUMNS, columns, _KEY)}'
-    )
-  if 'prompt' in raw:
-    prompt = rows.turns_of(raw['prompt'], 'prompt', 'user', where)
-  else:
-    prompt = _shared(raw, where)
-  answers = [
+    answers = (answer, None) if raw['label'] else (None, answer)
+    return Preference(prompt, *answers, where, info=info)
+  chosen, rejected = (
     rows.answer_of(raw, column, prompt, where)
     for column in ('chosen', 'rejected')
-  ]
-  if answers[0] == answers[1]:
+  )
+  if chosen == rejected:
     raise ValueError(
       f'{where}: rejected must be another answer than chosen: got '
-      f'{raw["rejected"]!r:.200} twice; drop the row'
+      f'{raw["rejected"]!r:.200} twice'
     )
   margin = raw.get('margin', 0.0)
   is_number = isinstance(margin, int | float) and not isinstance(margin, bool)
   # NaN compares false, and integers of any size exactly.
-  if not (is_number and abs(margin) <= MAX_MARGIN):
+  if not (is_number and abs(margin) <= _MAX_MARGIN):
     raise ValueError(
-      f'{where}: margin must be a finite number of at most {MAX_MARGIN:g}: got '
+      f'{where}: margin must be a number of at most {_MAX_MARGIN:g}: got '
       f'{margin!r:.200}'
     )
-  return Preference(prompt, *answers, where, float(margin), info)
+  return Preference(prompt, chosen, rejected, where, float(margin), info)
 
 
-def _shared(raw: Mapping[str, Any], where: str) -> types.Messages:
-  """Returns the common beginning of two conversations, as their prompt."""
-  chosen, rejected = (
-    rows.turns_of(raw[column], column, 'assistant', where)
-    for column in ('chosen', 'rejected')
-  )
-  shared = 0
-  for ours, theirs in zip(chosen, rejected, strict=False):
-    if ours != theirs:
-      break
-    shared += 1
-  while shared and chosen[shared - 1]['role'] == 'assistant':
-    shared -= 1
-  if all(turn['role'] == 'system' for turn in chosen[:shared]):
-    raise ValueError(
-      f'{where}: chosen and rejected must be lists of messages that begin '
-      "with the same question, where there is no column 'prompt': got "
-      f'{raw["chosen"]!r:.60} and {raw["rejected"]!r:.60}; put the question '
-      "into 'prompt', or at the beginning of both"
-    )
-  return chosen[:shared]
-
-
-def _raw(pair: Preference) -> dict[str, Any]:
-  """Returns the row of a pair, the inverse of `parse`."""
-  raw = {**pair.info, 'prompt': list(pair.prompt)}
-  if pair.chosen and pair.rejected:
-    raw |= {'chosen': list(pair.chosen), 'rejected': list(pair.rejected)}
-    return raw | ({'margin': pair.margin} if pair.margin else {})
-  answer = pair.chosen or pair.rejected
-  return raw | {'completion': list(answer), 'label': pair.chosen is not None}
+# The arrays of an answer, see `_sample`.
+_PER_TOKEN = ('ids', 'mask', 'roles', 'is_content', 'sampler_logprobs')
+_PER_TOKEN += ('temperatures', 'versions')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,8 +265,8 @@ def tokenize(
     elif too_long == 'error':
       raise ValueError(
         f'{preference.where}: both answers, with the prompt before each, must '
-        f'fit into batch.row_tokens={row_tokens}: got {tokens} tokens; raise '
-        "it, or set pairs.too_long to 'drop'"
+        f'fit into batch.row_tokens={row_tokens}: got {tokens} tokens; or set '
+        "pairs.too_long to 'drop'"
       )
   if dropped := len(preference_rows) - len(pairs):
     logging.getLogger('absl').warning(
@@ -320,15 +288,26 @@ def mismatched(
   `row_tokens`, or all prompts are equal.
   """
   answers = [x.chosen or x.rejected for x in pairs]
-  prompts = [x.ids[: np.argmax(x.mask)].tobytes() for x in answers]
+  prompts_end = [int(np.argmax(x.mask)) for x in answers]
+  prompts = [
+    x.ids[:end].tobytes() for x, end in zip(answers, prompts_end, strict=True)
+  ]
   result, count, other = [None] * len(answers), len(answers), None
   for i in reversed(range(2 * count)):  # around the end, once
     if prompts[i % count] != prompts[(i + 1) % count]:
       other = (i + 1) % count
     if i < count and other is not None:
-      swapped = types.Pair(
-        _swap(answers[i], answers[other]), None, np.zeros(2, np.float32)
+      # The prompt of one with the answer of the other.
+      halves = (
+        (answers[i], slice(prompts_end[i])),
+        (answers[other], slice(prompts_end[other], None)),
       )
+      fields = {
+        field: np.concatenate([getattr(x, field)[part] for x, part in halves])
+        for field in _PER_TOKEN
+      }
+      answer = dataclasses.replace(answers[i], **fields)
+      swapped = types.Pair(answer, None, np.zeros(2, np.float32))
       if length(swapped) <= row_tokens:
         result[i] = swapped
   if missing := result.count(None):
@@ -340,29 +319,6 @@ def mismatched(
       row_tokens,
     )
   return tuple(result)
-
-
-def _swap(ours: types.Sample, theirs: types.Sample) -> types.Sample:
-  """Returns the prompt of `ours` with the answer of `theirs`."""
-  our_start = int(np.argmax(ours.mask))
-  their_start = int(np.argmax(theirs.mask))
-  return dataclasses.replace(
-    ours,
-    **{
-      field: np.concatenate(
-        [getattr(ours, field)[:our_start], getattr(theirs, field)[their_start:]]
-      )
-      for field in (
-        'ids',
-        'mask',
-        'roles',
-        'is_content',
-        'sampler_logprobs',
-        'temperatures',
-        'versions',
-      )
-    },
-  )
 
 
 def with_ref_logprobs(
@@ -401,8 +357,7 @@ def _sample(
   if len(parts) != 1:
     raise ValueError(
       f'{row.where}: an answer must be one sequence of tokens: got '
-      f'{len(parts)}; the chat template rewrites earlier turns once '
-      'later ones follow; use answers of one turn'
+      f'{len(parts)}, because the chat template rewrites earlier turns'
     )
   (part,) = parts
   n = len(part)
@@ -450,22 +405,13 @@ def pack(
     per_row: K, the most pairs in a row.
     longest_pairs: the number of the longest pairs that fit into a row.
     pad_id: token id of the padding.
-
-  Raises:
-    ValueError: a pair is longer than a row; names the data row.
   """
   bins = []
   for some in (pairs, [x for x in mismatched if x is not None]):
-    for pair in some:
-      if length(pair) > row_tokens:
-        row = (pair.chosen or pair.rejected).row
-        raise ValueError(
-          f'row {row}: both answers, with the prompt before each, must fit '
-          f'into batch.row_tokens={row_tokens}: got {length(pair)} tokens; '
-          "raise row_tokens, or set pairs.too_long to 'drop'"
-        )
+    lengths = [length(pair) for pair in some]
+    assert max(lengths, default=0) <= row_tokens, 'a pair is longer than a row'
     rows_of_pairs, _ = packing.first_fit(
-      [length(pair) for pair in some], row_tokens, len(some), per_row
+      lengths, row_tokens, len(some), per_row
     )
     bins.append([[some[i] for i in row] for row in rows_of_pairs])
   max_micro_batches = sum(

@@ -22,32 +22,24 @@ but is not that of insertion; texts come back as bytes.
 """
 
 import array
-import bisect
 import csv
-import dataclasses
-import io
-import itertools
 import json
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from posttrain.data import rows, sources
+from posttrain.util import errors
 
 Objects = Sequence[tuple[Mapping[str, Any], str]]
 
-PARQUET, ARROW, CSV = ('.parquet',), ('.arrow', '.feather'), ('.csv',)
-HELD = 64 * 2**20  # bytes of a JSONL file whose text is held
-_MAX_FIELD = 2**26  # characters of a value in CSV
+TABLES = ('.parquet', '.arrow', '.feather', '.csv')
+_MAX_FIELD = 2**26  # bytes of a row in CSV
 _BATCH = 1024  # rows that are converted at a time
-
-
-class NoRows(ValueError):
-  """A file has no rows."""
 
 
 def read(
@@ -70,10 +62,7 @@ def read(
   Raises:
     ValueError: as `objects`; or an object is not a row of conversation data.
   """
-  try:
-    return rows.Rows(objects(path, split), columns or {}, key)
-  except NoRows as error:
-    raise ValueError(f'{error}; a row must have {rows.FORM}') from None
+  return rows.Rows(objects(path, split), columns or {}, key)
 
 
 def objects(path: str | pathlib.Path, split: str = 'train') -> Objects:
@@ -91,22 +80,22 @@ def objects(path: str | pathlib.Path, split: str = 'train') -> Objects:
     return Examples(path, split)
   if not os.path.isfile(path):
     raise ValueError(f'a file of rows must exist: got {os.fspath(path)!r:.200}')
-  is_table = pathlib.Path(path).suffix.lower() in PARQUET + ARROW + CSV
+  is_table = pathlib.Path(path).suffix.lower() in TABLES
   return Table(path) if is_table else Lines(path)
 
 
 def fingerprint(path: str | pathlib.Path) -> str:
   """Returns the sha256, hex, of a data set's content, of all its splits."""
   name = os.fspath(path)
-  folder = find_tfds(name) if is_tfds(name) else name
+  folder = find_tfds(name)[0] if is_tfds(name) else name
   return sources.file_fingerprint(pathlib.Path(folder))
 
 
 class Lines(Objects):
   """The rows of a JSONL file as (object, 'file:line').
 
-  Each is read when it is used. Of a file larger than `HELD`, memory has the
-  position and number of each line; it must not change during a run.
+  Each is read when it is used: memory has the position and number of each line.
+  The file must not change during a run.
   """
 
   def __init__(self, path: str | pathlib.Path):
@@ -117,10 +106,7 @@ class Lines(Objects):
     """
     self._path = path
     self._starts, self._numbers = array.array('q'), array.array('q')
-    self._text = None
-    if os.path.getsize(path) <= HELD:
-      self._text = pathlib.Path(path).read_bytes()
-    with self._open() as file:
+    with open(path, 'rb') as file:
       start = 0
       for number, line in enumerate(file, 1):
         if line.strip():
@@ -128,56 +114,38 @@ class Lines(Objects):
           self._numbers.append(number)
         start += len(line)
     if not self._starts:
-      raise NoRows(f'{path}: a JSONL file must hold rows: got none')
+      raise ValueError(f'{path}: a JSONL file must hold rows: got none')
 
   def __len__(self) -> int:
     return len(self._starts)
 
   def __getitem__(self, index: int) -> tuple[Mapping[str, Any], str]:
-    with self._open() as file:
+    with open(self._path, 'rb') as file:
       return self._read(file, index)
 
   def __iter__(self) -> Iterator[tuple[Mapping[str, Any], str]]:
-    with self._open() as file:
+    with open(self._path, 'rb') as file:
       for index in range(len(self)):
         yield self._read(file, index)
-
-  def _open(self) -> BinaryIO:
-    held = self._text
-    return open(self._path, 'rb') if held is None else io.BytesIO(held)
 
   def _read(self, file: BinaryIO, index: int) -> tuple[Mapping[str, Any], str]:
     where = f'{self._path}:{self._numbers[index]}'
     file.seek(self._starts[index])
     line = file.readline()
-    hint = ''
-    if line.lstrip()[:1] == b'[' and self._numbers[index] == 1:
-      hint = (
-        '; this file looks like a JSON list: JSONL has an object on each line'
-      )
     try:
-      row = json.loads(line.rstrip(), parse_constant=_refuse_constant)
+      row, problem = json.loads(line.rstrip()), 'another value'
     except (ValueError, RecursionError) as error:
-      problem = str(error)
-      if isinstance(error, json.JSONDecodeError):
-        problem = f'{error.msg} at column {error.pos + 1}'
-      raise ValueError(
-        f'{where}: a line must be one JSON object in UTF-8: {problem}; got '
-        f'{line!r:.60}{hint}'
-      ) from error
+      row, problem = None, errors.text(error)
     if not isinstance(row, Mapping):
       raise ValueError(
-        f'{where}: a row must be an object: got {row!r:.60}{hint}'
+        f'{where}: a line of JSONL must be one JSON object in UTF-8, not '
+        f'{line!r:.60}: {problem}'
       )
     return row, where
 
 
-def _refuse_constant(text: str):
-  raise ValueError(f'numbers must be finite: got {text}')
-
-
 class Table(Objects):
-  """The rows of a table as (row, 'file:row') from 1; in CSV 'file:line'.
+  """The rows of a table as (row, 'file:row') from 1.
 
   It holds the columns as Arrow does, which is about the size of the texts, and
   converts a row when it is used.
@@ -191,130 +159,64 @@ class Table(Objects):
     """
     import pyarrow as pa  # slow to import
 
-    self._path, self._starts = path, [0]
-    # Record batches, each with the numbers of its rows in the file.
-    self._parts: list[tuple[Any, Sequence[int]]] = []
-    is_csv = pathlib.Path(path).suffix.lower() in CSV
-    for batch, numbers in (_csv_parts if is_csv else _arrow_parts)(path):
-      self._parts.append((batch, numbers))
-      self._starts.append(self._starts[-1] + len(batch))
+    self._path = path
+    try:
+      self._table = _table(path)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+      raise ValueError(
+        f'{path} must be a table of its kind, .parquet, .arrow or .csv (in '
+        f'UTF-8): {errors.text(error)}'
+      ) from error
     pa.default_memory_pool().release_unused()  # what decoding has needed
     if not len(self):
-      raise NoRows(f'{path}: a table must hold rows: got none')
+      raise ValueError(f'{path}: a table must hold rows: got none')
 
   def __len__(self) -> int:
-    return self._starts[-1]
+    return len(self._table)
 
   def __getitem__(self, index: int) -> tuple[Mapping[str, Any], str]:
-    index = range(len(self))[index]
-    part = bisect.bisect_right(self._starts, index) - 1
-    return next(self._rows(part, index - self._starts[part], 1))
+    return next(self._rows(range(len(self))[index], 1))
 
   def __iter__(self) -> Iterator[tuple[Mapping[str, Any], str]]:
-    for part, (batch, _) in enumerate(self._parts):
-      for start in range(0, len(batch), _BATCH):
-        yield from self._rows(part, start, _BATCH)
+    for start in range(0, len(self), _BATCH):
+      yield from self._rows(start, _BATCH)
 
   def _rows(
-    self, part: int, start: int, count: int
+    self, start: int, count: int
   ) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yields rows of a record batch.
-
-    Raises:
-      ValueError: a value is none that JSON has.
-    """
-    import pyarrow as pa
-
-    batch, numbers = self._parts[part]
-    numbers = numbers[start : start + count]
-    try:
-      values = batch.slice(start, count).to_pylist()
-    except (pa.ArrowException, ValueError, OverflowError) as error:
-      raise ValueError(
-        f'{self._path}:{numbers[0]}: this row and the {len(numbers) - 1} after '
-        f'it must hold values that Python has: {error}'
-      ) from error
-    for row, number in zip(values, numbers, strict=True):
+    """Yields rows of the table; ValueError for a value that JSON lacks."""
+    values = self._table.slice(start, count).to_pylist()
+    for number, row in enumerate(values, start + 1):
       where = f'{self._path}:{number}'
-      yield (
-        {
-          key: _value(value, f'{where}: {key}')
-          for key, value in row.items()
-          if value is not None
-        },
-        where,
-      )
+      items = ((key, value) for key, value in row.items() if value is not None)
+      yield {key: _value(x, f'{where}: {key}') for key, x in items}, where
 
 
-def _csv_parts(path) -> Iterator[tuple[Any, Sequence[int]]]:
-  """Yields (record batch, the number of each row's last line)."""
+def _table(path: str | pathlib.Path):
+  """Reads a file as an Arrow table."""
   import pyarrow as pa
+  from pyarrow import csv as arrow_csv
+  from pyarrow import parquet
 
-  csv.field_size_limit(_MAX_FIELD)
-  try:
-    with open(path, encoding='utf-8-sig', newline='') as file:
-      reader = csv.reader(file, strict=True)
-      header = next(reader, [])
-      _check_names(header, path)
-      lines = ((values, reader.line_num) for values in reader if values)
-      while part := list(itertools.islice(lines, _BATCH)):
-        for values, number in part:
-          if len(values) != len(header):
-            raise ValueError(
-              f'{path}:{number}: a row must have the {len(header)} values of '
-              f'its header: got {len(values)}; put quotes around a value with '
-              'commas'
-            )
-        columns = zip(*(values for values, _ in part), strict=True)
-        arrays = [pa.array(column, pa.large_string()) for column in columns]
-        numbers = array.array('q', (number for _, number in part))
-        yield pa.RecordBatch.from_arrays(arrays, names=header), numbers
-  except (csv.Error, UnicodeDecodeError) as error:
-    raise ValueError(f'{path} must be CSV in UTF-8: {error}') from error
-
-
-def _arrow_parts(path) -> Iterator[tuple[Any, Sequence[int]]]:
-  """Yields (record batch, the number of each row)."""
-  import pyarrow as pa
-
-  count = 1
-  try:
-    for batch in _arrow_batches(path):
-      _check_names(batch.schema.names, path)
-      yield batch, range(count, count + len(batch))
-      count += len(batch)
-  except (pa.ArrowException, OSError) as error:
-    raise ValueError(
-      f'{path} must be a table of its kind: {error}; name it by its kind, one '
-      'of .parquet, .arrow and .csv'
-    ) from error
-
-
-def _arrow_batches(path) -> Iterator[Any]:
-  """Yields record batches of a Parquet file, or of either Arrow format."""
-  import pyarrow as pa
-  import pyarrow.parquet as parquet
-
-  if pathlib.Path(path).suffix.lower() in PARQUET:
+  kind = pathlib.Path(path).suffix.lower()
+  if kind == '.parquet':
     with parquet.ParquetFile(path) as file:
-      yield from file.iter_batches(batch_size=_BATCH)
-    return
+      return file.read()
+  if kind == '.csv':
+    with open(path, encoding='utf-8-sig', newline='') as file:
+      header = next(csv.reader(file), [])
+    return arrow_csv.read_csv(
+      path,
+      arrow_csv.ReadOptions(block_size=_MAX_FIELD),
+      arrow_csv.ParseOptions(newlines_in_values=True),
+      arrow_csv.ConvertOptions(column_types=dict.fromkeys(header, pa.string())),
+    )
   with pa.OSFile(os.fspath(path), 'rb') as source:
     try:
-      file = pa.ipc.open_file(source)
+      return pa.ipc.open_file(source).read_all()
     except pa.ArrowInvalid:  # a stream, as the datasets library writes
       source.seek(0)
-      yield from pa.ipc.open_stream(source)
-      return
-    for index in range(file.num_record_batches):
-      yield file.get_batch(index)
-
-
-def _check_names(names: Sequence[str], path) -> None:
-  if len(set(names)) < len(names):
-    raise ValueError(
-      f'{path}: a table must name each column once: got {names!r:.200}'
-    )
+      return pa.ipc.open_stream(source).read_all()
 
 
 def _value(value: Any, where: str) -> Any:
@@ -327,13 +229,10 @@ def _value(value: Any, where: str) -> Any:
     return {k: _value(v, where) for k, v in value.items() if v is not None}
   if isinstance(value, list):
     return [_value(item, where) for item in value]
-  if value is None or isinstance(value, str | bool | int):
-    return value
-  if isinstance(value, float) and value - value == 0:
+  if value is None or isinstance(value, str | bool | int | float):
     return value
   raise ValueError(
-    f'{where} must hold texts, finite numbers, lists and objects: got '
-    f'{value!r:.200}, of type {type(value).__name__}; convert the column'
+    f'{where} must hold texts, numbers, lists and objects: got {value!r:.200}'
   )
 
 
@@ -346,22 +245,12 @@ _NAME = re.compile(
 _VERSION = re.compile(r'\d+\.\d+\.\d+', re.ASCII)
 
 
-@dataclasses.dataclass(frozen=True)
-class Name:
-  """The parts of a name; None = not given."""
-
-  name: str
-  config: str | None
-  version: str | None  # None = the newest one
-  split: str | None  # with a slice, perhaps, as in train[10%:]
-
-
 def is_tfds(path: str | os.PathLike[str]) -> bool:
   return os.fspath(path).startswith(PREFIX)
 
 
-def parse_tfds(text: str) -> Name:
-  """Returns the parts of a name.
+def parse_tfds(text: str) -> dict[str, str | None]:
+  """Returns name, config, version and split of a name; None = not given.
 
   Raises:
     ValueError: the text has another form.
@@ -370,70 +259,45 @@ def parse_tfds(text: str) -> Name:
   if not parts:
     raise ValueError(
       'the name of a TFDS data set must have the form '
-      'tfds:NAME[/CONFIG][:VERSION][:SPLIT], as in tfds:gsm8k:1.0.0:train: '
-      f'got {text!r:.200}'
+      f'tfds:NAME[/CONFIG][:VERSION][:SPLIT]: got {text!r:.200}'
     )
-  return Name(**parts.groupdict())
+  return parts.groupdict()
 
 
-def find_tfds(text: str) -> str:
-  """Returns the folder of a name: of its version, or of the newest one.
+def find_tfds(text: str) -> tuple[str, str]:
+  """Returns the folder of a name, and the name with its config and version.
+
+  A name without a version stands for the newest one.
 
   Raises:
     ValueError: there is none; names the folder in which it was looked for.
   """
-  wanted, root = parse_tfds(text), _root()
-  known = _versions(root / wanted.name)
+  wanted = parse_tfds(text)
+  place = os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
+  root = pathlib.Path(place).expanduser().absolute() / wanted['name']
+  known = []
+  for pattern in ('*', '*/*'):
+    for file in root.glob(f'{pattern}/dataset_info.json'):
+      *config, version = file.parent.relative_to(root).parts
+      if _VERSION.fullmatch(version):
+        known.append(('/'.join(config), version))
   fitting = [
     (config, version)
     for config, version in known
-    if wanted.config in (None, config) and wanted.version in (None, version)
+    if wanted['config'] in (None, config)
+    and wanted['version'] in (None, version)
   ]
   configs = {config for config, _ in fitting}
-  if len(configs) == 1:
-    config, version = max(fitting, key=lambda x: _number(x[1]))
-    return str(root / wanted.name / (config or '') / version)
-  if not known:
-    name = '/'.join(filter(None, (wanted.name, wanted.config)))
+  if len(configs) != 1:
     raise ValueError(
-      f'{text!s:.200} must be a TFDS data set in {root}: got none of '
-      'that name; nothing is downloaded: prepare it where tensorflow is '
-      f'installed, by `tfds build {name} --file_format=array_record`, or set '
-      'TFDS_DATA_DIR'
+      f'{text!s:.200} must name one TFDS data set in {root}: got '
+      f'{len(configs)} that fit, of {sorted(known)}; nothing is downloaded, '
+      '`tfds build NAME --file_format=array_record` prepares one'
     )
-  shown = sorted(':'.join(filter(None, parts)) for parts in known)
-  raise ValueError(
-    f'{text!s:.200} must name one data set in {root / wanted.name}: got '
-    f'{len(configs)} that fit, of {shown}; name CONFIG and VERSION'
-  )
-
-
-def with_version(text: str) -> str:
-  """Returns a name with the config and version that `find` finds now."""
-  wanted, folder = parse_tfds(text), pathlib.Path(find_tfds(text))
-  *config, version = folder.relative_to(_root() / wanted.name).parts
-  parts = ('/'.join((wanted.name, *config)), version, wanted.split)
-  return PREFIX + ':'.join(filter(None, parts))
-
-
-def _root() -> pathlib.Path:
-  folder = os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
-  return pathlib.Path(folder).expanduser().absolute()
-
-
-def _versions(folder: pathlib.Path) -> list[tuple[str | None, str]]:
-  """Returns (config or None, version) of the data sets in a folder."""
-  found = []
-  for pattern in ('*', '*/*'):
-    for file in folder.glob(f'{pattern}/dataset_info.json'):
-      *config, version = file.parent.relative_to(folder).parts
-      if _VERSION.fullmatch(version):
-        found.append((*config, None)[:1] + (version,))
-  return found
-
-
-def _number(version: str) -> tuple[int, ...]:
-  return tuple(map(int, version.split('.')))
+  config, version = max(fitting, key=lambda x: [*map(int, x[1].split('.'))])
+  name = '/'.join(filter(None, (wanted['name'], config)))
+  parts = filter(None, (name, version, wanted['split']))
+  return str(root / config / version), PREFIX + ':'.join(parts)
 
 
 VERSION = '1.0.0'
@@ -443,7 +307,7 @@ _HELD_OUT = ('eval', 'validation', 'test')
 
 
 def write_tfds(
-  splits: Mapping[str, Sequence[rows.Row]],
+  splits: Mapping[str, Iterable[rows.Row]],
   name: str,
   folder: str | pathlib.Path,
 ) -> pathlib.Path:
@@ -460,17 +324,57 @@ def write_tfds(
   Raises:
     ValueError: the data set exists already, or a message has other fields.
   """
-  target = pathlib.Path(folder).expanduser().absolute() / name / VERSION
+  import tensorflow_datasets as tfds  # slow to import
+
+  folder = pathlib.Path(folder).expanduser().absolute()
+  target = folder / name / VERSION
   if target.exists():
-    raise ValueError(
-      f'the data set to write must not exist yet: got {str(target)!r}; '
-      'remove it, or choose another folder'
-    )
-  examples = {
-    split: [_example(row) for row in split_rows]
-    for split, split_rows in splits.items()
-  }
-  _builder(examples, name, target.parent.parent).download_and_prepare()
+    raise ValueError(f'{str(target)!r} must not exist yet: remove it')
+  examples = {split: [] for split in splits}
+  for split, split_rows in splits.items():
+    for row in split_rows:
+      for message in (*row.prompt, *row.completion):
+        if set(message) != {'role', 'content'}:
+          raise ValueError(
+            f'{row.where}: a message must hold role and content only: got '
+            f'{message!r:.200}'
+          )
+      examples[split].append(
+        {
+          'prompt': list(map(dict, row.prompt)),
+          'completion': list(map(dict, row.completion)),
+          'info_json': json.dumps(dict(row.info)),
+        }
+      )
+  tfds.disable_progress_bar()
+  text = tfds.features.Text()
+  messages = tfds.features.Sequence({'role': text, 'content': text})
+  features = {'prompt': messages, 'completion': messages, 'info_json': text}
+  # Not in TFDS's registry: its data are those of this call.
+  with tfds.core.registered.skip_registration():
+
+    class Conversations(tfds.core.GeneratorBasedBuilder):
+      """Prompts and completions; nothing is downloaded, so no checksums."""
+
+      url_infos = _checksums_path = None
+
+      def _info(self):
+        return tfds.core.DatasetInfo(
+          builder=self, features=tfds.features.FeaturesDict(features)
+        )
+
+      def _split_generators(self, dl_manager):
+        del dl_manager
+        return {split: enumerate(items) for split, items in examples.items()}
+
+      def _generate_examples(self):
+        raise AssertionError('the splits are given as iterables')
+
+  Conversations.name = name
+  Conversations.VERSION = tfds.core.Version(VERSION)
+  Conversations(
+    data_dir=folder, file_format='array_record'
+  ).download_and_prepare()
   return target
 
 
@@ -497,8 +401,8 @@ class Examples(Sequence[tuple[Mapping[str, Any], str]]):
 
     folder, named = os.fspath(path), None
     if is_tfds(folder):
-      named = parse_tfds(folder).split
-      folder = find_tfds(folder)
+      named = parse_tfds(folder)['split']
+      folder, _ = find_tfds(folder)
     known = [
       file.parent
       for depth in range(4)
@@ -506,8 +410,8 @@ class Examples(Sequence[tuple[Mapping[str, Any], str]]):
     ]
     if len(known) != 1:
       raise ValueError(
-        f'a TFDS folder must hold one data set: got {list(map(str, known))} in '
-        f'{folder!r}; name the folder of one version'
+        f'a TFDS folder must hold one data set: got {[*map(str, known)]} in '
+        f'{folder!r}'
       )
     builder = tfds.builder_from_directory(known[0])
     names = _HELD_OUT if split == 'eval' else (split,)
@@ -515,8 +419,8 @@ class Examples(Sequence[tuple[Mapping[str, Any], str]]):
     present = [name for name in names if name in builder.info.splits]
     if not present:
       raise ValueError(
-        f'{path}: the data set must have a split named one of {names}: got '
-        f'{sorted(builder.info.splits)} in {folder}'
+        f'{path} must have a split named one of {names}: got '
+        f'{sorted(builder.info.splits)}'
       )
     split = named or present[0]
     self._where = f'{folder}:{split}'
@@ -524,9 +428,8 @@ class Examples(Sequence[tuple[Mapping[str, Any], str]]):
       self._source = builder.as_data_source(split=split)
     except (NotImplementedError, ValueError) as error:  # another format; slice
       raise ValueError(
-        f'{path}: the split {split!r} must be one that can be '
-        'read in any order, from files in ArrayRecord (`tfds build '
-        f'--file_format=array_record`): {error}'
+        f'{path}: the split {split!r} must be read in any order, from files in '
+        f'ArrayRecord (`tfds build --file_format=array_record`): {error}'
       ) from error
 
   def __len__(self) -> int:
@@ -534,78 +437,15 @@ class Examples(Sequence[tuple[Mapping[str, Any], str]]):
 
   def __getitem__(self, index: int) -> tuple[Mapping[str, Any], str]:
     where = f'{self._where}:{index + 1}'
-    return _row(self._source[index], where), where
+    return _row(self._source[index]), where
 
   def __iter__(self) -> Iterator[tuple[Mapping[str, Any], str]]:
-    for start in range(0, len(self), _BATCH):
-      indices = range(start, min(start + _BATCH, len(self)))
-      examples = self._source.__getitems__(list(indices))
-      for index, example in zip(indices, examples, strict=True):
-        where = f'{self._where}:{index + 1}'
-        yield _row(example, where), where
+    return (self[index] for index in range(len(self)))
 
 
-def _builder(examples: Mapping[str, list], name: str, folder: pathlib.Path):
-  """Builds the TFDS builder of examples, given per split.
-
-  The class is defined here because its base class is slow to import. It is not
-  in TFDS's registry, since its data are those of this call.
-  """
-  import tensorflow_datasets as tfds
-
-  tfds.disable_progress_bar()
-  messages = tfds.features.Sequence(
-    {'role': tfds.features.Text(), 'content': tfds.features.Text()}
-  )
-  features = tfds.features.FeaturesDict(
-    {
-      'prompt': messages,
-      'completion': messages,
-      'info_json': tfds.features.Text(),
-    }
-  )
-  with tfds.core.registered.skip_registration():
-
-    class Conversations(tfds.core.GeneratorBasedBuilder):
-      """Prompts and completions; nothing is downloaded, so no checksums."""
-
-      url_infos = _checksums_path = None
-
-      def _info(self):
-        return tfds.core.DatasetInfo(builder=self, features=features)
-
-      def _split_generators(self, dl_manager):
-        del dl_manager
-        return {split: enumerate(items) for split, items in examples.items()}
-
-      def _generate_examples(self):
-        raise AssertionError('the splits are given as iterables')
-
-  Conversations.name = name
-  Conversations.VERSION = tfds.core.Version(VERSION)
-  return Conversations(data_dir=folder, file_format='array_record')
-
-
-def _example(row: rows.Row) -> dict[str, Any]:
-  for message in (*row.prompt, *row.completion):
-    if set(message) != {'role', 'content'}:
-      raise ValueError(
-        f'{row.where}: a message must hold role and content only: got '
-        f'{message!r:.200}'
-      )
-  return {
-    'prompt': [dict(message) for message in row.prompt],
-    'completion': [dict(message) for message in row.completion],
-    'info_json': json.dumps(dict(row.info)),
-  }
-
-
-def _row(example: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+def _row(example: Mapping[str, Any]) -> Mapping[str, Any]:
   """Returns an example as the row that it was written from."""
-  try:
-    raw = {key: _host(value) for key, value in example.items()}
-  except UnicodeDecodeError as error:
-    raise ValueError(f'{where}: texts must be UTF-8: {error.reason}') from error
+  raw = {key: _host(value) for key, value in example.items()}
   for column, fields in raw.items():
     # TFDS gives a list of messages as a dict of lists.
     if isinstance(fields, Mapping) and {'role', 'content'} <= set(fields):

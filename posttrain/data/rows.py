@@ -10,7 +10,6 @@ Columns of other names are renamed first (`renamed`).
 import dataclasses
 import hashlib
 import json
-import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -69,22 +68,8 @@ class Rows(Sequence[Row]):
     self._key = key
     self.hashes = np.zeros(len(objects), np.uint64)
     checked = check_columns(objects, columns)
-    empty = []
     for index, (raw, where) in enumerate(checked):
-      row = parse(raw, where, columns, key)
-      self.hashes[index] = hashed(row.prompt)
-      turns = [x for x in row.completion if x['role'] == 'assistant']
-      texts = (x['content'].strip() or 'tool_calls' in x for x in turns)
-      if turns and not any(texts):
-        empty.append(where)
-    if empty:
-      logging.getLogger('absl').warning(
-        '%d of %d rows have an empty completion, of which nothing but its end '
-        'is learned; the first is %s',
-        len(empty),
-        len(objects),
-        empty[0],
-      )
+      self.hashes[index] = hashed(parse(raw, where, columns, key).prompt)
 
   def __len__(self) -> int:
     return len(self._objects)
@@ -114,9 +99,7 @@ def split(hashes: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
   if len(known) < 2:
     raise ValueError(
       'eval_fraction must have rows of two prompts at least to hold one out: '
-      f'got {len(known)}; add rows, name held-out ones (eval_path, or a second '
-      "file after the recipe's name, as in :DIR,DATA,HELD_OUT), or set "
-      'eval_fraction=0, which holds out none'
+      f'got {len(known)}; set eval_path, or eval_fraction=0'
     )
   # In Python's integers: a float of 2**64 fits into no uint64.
   low, high = int(known[0]), int(known[-1])
@@ -141,9 +124,8 @@ def check_columns(
     yield raw, where
   if left:
     raise ValueError(
-      f'{first}: columns must name columns that the rows have: got '
-      f'{sorted(left)!s:.200}, expected some of {shown!s:.200}'
-      f'{errors.nearest(min(left), shown)}'
+      f'{first}: columns must name columns of the rows, {shown!s:.200}: got '
+      f'{sorted(left)!s:.200}{errors.nearest(min(left), shown)}'
     )
 
 
@@ -160,17 +142,13 @@ def renamed(
   Raises:
     ValueError: two columns would have one name.
   """
-  names = {}
-  for old in raw:
-    new = columns.get(old, old)
-    if new in names:
-      raise ValueError(
-        f'{where}: columns must give each column a name of its own: got '
-        f'{new!r:.200} for {[names[new], old]!r:.200}; give '
-        'the other one another name'
-      )
-    names[new] = old
-  return {new: raw[old] for new, old in names.items()}
+  row = {columns.get(old, old): value for old, value in raw.items()}
+  if len(row) < len(raw):
+    raise ValueError(
+      f'{where}: columns must give each of {list(raw)!s:.200} a name of its own'
+      f': got {dict(columns)!s:.200}'
+    )
+  return row
 
 
 def hashed(prompt: types.Messages) -> int:
@@ -181,7 +159,7 @@ def hashed(prompt: types.Messages) -> int:
 
 
 def parse(
-  raw: Any,
+  raw: Mapping[str, Any],
   where: str,
   columns: Mapping[str, str] | None = None,
   key: str = COLUMNS_KEY,
@@ -197,31 +175,38 @@ def parse(
   Raises:
     ValueError: a column is missing, contradicts another, or has another form.
   """
-  if not isinstance(raw, Mapping):
-    raise ValueError(f'{where}: a row must be an object: got {raw!r:.200}')
   raw = renamed(raw, columns, where) if columns else raw
   named = tuple(column for column in COLUMNS if column in raw)
   info = {key: value for key, value in raw.items() if key not in COLUMNS}
   if named == ('messages',):
     turns = _messages(raw['messages'], 'messages', where)
-    first = next(
-      (i for i, turn in enumerate(turns) if turn['role'] == 'assistant'),
-      len(turns),
-    )
+    roles = [turn['role'] for turn in turns]
+    if 'assistant' not in roles:
+      raise ValueError(f'{where}: messages must hold an assistant turn')
+    first = roles.index('assistant')
     prompt, completion = turns[:first], turns[first:]
-    _require_answer(completion, raw, 'messages', where)
   elif named in (('prompt', 'completion'), ('prompt',)):
     prompt = turns_of(raw['prompt'], 'prompt', 'user', where)
     completion = ()
     if 'completion' in named:
       completion = answer_of(raw, 'completion', prompt, where)
   else:
-    raise ValueError(
-      f'{where}: a row must have {FORM}: '
-      f'{wrong_columns(raw, COLUMNS, columns, key)}'
-    )
+    got = wrong_columns(raw, COLUMNS, columns, key)
+    raise ValueError(f'{where}: a row must have {FORM}: {got}')
   as_text = isinstance(raw.get('prompt'), str)
-  tools = _tools(info.get('tools'), where)
+  # A list of tools or its JSON.
+  tools = info.get('tools')
+  try:
+    if isinstance(tools, str) and tools.strip():
+      tools = json.loads(tools)
+    tools = (
+      types.Tools(tuple(tool_calls.plain(tools)), 'text') if tools else None
+    )
+  except ValueError as error:
+    raise ValueError(
+      f'{where}: column tools: {error}; a column of another meaning needs '
+      'another name, by the option `columns`'
+    ) from None
   return Row(prompt, completion, where, info, as_text, tools)
 
 
@@ -248,22 +233,6 @@ def wrong_columns(
   return f"""{shown}; --{key}='{{"OWN": "prompt", ...}}' names them anew"""
 
 
-def _tools(value: Any, where: str) -> types.Tools | None:
-  """Reads the column `tools`, a list of tools or its JSON; None = no tools."""
-  try:
-    if isinstance(value, str) and value.strip():
-      value = json.loads(value)
-    if not value:
-      return None
-    return types.Tools(tuple(tool_calls.plain(value)), 'text')
-  except ValueError as error:
-    raise ValueError(
-      f'{where}: column tools: {error}; a column of another meaning needs '
-      'another name, by '
-      'the option `columns`'
-    ) from None
-
-
 def answer_of(
   raw: Mapping[str, Any], column: str, prompt: types.Messages, where: str
 ) -> types.Messages:
@@ -271,25 +240,13 @@ def answer_of(
   turns = turns_of(raw[column], column, 'assistant', where)
   if turns[: len(prompt)] == prompt:
     turns = turns[len(prompt) :]
-  _require_answer(turns, raw, column, where)
-  if turns[0]['role'] not in ('assistant', 'tool'):
+  roles = [turn['role'] for turn in turns]
+  if 'assistant' not in roles or roles[0] not in ('assistant', 'tool'):
     raise ValueError(
-      f'{where}: {column} must begin with an assistant or tool turn, or with '
-      f'all of the prompt: got {turns[0]!r:.200} first; leave out the '
-      'prompt'
+      f'{where}: {column} must hold an assistant turn, and begin with it, a '
+      f'tool turn or all of the prompt: got {raw[column]!r:.200}'
     )
   return turns
-
-
-def _require_answer(
-  turns: types.Messages, raw: Mapping[str, Any], column: str, where: str
-) -> None:
-  """Raises ValueError where a column has no assistant turn."""
-  if not any(message['role'] == 'assistant' for message in turns):
-    raise ValueError(
-      f'{where}: {column} must hold an assistant turn: got '
-      f'{raw[column]!r:.200}; nothing would be trained on'
-    )
 
 
 def turns_of(value: Any, column: str, role: str, where: str) -> types.Messages:
@@ -305,22 +262,10 @@ def turns_of(value: Any, column: str, role: str, where: str) -> types.Messages:
 
 def _messages(value: Any, column: str, where: str) -> types.Messages:
   if not isinstance(value, list | tuple):
-    expected = (
-      'a list of messages'
-      if column == 'messages'
-      else 'a string or a list of messages'
-    )
+    text = '' if column == 'messages' else 'a string or '
     raise ValueError(
-      f'{where}: {column} must be {expected}: got {value!r:.200}'
+      f'{where}: {column} must be {text}a list of messages: got {value!r:.200}'
     )
   for index, message in enumerate(value):
-    place = f'{where}: {column}[{index}]'
-    rendering.check_message(message, place)
-    try:
-      message['content'].encode()
-    except UnicodeEncodeError as error:  # JSON can escape half a character
-      raise ValueError(
-        f'{place}.content must be Unicode: got half a character (a lone '
-        f'surrogate) at {error.start}'
-      ) from error
+    rendering.check_message(message, f'{where}: {column}[{index}]')
   return tuple(value)

@@ -161,7 +161,9 @@ def test_data_may_be_the_name_of_a_tfds_data_set(path, folder, monkeypatch):
   node = stage.pairs if path == 'configs/dpo.py' else stage.envs['data'].env
   assert node.path == 'tfds:chats:1.0.0:test[:9]'
   assert node.eval_path == 'tfds:chats:1.0.0'
-  with pytest.raises(ValueError, match='tfds:x must be a TFDS data set in '):
+  with pytest.raises(
+    ValueError, match='tfds:x must name one TFDS data set in '
+  ):
     config.load(f'{path}:{model},tfds:x')
 
 

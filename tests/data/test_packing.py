@@ -179,32 +179,6 @@ def test_every_sample_is_packed_once_whole_and_unchanged(case):
     )
 
 
-@pytest.mark.parametrize(
-  'fields, words',
-  [
-    ({'env': 'nope'}, 'env must be one of .*nope'),
-    ({'length': 9}, r'in \[1, 8\], batch.row_tokens.*got 9'),
-    ({'ce_weights': f32(1, 0, 0, 0)}, 'ce_weights must be 0 at token 0'),
-    ({'advantages': f32(0, np.nan, 0, 0)}, 'finite: got nan at token 1'),
-    (
-      {'ref_kl_weights': f32(0, 0, 1, 0), 'ref_logprobs': None},
-      'ref_logprobs must be given .* where ref_kl',
-    ),
-    # Also a member of rl: its one temperature cannot serve both.
-    (
-      {'start': 2, 'ce_weights': f32(0, 0, 1, 0)}
-      | {'temperatures': f32(1, 1, 2, 2)},
-      '2.0 at token 2',
-    ),
-  ],
-)
-def test_errors_of_check_name_environment_and_row(fields, words):
-  fields = {'length': 4, 'env': 'sums', 'row': 'data.jsonl:3', **fields}
-  place = f"env {fields['env']!r}, row 'data.jsonl:3'"
-  with pytest.raises(ValueError, match=f'{place}.*{words}'):
-    pack([make(3), make(**fields)])
-
-
 def test_ce_members_may_have_temperature_1_in_a_rollout_at_another_one():
   sample = make(
     5,

@@ -2,7 +2,6 @@
 
 import datetime
 import json
-import os
 
 import pyarrow as pa
 import pytest
@@ -10,10 +9,6 @@ from pyarrow import feather, parquet
 
 from posttrain.data import row_files
 
-DATA = os.environ.get('POSTTRAIN_DATA')
-needs_data = pytest.mark.skipif(
-  DATA is None, reason='POSTTRAIN_DATA (folder of real files) is unset'
-)
 USER = {'role': 'user', 'content': 'hé'}
 ASSISTANT = {'role': 'assistant', 'content': 'yo'}
 
@@ -65,15 +60,13 @@ def test_accepted_columns(tmp_path, row, prompt, completion):
   'row, words',
   [
     ('{"prompt": ', 'one JSON object'),
-    ('{"level": NaN}', 'must be finite: got NaN'),
-    ('{"prompt": "a\\ud800"}', 'content must be Unicode'),
+    ('[1]', 'one JSON object'),
     ({'conversations': []}, 'ShareGPT'),
     ({'text': 'a'}, "--config.STAGE.envs.ENV.env.columns='{"),
-    ('[1]', 'must be an object'),
     ({'messages': [USER]}, 'messages must hold an assistant turn'),
     (
       {'prompt': 'a', 'completion': [USER, ASSISTANT]},
-      'completion must begin with an assistant or tool turn',
+      'completion must hold an assistant turn',
     ),
     (
       {'messages': [USER, {'role': 'gpt', 'content': ''}]},
@@ -94,31 +87,13 @@ def test_missing_and_empty_files_are_refused(tmp_path):
   with pytest.raises(ValueError, match='must exist'):
     row_files.read(tmp_path / 'none.jsonl')
   for name, content in (('rows.jsonl', ''), ('rows.csv', 'prompt\n')):
-    with pytest.raises(
-      ValueError, match="hold rows: .* must have 'prompt' and"
-    ):
+    with pytest.raises(ValueError, match=f'{name}: .* must hold rows'):
       row_files.read(write(tmp_path / name, content))
 
 
-@pytest.mark.parametrize('rows', ['[{}]', '[\n{}\n]\n'])
-def test_a_json_list_is_no_jsonl(rows, tmp_path):
-  path = write(tmp_path / 'rows.jsonl', rows)
-  with pytest.raises(ValueError, match='rows.jsonl:1: .*has an object on each'):
-    row_files.read(path)
-
-
-@pytest.mark.parametrize('held', [0, 2**20])
-def test_rows_are_read_again_from_their_lines(tmp_path, monkeypatch, held):
-  monkeypatch.setattr(row_files, 'HELD', held)
-  path = tmp_path / 'rows.jsonl'
-  lines = [
-    '{"prompt": "a"}',
-    '',
-    '{"prompt": "h\u00e9"}',
-    '  ',
-    '{"prompt": "c"}',
-  ]
-  path.write_text('\n'.join(lines), encoding='utf-8')
+def test_rows_are_read_again_from_their_lines(tmp_path):
+  lines = ['{"prompt": "a"}', '', '{"prompt": "h\u00e9"}', '  ']
+  path = write(tmp_path / 'rows.jsonl', *lines, '{"prompt": "c"}')
   index = row_files.objects(path)
   expected = [
     ({'prompt': 'a'}, f'{path}:1'),
@@ -143,7 +118,7 @@ def test_columns_of_other_names(tmp_path):
   'columns, words',
   [
     ({'question': 'prompt', 'nope': 'why'}, '1: columns must name'),
-    ({'question': 'prompt', 'solution': 'prompt'}, "own: got 'prompt' for"),
+    ({'question': 'prompt', 'solution': 'prompt'}, '1: .* name of its own'),
   ],
 )
 def test_wrong_columns_name_the_row(tmp_path, columns, words):
@@ -193,8 +168,8 @@ def test_csv(tmp_path):
   )
   objects = row_files.objects(path)
   expected = [
-    ({'prompt': '1,\n2', 'completion': 'yo', 'answer': ''}, f'{path}:3'),
-    ({'prompt': 'hé', 'completion': 'say "x"', 'answer': '07'}, f'{path}:5'),
+    ({'prompt': '1,\n2', 'completion': 'yo', 'answer': ''}, f'{path}:1'),
+    ({'prompt': 'hé', 'completion': 'say "x"', 'answer': '07'}, f'{path}:2'),
   ]
   assert list(objects) == expected == [objects[0], objects[1]]
   columns = {'completion': 'why', 'answer': 'completion'}
@@ -206,8 +181,8 @@ def test_csv(tmp_path):
   'name, content, message',
   [
     ('a.jsonl', b'\n{"prompt": "\xff"}', 'a.jsonl:2: .*UTF-8'),
-    ('a.csv', b'a,b\n1,2\n1,2,3\n', r'a.csv:3: a row must have the 2 values'),
-    ('a.csv', b'a\n\xff\n', 'a.csv must be CSV in UTF-8'),
+    ('a.csv', b'a,b\n1,2\n1,2,3\n', r'a.csv must .*got 3: 1,2,3'),
+    ('a.csv', b'a\n\xff\n', 'a.csv must be a table'),
     ('a.parquet', b'PAR1', 'a.parquet must be a table of its kind'),
   ],
 )
@@ -217,9 +192,7 @@ def test_a_malformed_file_is_named(tmp_path, name, content, message):
     list(row_files.objects(tmp_path / name))
 
 
-@pytest.mark.parametrize(
-  'value', [float('nan'), b'x', datetime.date(2026, 1, 2)]
-)
+@pytest.mark.parametrize('value', [b'x', datetime.date(2026, 1, 2)])
 def test_values_that_json_lacks_are_refused_by_row(tmp_path, value):
   table = pa.table({'prompt': ['a', 'b'], 'x': pa.array([None, value])})
   parquet.write_table(table, tmp_path / 'a.parquet')

@@ -1,4 +1,4 @@
-"""TFDS in ArrayRecord: rows are read back, without tensorflow."""
+"""TFDS in ArrayRecord: rows are read back, without tensorflow; names."""
 
 import json
 import shutil
@@ -67,9 +67,8 @@ def test_bad_folders_splits_and_messages_are_refused(folder, tmp_path):
 
 
 @pytest.mark.parametrize('kind', ['jsonl', 'tfds'])
-def test_memory_does_not_grow_with_the_texts(tmp_path, monkeypatch, kind):
+def test_memory_does_not_grow_with_the_texts(tmp_path, kind):
   """18 MB of texts, of which less than 1 MB stays."""
-  monkeypatch.setattr(row_files, 'HELD', 0)
   texts = [f'{i} {"x" * 60_000}' for i in range(300)]
   path = tmp_path / 'rows.jsonl'
   if kind == 'tfds':
@@ -149,3 +148,61 @@ def test_another_data_set_is_read_without_importing_tensorflow(tmp_path):
     check=False,
   )
   assert done.stdout.endswith('fine\n'), done.stderr
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
+  for folder in (
+    'one/1.0.0',
+    'one/2.0.0',
+    'one/10.0.0',
+    'one/incomplete.1',
+    'many/en/1.0.0',
+    'many/de/1.0.0',
+    'many/de/1.1.0',
+  ):
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / 'dataset_info.json').touch()
+  (tmp_path / 'one' / '11.0.0').mkdir()  # not prepared
+  return tmp_path
+
+
+@pytest.mark.parametrize('text', ['tfds:../a', 'tfds:a/b/c', 'tfds:a:1.0'])
+def test_other_forms_are_refused(text, root):
+  with pytest.raises(ValueError, match='must have the form tfds:NAME'):
+    row_files.find_tfds(text)
+
+
+@pytest.mark.parametrize(
+  'text, folder, pinned',
+  [
+    ('tfds:one', 'one/10.0.0', 'tfds:one:10.0.0'),
+    ('tfds:one:2.0.0:test', 'one/2.0.0', 'tfds:one:2.0.0:test'),
+    ('tfds:many/de', 'many/de/1.1.0', 'tfds:many/de:1.1.0'),
+    ('tfds:many:1.1.0', 'many/de/1.1.0', 'tfds:many/de:1.1.0'),
+  ],
+)
+def test_a_name_is_the_folder_of_its_newest_version(text, folder, pinned, root):
+  assert row_files.find_tfds(text) == (str(root / folder), pinned)
+  assert row_files.find_tfds(pinned) == (str(root / folder), pinned)
+
+
+@pytest.mark.parametrize(
+  'text, words',
+  [
+    ('tfds:gone/x', '{root}/gone: got 0'),
+    ('tfds:many', '{root}/many: got 2'),
+    ('tfds:one:3.0.0', '{root}/one: got 0'),
+  ],
+)
+def test_what_is_not_prepared_names_the_folder(text, words, root):
+  with pytest.raises(ValueError, match=words.format(root=root)):
+    row_files.find_tfds(text)
+
+
+def test_the_folder_is_that_of_tfds(monkeypatch, tmp_path):
+  monkeypatch.delenv('TFDS_DATA_DIR', raising=False)
+  monkeypatch.setenv('HOME', str(tmp_path))
+  with pytest.raises(ValueError, match=f'{tmp_path}/tensorflow_datasets/a: '):
+    row_files.find_tfds('tfds:a')
