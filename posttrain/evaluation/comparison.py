@@ -12,10 +12,10 @@ import collections
 import dataclasses
 import itertools
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from posttrain.evaluation import answers as answers_lib
+from posttrain.evaluation import answers
 from posttrain.metrics import estimates
 
 WIDTH = 79  # characters of a line of the suite's answers
@@ -30,8 +30,8 @@ class Measurement:
 
   # {'eval/<name>/<env>': value, 'eval/suite/<name>': value}
   values: dict[str, float]
-  answers: list[answers_lib.Answer]
-  suite: list[answers_lib.SuiteAnswer]
+  answers: list[answers.Answer]
+  suite: list[answers.SuiteAnswer]
 
 
 def differences(first: Measurement, second: Measurement) -> dict[str, float]:
@@ -56,7 +56,11 @@ def differences(first: Measurement, second: Measurement) -> dict[str, float]:
     rates = {
       'pass_rate': lambda x: _rate([x.correct]),
       'sampled_pass_rate': lambda x: _rate(x.sampled),
-      **{name: _measure(name) for a, _ in both for name in a.measures},
+      **{
+        name: lambda x, name=name: x.measures.get(name)
+        for a, _ in both
+        for name in a.measures
+      },
     }
     for name, rate in rates.items():
       difference = estimates.paired(
@@ -66,24 +70,15 @@ def differences(first: Measurement, second: Measurement) -> dict[str, float]:
         ('', *estimates.BOUNDS), difference or (), strict=False
       ):
         values[f'difference/{name}{side}/{env}'] = value
-  return values | _suite_differences(first, second)
-
-
-def _suite_differences(
-  first: Measurement, second: Measurement
-) -> dict[str, float]:
   changes: dict[str, list[float]] = {}
   for a, b in zip(first.suite, second.suite, strict=True):
     assert a.prompt == b.prompt, 'the prompts must be the same'
     for name, value in a.values.items():
       if name in b.values:
         changes.setdefault(name, []).append(value - b.values[name])
-  return {f'difference/suite/{k}': sum(x) / len(x) for k, x in changes.items()}
-
-
-def _measure(name: str) -> Callable[[answers_lib.Answer], float | None]:
-  """Returns a function that reads a measure of an answer."""
-  return lambda x: x.measures.get(name)
+  for name, x in changes.items():
+    values[f'difference/suite/{name}'] = sum(x) / len(x)
+  return values
 
 
 def _rate(correct: Sequence[bool | None]) -> float | None:
@@ -115,16 +110,12 @@ def to_json(
 
 def text(first: Measurement, second: Measurement | None = None) -> list[str]:
   """Returns lines: the suite's answers, then the table, which stays in view."""
-  answers = suite(first, second)
-  above = [*answers, ''] if answers else []
-  return [*above, *_tasks(first), *table(first, second)]
-
-
-def _tasks(first: Measurement) -> list[str]:
-  """Returns a line with the number of tasks of each environment, if any."""
+  lines = suite(first, second)
+  lines += [''] if lines else []
   counts = collections.Counter(answer.env for answer in first.answers)
-  parts = [f'{count:,} of {env}' for env, count in counts.items()]
-  return [f'held-out tasks: {", ".join(parts)}'] if parts else []
+  tasks = ', '.join(f'{count:,} of {env}' for env, count in counts.items())
+  lines += [f'held-out tasks: {tasks}'] if tasks else []
+  return lines + table(first, second)
 
 
 def table(first: Measurement, second: Measurement | None = None) -> list[str]:
@@ -145,10 +136,18 @@ def table(first: Measurement, second: Measurement | None = None) -> list[str]:
     for key in values
     if not estimates.is_bound(key, values)
   )
-  rows = [(*_HEADS, *(_AGAINST if second is not None else ()))] + [
-    (*_names(key), *(cell for values in sets for cell in _cells(values, key)))
-    for key in keys
-  ]
+  rows = [(*_HEADS, *(_AGAINST if second is not None else ()))]
+  for key in keys:
+    path, _, env = key.rpartition('/')
+    metric = path.removeprefix('eval/')
+    row = [env, metric] if metric == 'suite' else [metric, env]
+    for values in sets:
+      low, high = (values.get(f'{path}{x}/{env}') for x in estimates.BOUNDS)
+      row += [
+        f'{values[key]:.4f}' if key in values else '',
+        '' if low is None else f'[{low:.4f}, {high:.4f}]',
+      ]
+    rows.append(tuple(row))
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   return [
     '  '.join(
@@ -159,44 +158,32 @@ def table(first: Measurement, second: Measurement | None = None) -> list[str]:
   ]
 
 
-def _names(key: str) -> tuple[str, str]:
-  """Returns the metric and the environment, or 'suite', of a name."""
-  metric, _, env = key.removeprefix('eval/').rpartition('/')
-  return (env, metric) if metric == 'suite' else (metric, env)
-
-
-def _cells(values: dict[str, float], key: str) -> tuple[str, str]:
-  """Returns a value and its interval, '' for a missing one."""
-  if key not in values:
-    return '', ''
-  metric, _, env = key.rpartition('/')
-  low, high = (values.get(f'{metric}{side}/{env}') for side in estimates.BOUNDS)
-  interval = '' if low is None else f'[{low:.4f}, {high:.4f}]'
-  return f'{values[key]:.4f}', interval
-
-
 def suite(first: Measurement, second: Measurement | None = None) -> list[str]:
   """Returns lines: each prompt of the suite, and its answers side by side."""
   policies = {'checkpoint': first}
   if second is not None:
     policies['against'] = second
+  width = (WIDTH - 3 * (len(policies) - 1)) // len(policies)
   lines = []
-  for answers in zip(*(x.suite for x in policies.values()), strict=True):
-    cells = [
-      [
-        f'{name} ({x.stop_reason}, {x.tokens} tokens):',
-        *([f'[{_grades(x)}]'] if x.grades else []),
-        *_first(_lines(x.text)),
-      ]
-      for name, x in zip(policies, answers, strict=True)
+  for own in zip(*(x.suite for x in policies.values()), strict=True):
+    columns = []
+    for name, answer in zip(policies, own, strict=True):
+      cell = [f'{name} ({answer.stop_reason}, {answer.tokens} tokens):']
+      if answer.grades:
+        grades = (f'{k} {x:.2f}' for k, x in answer.grades.items())
+        cell.append(f'[{", ".join(grades)}]')
+      text = _lines(answer.text)
+      if (more := len(text) - LINES) > 1:
+        text[LINES:] = [f'... {more} more lines']
+      cell += text
+      wrapped = (textwrap.wrap(line, width) or [''] for line in cell)
+      columns.append([part for parts in wrapped for part in parts])
+    lines += ['', *(f'> {x}' for x in _lines(own[0].prompt))]
+    lines += [
+      ' | '.join(f'{part:<{width}}' for part in parts).rstrip()
+      for parts in itertools.zip_longest(*columns, fillvalue='')
     ]
-    lines += ['', *(f'> {x}' for x in _lines(answers[0].prompt))]
-    lines += _side_by_side(cells)
   return lines
-
-
-def _grades(answer: answers_lib.SuiteAnswer) -> str:
-  return ', '.join(f'{name} {x:.2f}' for name, x in answer.grades.items())
 
 
 def _lines(text: str) -> list[str]:
@@ -204,23 +191,4 @@ def _lines(text: str) -> list[str]:
   return [
     ''.join(x if x.isprintable() else '\N{REPLACEMENT CHARACTER}' for x in y)
     for y in text.expandtabs(4).splitlines()
-  ]
-
-
-def _first(lines: list[str]) -> list[str]:
-  """Returns the first lines, and how many follow."""
-  more = len(lines) - LINES
-  return [*lines[:LINES], f'... {more} more lines'] if more > 1 else lines
-
-
-def _side_by_side(cells: Sequence[Sequence[str]]) -> list[str]:
-  """Returns lines of columns of equal width, wrapped."""
-  width = (WIDTH - 3 * (len(cells) - 1)) // len(cells)
-  columns = [
-    [part for line in cell for part in textwrap.wrap(line, width) or ['']]
-    for cell in cells
-  ]
-  return [
-    ' | '.join(f'{part:<{width}}' for part in parts).rstrip()
-    for parts in itertools.zip_longest(*columns, fillvalue='')
   ]

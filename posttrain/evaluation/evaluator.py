@@ -6,20 +6,18 @@ by their weights alone. The prompts of a suite are answered greedily; their
 answers are measured by `posttrain.rewards.texts`, which needs no expected one.
 """
 
+import dataclasses
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from posttrain import schema, types
-from posttrain.algorithms import base as algorithms
+from posttrain import algorithms, schema, types
 from posttrain.chat import rendering
 from posttrain.envs import base, rows
-from posttrain.evaluation import answers as answers_lib
-from posttrain.evaluation import measures as measures_lib
-from posttrain.evaluation import task_sets
+from posttrain.evaluation import answers, measures
 from posttrain.metrics import statistics
 from posttrain.rewards import texts
 from posttrain.rollout import env_calls, episodes
@@ -38,6 +36,7 @@ class EvalTasks:
     selection: the tasks that `eval.best` is measured on; () without it.
     counts: {environment's name: number of its held-out tasks}.
     suite: the prompts of `eval.suite`.
+    max_length: tokens of the longest prompt with all turns that may follow it.
     cfg: the evaluation's options.
     max_errors: number of errors of environments that an evaluation tolerates.
   """
@@ -91,12 +90,7 @@ class EvalTasks:
             f'{len(tasks)}; lower eval.prompts, or add tasks'
           )
       lengths.append(max_episode_length(renderer, env, tasks, cfg))
-    self._max_length = max(lengths, default=0)
-
-  @property
-  def max_length(self) -> int:
-    """Tokens of the longest prompt with all turns that may follow it."""
-    return self._max_length
+    self.max_length = max(lengths, default=0)
 
   @property
   def any(self) -> bool:
@@ -106,14 +100,63 @@ class EvalTasks:
     )
 
 
+@dataclasses.dataclass
+class TaskSet:
+  """Tasks of one environment, with their rollouts and measures."""
+
+  name: str  # the environment's
+  env: base.Env
+  tasks: Sequence[types.Task]
+  uid: int  # of the first task's greedy rollout
+  selects_by: str | None = None  # the metric of `eval.best`; None = all
+  greedy: list[types.Rollout] = dataclasses.field(default_factory=list)
+  # At temperature 1, a group per task; [] = not played.
+  groups: list[list[types.Rollout]] = dataclasses.field(default_factory=list)
+  # {name: its value of each task, with the tasks' weights}
+  measures: 'dict[str, measures.Values]' = dataclasses.field(
+    default_factory=dict
+  )
+
+  @property
+  def sampled(self) -> list[types.Rollout]:
+    """The rollouts at temperature 1."""
+    return [rollout for group in self.groups for rollout in group]
+
+  @property
+  def rollouts(self) -> list[types.Rollout]:
+    """All rollouts."""
+    return [*self.greedy, *self.sampled]
+
+  @property
+  def answers(self) -> list[answers.Answer]:
+    """The answer to each task, with its grades and measures."""
+    return [
+      answers.of(
+        rollout,
+        self.groups[i] if self.groups else (),
+        {k: x[i] for k, (x, _) in self.measures.items() if x[i] is not None},
+      )
+      for i, rollout in enumerate(self.greedy)
+    ]
+
+  def named(self, values: Mapping[str, float]) -> dict[str, float]:
+    """Returns the values to report, or the one that selects, by full name."""
+    if self.selects_by is None:
+      return {f'eval/{key}/{self.name}': v for key, v in values.items()}
+    if self.selects_by not in values:
+      return {}
+    name = f'select/{self.selects_by}/{self.name}'
+    return {name: values[self.selects_by]}
+
+
 class Evaluation(NamedTuple):
   """The results of an evaluation."""
 
   # {'eval/<name>/<env>': value}, {'eval/suite/<name>': value}; of the metric
   # that selects {'select/<name>/<env>': value}.
   metrics: dict[str, float]
-  answers: list[answers_lib.Answer]  # greedy ones
-  suite: list[answers_lib.SuiteAnswer]  # in the order of the prompts
+  answers: list[answers.Answer]  # greedy ones
+  suite: list[answers.SuiteAnswer]  # in the order of the prompts
   errors: tuple[str, ...]  # of episodes and of reward functions
 
 
@@ -124,8 +167,8 @@ class Evaluator:
     self,
     tasks: EvalTasks,
     driver: episodes.Driver,
-    scorer: algorithms.Scorer | None = None,
-    measures: measures_lib.Measures | None = None,
+    scorer: algorithms.base.Scorer | None = None,
+    measures: measures.Measures | None = None,
   ):
     """Holds the models.
 
@@ -146,16 +189,36 @@ class Evaluator:
     Raises:
       TooManyErrors: environments failed too often.
     """
-    sets = self._task_sets()
+    # The tasks of each environment, and those of `eval.best`.
+    sets = [
+      TaskSet(name, env, tasks, FIRST_UID + index * _ENV_UIDS)
+      for index, (name, (env, tasks)) in enumerate(self.tasks.by_env.items())
+      if tasks
+    ]
+    if self._cfg.selects is not None:
+      metric, name = self._cfg.selects
+      index = list(self.tasks.by_env).index(name)
+      uid = FIRST_UID + index * _ENV_UIDS + self._cfg.prompts * _TASK_UIDS
+      env, _ = self.tasks.by_env[name]
+      sets.append(TaskSet(name, env, self.tasks.selection, uid, metric))
     # Two queues for all environments, because each ends with empty slots.
     suite = self._play_greedily(sets)
     faults: list[str] = []
     for part in sets:
-      part.measures = self._measure_beside(part, faults)
+      if self._measures is not None:
+        part.measures, failed = self._measures(part.name, part.greedy)
+        faults += failed
     self._sample([part for part in sets if self._is_sampled(part)])
     metrics = {}
     for part in sets:
-      part.measures |= self._measure_sampled(part, faults)
+      if self._measures is not None and part.groups:
+        rewards, failed = self._measures.rewards(part.name, part.sampled)
+        faults += failed
+        sizes = [len(group) for group in part.groups]
+        part.measures |= {
+          f'sampled_{key}': measures.grouped(values, sizes)
+          for key, (values, _) in rewards.items()
+        }
       metrics |= part.named(self._measure(part))
     rollouts = [x for part in sets for x in part.rollouts]
     errors = statistics.errors(rollouts, self.tasks.max_errors)
@@ -168,32 +231,15 @@ class Evaluator:
         errors[0],
       )
     return Evaluation(
-      metrics | answers_lib.suite_metrics(suite),
+      metrics | answers.suite_metrics(suite),
       [x for part in sets if part.selects_by is None for x in part.answers],
       suite,
       (*errors, *faults),
     )
 
-  def _task_sets(self) -> list[task_sets.TaskSet]:
-    """Returns the tasks of each environment, and those of `eval.best`."""
-    sets = [
-      task_sets.TaskSet(name, env, tasks, FIRST_UID + index * _ENV_UIDS)
-      for index, (name, (env, tasks)) in enumerate(self.tasks.by_env.items())
-      if tasks
-    ]
-    if self._cfg.selects is not None:
-      metric, name = self._cfg.selects
-      index = list(self.tasks.by_env).index(name)
-      uid = FIRST_UID + index * _ENV_UIDS + self._cfg.prompts * _TASK_UIDS
-      env, _ = self.tasks.by_env[name]
-      sets.append(
-        task_sets.TaskSet(name, env, self.tasks.selection, uid, metric)
-      )
-    return sets
-
   def _play_greedily(
-    self, sets: Sequence[task_sets.TaskSet]
-  ) -> list[answers_lib.SuiteAnswer]:
+    self, sets: Sequence[TaskSet]
+  ) -> list[answers.SuiteAnswer]:
     """Plays each task once at temperature 0; returns the suite's answers."""
     suite = self.tasks.suite
     uid = FIRST_UID + len(self.tasks.by_env) * _ENV_UIDS
@@ -214,13 +260,13 @@ class Evaluator:
     for part in sets:
       part.greedy = list(itertools.islice(rollouts, len(part.tasks)))
     return [
-      answers_lib.SuiteAnswer(
+      answers.SuiteAnswer(
         x.prompt, x.text, x.stop_reason, x.tokens, texts.grade(x.text)
       )
-      for x in map(answers_lib.of, rollouts)
+      for x in map(answers.of, rollouts)
     ]
 
-  def _sample(self, sets: Sequence[task_sets.TaskSet]) -> None:
+  def _sample(self, sets: Sequence[TaskSet]) -> None:
     """Plays each task `samples` times at temperature 1."""
     count = self._cfg.samples
     specs = [
@@ -236,7 +282,7 @@ class Evaluator:
       ]
 
   def _spec(
-    self, part: task_sets.TaskSet, index: int, uid: int, temperature: float
+    self, part: TaskSet, index: int, uid: int, temperature: float
   ) -> episodes.EpisodeSpec:
     return episodes.EpisodeSpec(
       uid + index * _TASK_UIDS,
@@ -248,7 +294,7 @@ class Evaluator:
       self._cfg.keep_exchanges,
     )
 
-  def _is_sampled(self, part: task_sets.TaskSet) -> bool:
+  def _is_sampled(self, part: TaskSet) -> bool:
     """Returns whether the tasks are played at temperature 1.
 
     An environment or a reward function must grade answers; the loss on
@@ -264,44 +310,14 @@ class Evaluator:
       return False
     return part.selects_by is None or part.selects_by not in self._measure(part)
 
-  def _measure_beside(
-    self, part: task_sets.TaskSet, faults: list[str]
-  ) -> dict[str, measures_lib.Values]:
-    """Returns the measures beside the grade; adds the errors of functions."""
-    if self._measures is None:
-      return {}
-    measures, errors = self._measures(part.name, part.greedy)
-    faults += errors
-    return measures
-
-  def _measure_sampled(
-    self, part: task_sets.TaskSet, faults: list[str]
-  ) -> dict[str, measures_lib.Values]:
-    """Returns the means of reward functions over each task's group."""
-    if self._measures is None or not part.groups:
-      return {}
-    rewards, errors = self._measures.rewards(part.name, part.sampled)
-    faults += errors
-    sizes = [len(group) for group in part.groups]
-    return {
-      f'sampled_{key}': measures_lib.grouped(values, sizes)
-      for key, (values, _) in rewards.items()
-    }
-
-  @property
-  def _ks(self) -> tuple[int, ...]:
-    """The ks of pass@k and maj@k; () where one answer is sampled."""
-    n = self._cfg.samples
-    return (*self._cfg.ks, n) if n > 1 else self._cfg.ks
-
-  def _measure(self, part: task_sets.TaskSet) -> dict[str, float]:
+  def _measure(self, part: TaskSet) -> dict[str, float]:
     """Returns one environment's values, without prefix and suffix."""
-    greedy = part.greedy
+    greedy, n = part.greedy, self._cfg.samples
     values = {
       **{
         name: value
-        for key, measure in part.measures.items()
-        for name, value in measures_lib.summary(key, measure).items()
+        for key, own in part.measures.items()
+        for name, value in measures.summary(key, own).items()
       },
       **statistics.summarize(greedy),
       **statistics.stops(greedy),
@@ -318,7 +334,11 @@ class Evaluator:
         ),
         'sampled_format_rate': sampled.get('format_rate'),
         'sampled_reward': sampled.get('reward'),
-        **statistics.best_of(part.groups, self._ks, part.env.votes),
+        **statistics.best_of(
+          part.groups,
+          (*self._cfg.ks, n) if n > 1 else self._cfg.ks,
+          part.env.votes,
+        ),
         **statistics.entropy(part.sampled),
         **self._kl([group[0] for group in part.groups]),
       }
@@ -341,15 +361,6 @@ class Evaluator:
     return {'kl': float(np.mean(np.concatenate(drift)))}
 
 
-def _max_growth(env: base.Env, cfg: schema.Eval) -> int:
-  """Returns the most tokens that an episode may add to its prompt."""
-  sampled, budget = env.max_turns * cfg.max_tokens, cfg.max_episode_tokens
-  if budget is None:
-    return sampled
-  # With a second turn, the environment's messages count as well.
-  return budget if env.max_turns > 1 else min(sampled, budget)
-
-
 def max_episode_length(
   renderer: rendering.Renderer,
   env: base.Env,
@@ -363,10 +374,12 @@ def max_episode_length(
   Raises:
     ValueError: a prompt cannot be rendered; names the row.
   """
-  return max(
-    (_prompt_length(renderer, task) + _max_growth(env, cfg) for task in tasks),
-    default=0,
-  )
+  growth, budget = env.max_turns * cfg.max_tokens, cfg.max_episode_tokens
+  if budget is not None:
+    # With a second turn, the environment's messages count as well.
+    growth = budget if env.max_turns > 1 else min(growth, budget)
+  lengths = (_prompt_length(renderer, task) for task in tasks)
+  return max((length + growth for length in lengths), default=0)
 
 
 def _prompt_length(renderer: rendering.Renderer, task: types.Task) -> int:

@@ -198,7 +198,7 @@ def test_a_checkpoint_that_is_played_does_not_select(finished):
   assert (played.eval.best, played.eval.patience) == (None, None)
   assert list(played.envs) == ['other'] and played.eval.prompts == 1
   more = [('grpo.eval.prompts', '2')]
-  with pytest.warns(UserWarning, match='tasks 2 to 2 of environment'):
+  with pytest.warns(UserWarning, match='were chosen by tasks of environment'):
     from_checkpoint.stage_of(folder, overrides=more)
 
 
