@@ -13,7 +13,6 @@ tokens per CPU second is the number to read.
 train_step  64 rows of 160 tokens, cross-entropy on all of them, AdamW
 decode      64 sequences of 32 prompt and 128 new tokens, no stop token: 64
             prompts, and (`ours_groups`) 8 prompts for 8 sequences each.
-            --refill: the prefill of a prompt of 64, by the slots' capacity
 grpo        8 prompts of 32 tokens, 8 samples of 32 tokens for each, one update
             over micro-batches of 1,024 tokens, from the tasks to the new
             weights. In `ours_live` the rewards of every group differ; in
@@ -56,7 +55,6 @@ def main(argv=None) -> None:
   add('--micro-rows', type=int, default=4, help='train_step')
   add('--dtype', default='float32', help='train_step')
   add('--remat', default='none', help='train_step')
-  add('--refill', action='store_true', help='decode')
   add('--first', action='store_true', help='grpo')
   add('--kinds', default='decode,prefill,train', help='growth')
   add('--vocab', type=int, default=32768, help='logprobs')
@@ -134,29 +132,12 @@ def train_step(args) -> None:
 
 
 def decode(args) -> None:
-  """Compares decoding, or measures refills by capacity."""
+  """Compares decoding."""
   import jax
 
   from experiments.benchmarks import plain_jax, works
 
   shape = plain_jax.SHAPES[args.shape]
-  if args.refill:
-    ids = np.random.default_rng(0).integers(0, shape.vocab_size, (1, 64))
-    for group in (1, GROUP):
-      # The first token comes with the prompt, and nothing is decoded.
-      makers = {
-        capacity: lambda capacity=capacity, group=group: works.generate(
-          shape,
-          ids.repeat(group, 0),
-          [1] * group,
-          16,
-          capacity=capacity,
-          prefill_rows=8,
-        )
-        for capacity in CAPACITIES[3:]
-      }
-      compare(args, makers, 1, 'refills', group=group)
-    return
   ids = prompts(shape.vocab_size, BATCH)
 
   def ours(count: int):
@@ -220,7 +201,7 @@ def grpo(args) -> None:
 
 def again(args, **flags) -> None:
   """Runs this benchmark in another process, with some other flags."""
-  flags = {**vars(args), 'first': None, 'refill': None, **flags}
+  flags = {**vars(args), 'first': None, **flags}
   command = [sys.executable, '-m', 'experiments.benchmarks', flags.pop('bench')]
   command += [
     f'--{name.replace("_", "-")}={value}'

@@ -244,24 +244,6 @@ def seconds(rows: Sequence[Row], stage: str, name: str) -> float:
   return rows[last].get(name, math.nan) - begin
 
 
-def seconds_to(rows: Sequence[Row], stage: str, env: str, rate: float) -> float:
-  """Returns the CPU seconds until the sampled pass rate; NaN = not reached.
-
-  Those of the stage's rollouts and updates: a step with an evaluation counts
-  as much as the mean step without one.
-  """
-  costs, steps = [], 0
-  for last, row in itertools.pairwise(rows):
-    if row['stage'] != stage or not row['step']:
-      continue
-    steps += 1
-    if last['stage'] == stage and not (evaluates(last) or evaluates(row)):
-      costs.append(row['time/cpu'] - last['time/cpu'])
-    if value(row, 'sampled_pass_rate', env) >= rate:
-      return steps * statistics.fmean(costs) if costs else math.nan
-  return math.nan
-
-
 def envs(row: Row) -> list[str]:
   """Returns the environments of an evaluation, in order; 'pairs' for PAIRS."""
   found = (re.fullmatch('eval/(?:pass_rate|nll)/(.+)', name) for name in row)
@@ -336,34 +318,25 @@ def result_rows(
 
 
 def summarize(
-  trials: Sequence[Trial],
-  rows: Mapping[str, Sequence[Row]],
-  reach: float | None = None,
+  trials: Sequence[Trial], rows: Mapping[str, Sequence[Row]]
 ) -> list[dict[str, Any]]:
   """Returns a row per variant and environment.
 
   Args:
     trials: the trials; those without a last evaluation are left out.
     rows: name of a trial -> the rows of its metrics.jsonl.
-    reach: the sampled pass rate whose CPU seconds per seed are added.
   """
   results = []
   # `expand` lists the seeds of a variant one after the other.
   for (recipe, change), seeds in itertools.groupby(
     trials, lambda x: (x.recipe, x.change)
   ):
-    group = list(seeds)
     runs = [
       (*both, rows[x.name], x.stage)
-      for x in group
+      for x in seeds
       if (both := before_and_after(rows[x.name], x.stage, x.origin))
     ]
-    found = result_rows(recipe, change, runs)
-    for result in found if reach is not None else ():
-      result['reached_s'] = [
-        seconds_to(rows[x.name], x.stage, result['env'], reach) for x in group
-      ]
-    results += found
+    results += result_rows(recipe, change, runs)
   return results
 
 
@@ -372,8 +345,6 @@ def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
   shown = [x for x in MEASURES if any(x in row['measures'] for row in results)]
   header = ['recipe', 'change', 'environment', 'seeds']
   header += [*(MEASURES[name] for name in shown), 'wall s', 'CPU s']
-  reaches = any('reached_s' in row for row in results)
-  header += ['CPU s to the rate'] * reaches
 
   def number(x: float) -> str:
     return '' if math.isnan(x) else f'{x:.0f}'
@@ -392,9 +363,6 @@ def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
     cells = [row['recipe'], row['change'], row['env'], row['seeds']]
     cells += [cell(name, row) for name in shown]
     cells += [number(row['wall_s']), number(row['cpu_s'])]
-    if reaches:
-      reached = row.get('reached_s', [])
-      cells.append(' / '.join(number(x) or 'never' for x in reached))
     lines.append(cells)
   return results_lib.markdown(header, lines)
 
@@ -481,7 +449,6 @@ def _run(argv: Sequence[str] | None) -> int:
   add('--vary', action='append', default=[], metavar='KEY=VALUE,VALUE')
   add('--jobs', type=int, default=1, help='runs at a time')
   add('--control', default='true', choices=('true', 'false'))
-  add('--reach', type=float, help='adds the CPU seconds until this pass rate')
   args, rest = parser.parse_known_args(argv)
   parsed = map(jobs_lib.parse_sweep, args.vary)
   trials = expand(
@@ -500,7 +467,7 @@ def _run(argv: Sequence[str] | None) -> int:
     branch(starts[trial.name], job)
   code = sweep.play(jobs, args.jobs)
   rows = {x.name: read(job) for x, job in zip(trials, jobs, strict=True)}
-  results = summarize(trials, rows, args.reach)
+  results = summarize(trials, rows)
   if args.control == 'true' and not code:
     code, more = controls(trials, rows, folder, args.jobs)
     results += more

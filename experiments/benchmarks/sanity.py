@@ -138,20 +138,11 @@ def make_questions(args, run: schema.Run, start: str, stage: str) -> str:
     stage: the stage of these weights.
 
   Raises:
-    ValueError: too few candidates have such a pass rate, or the folder has
-      questions of another choice.
+    ValueError: too few candidates have such a pass rate.
   """
   folder = pathlib.Path(args.workdir)
-  names = 'questions', 'candidates', 'samples', 'low', 'high'
-  choice = {name: getattr(args, name) for name in names}
-  path, numbers = folder / 'questions.jsonl', folder / 'choice.json'
+  path = folder / 'questions.jsonl'
   if path.exists():
-    old = json.loads(numbers.read_text())
-    if old != choice:
-      raise ValueError(
-        f'--workdir must be new for another choice of questions: got {folder}, '
-        f'whose questions are of {old}'
-      )
     return str(path)
   tasks, answers = folder / 'candidates.jsonl', folder / 'answers.jsonl'
   (entry,) = list(run.stages.values())[-1].envs.values()
@@ -181,7 +172,6 @@ def make_questions(args, run: schema.Run, start: str, stage: str) -> str:
       f'rate is in [{args.low}, {args.high}]: got {args.questions}; raise '
       '--candidates'
     )
-  numbers.write_text(json.dumps(choice))
   write(path, chosen[: args.questions])
   return str(path)
 

@@ -143,28 +143,10 @@ class Env(base.Env):
     return sources.Shuffled(tasks, seed)
 
   def make(self, task):
-    return Episode(task, graded=int(task.id) >= self._tied)
-
-
-class Episode:
-  """One answer."""
-
-  def __init__(self, task, graded: bool):
-    self._task, self._graded, self._answer = task, graded, ''
-
-  def reset(self):
-    return self._task.prompt
-
-  def step(self, text, truncated):
-    del truncated
-    self._answer = text
-    return types.StepOut()
-
-  def grade(self):
-    return types.Score(reward(self._answer.encode()) * self._graded)
-
-  def close(self):
-    pass
+    graded = int(task.id) >= self._tied
+    return base.OneTurn(
+      task, lambda text, _: types.Score(reward(text.encode()) * graded)
+    )
 
 
 def user(text: str) -> types.Messages:

@@ -1,7 +1,7 @@
 """The steps of `mkdocs build` that the settings in .mkdocs.yml name.
 
 1. `on_files` adds the generated pages, those of experiments/results and the
-   notebooks, and leaves pages out of the navigation that do not exist.
+   notebooks.
 2. `on_page_markdown` makes links and lists, which git hosts show as they are,
    fit the site.
 
@@ -47,7 +47,7 @@ _ITEM = re.compile(r' *([-*]|\d+\.) ')
 
 
 def on_files(files, config):
-  """Adds the pages that are not in docs/; drops missing ones from the nav."""
+  """Adds the pages that are not in docs/."""
   from mkdocs.structure import files as mkdocs_files  # the extra `docs`
 
   hidden = mkdocs_files.InclusionLevel.NOT_IN_NAV
@@ -66,20 +66,7 @@ def on_files(files, config):
       add(f'{RESULTS}/{path.name}', abs_src_path=str(path))
   for path in sorted((ROOT / 'experiments/examples').glob('*.ipynb')):
     add(f'{NOTEBOOKS}/{path.stem}.md', content=_notebook(path))
-  config.nav = _existing(config.nav, files.src_uris)
   return files
-
-
-def _existing(nav, uris):
-  """Returns the navigation without the pages that do not exist."""
-  if isinstance(nav, list):
-    kept = [_existing(entry, uris) for entry in nav]
-    return [entry for entry in kept if entry]
-  if isinstance(nav, dict):
-    ((title, value),) = nav.items()
-    value = _existing(value, uris)
-    return {title: value} if value else None
-  return nav if nav in uris else None
 
 
 def _notebook(path: pathlib.Path) -> str:
@@ -125,19 +112,15 @@ def _outputs(outputs: Sequence[dict]) -> list[str]:
   return [f'```text\n{text}\n```' for text in texts if text] + shown
 
 
-def _names() -> str:
-  """Returns the table of other libraries' names."""
+def on_page_markdown(markdown, *, page, config, files):
+  """Returns the text of a page with the site's links and lists."""
+  folder = pathlib.PurePosixPath(page.file.src_uri).parent
   rows = [
     f'| `{key}` | {", ".join(f"`{x}`" for x in theirs.split())} |'
     for key, theirs in names.NAMES.items()
   ]
-  return '\n'.join(['| ours | elsewhere |', '| --- | --- |', *rows])
-
-
-def on_page_markdown(markdown, *, page, config, files):
-  """Returns the text of a page with the site's links and lists."""
-  folder = pathlib.PurePosixPath(page.file.src_uri).parent
-  markdown = markdown.replace('<!-- the table of names -->', _names())
+  table = '\n'.join(['| ours | elsewhere |', '| --- | --- |', *rows])
+  markdown = markdown.replace('<!-- the table of names -->', table)
   if str(folder) == RESULTS:
     markdown = markdown.replace('](../../docs/', '](../../')
   else:

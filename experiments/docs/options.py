@@ -55,18 +55,13 @@ def sections() -> list[Section]:
     for field, hint in _hints(options).items():
       name = f'{path}.{field}' if path else field
       for child, suffix in _nodes(hint, field):
-        place = _place(name, suffix)
+        place = f'{name}.{suffix}' if suffix else name
+        # A stage's node has its own name.
+        place = place.removeprefix('stages.')
         visit(child, place, _kind(child))
 
   visit(schema.Run, '', None)
   return list(seen.values())
-
-
-def _place(name: str, suffix: str) -> str:
-  """Returns a path with the names that the reader chooses in capitals."""
-  if name == 'stages' and suffix:  # a stage's node has its own name
-    return 'STAGE'
-  return f'{name}.{suffix}' if suffix else name
 
 
 # Field -> what the reader's name of one of its nodes stands for, else NAME.
@@ -116,69 +111,30 @@ def meanings(module: types.ModuleType) -> dict[tuple[str, str], str]:
 
 def page() -> str:
   """Returns the page, as Markdown."""
-  parts, shared, texts = [HEAD], set(), {}
+  parts, texts = [HEAD], {}
   for section in sections():
     for owner in section.options.__mro__[:-1]:
       texts |= meanings(sys.modules[owner.__module__])
   for section in sections():
-    base = _shared(section.options)
-    if base is not None and base not in shared:
-      shared.add(base)
-      title = f'## `{section.path}`, common to these types'
-      parts += [title, _table(base, base, texts)]
-    parts += [_title(section), _summary(section.options)]
-    if base is not None:
-      parts.append(
-        f'And the options [common to these types](#{_anchor(section.path)}).'
-      )
-    parts.append(_table(section.options, base, texts))
-  return '\n\n'.join(part.strip() for part in parts if part) + '\n'
+    kind = f', type `{section.kind}`' if section.kind else ''
+    parts.append(f'## `{section.path}`{kind}' if section.path else '## The run')
+    summary = (inspect.getdoc(section.options) or '').split('\n\n')[0]
+    parts += [summary.replace('\n', ' '), _table(section.options, texts)]
+  return '\n\n'.join(part.strip() for part in parts) + '\n'
 
 
-def _anchor(path: str) -> str:
-  name = path.lower().replace('.', '')
-  return f'{name}-common-to-these-types'
-
-
-def _shared(options: type) -> type | None:
-  """Returns the abstract class whose options several types have."""
-  for base in options.__mro__[1:]:
-    if dataclasses.is_dataclass(base) and base.__name__.startswith('_'):
-      return base
-  return None
-
-
-def _title(section: Section) -> str:
-  if not section.path:
-    return '## The run'
-  kind = f', type `{section.kind}`' if section.kind else ''
-  return f'## `{section.path}`{kind}'
-
-
-def _summary(options: type) -> str:
-  return (inspect.getdoc(options) or '').split('\n\n')[0].replace('\n', ' ')
-
-
-def _table(
-  options: type, base: type | None, texts: dict[tuple[str, str], str]
-) -> str:
-  inherited = set()
-  if base not in (None, options):
-    inherited = {x.name for x in dataclasses.fields(base)}  # type: ignore
+def _table(options: type, texts: dict[tuple[str, str], str]) -> str:
   rows = ['| key | type | default | meaning |', '|---|---|---|---|']
   owners = [x.__name__ for x in options.__mro__]
   hints = typing.get_type_hints(options, include_extras=True)
   for field in dataclasses.fields(options):
-    own = field.name in vars(options).get('__annotations__', {})
-    if field.name == 'type' or (field.name in inherited and not own):
+    if field.name == 'type':
       continue
     meaning = next(filter(None, (texts.get((x, field.name)) for x in owners)))
     hint = hints[field.name]
     cells = f'`{field.name}`', _type(hint), _default(field), _prose(meaning)
     rows.append(f'| {" | ".join(cells)} |')
-  if len(rows) == 2:
-    return 'No options of its own.' if base else 'No options.'
-  return '\n'.join(rows)
+  return '\n'.join(rows) if len(rows) > 2 else 'No options.'
 
 
 def _prose(text: str) -> str:

@@ -8,12 +8,13 @@ inserts the same collectives as on other platforms, with three differences: most
 of them move float32 instead of bfloat16, a reduce-scatter is an all-reduce and
 a slice, and the scatter into the cache gathers.
 
-The last line with `--json` is an object per program:
+Prints an object per program, on one line with `--json`:
 
     collective_gib    GiB per device that collectives move: the larger of
                       operand and result, times the number of runs; for the
                       train step, one update of one micro-batch
-    largest           the largest collective
+    kinds             the same by kind
+    largest           the largest collectives
     peak_gib          GiB per device of arguments, temporaries and results that
                       do not replace arguments
     layers            of the model that was compiled
@@ -35,13 +36,12 @@ import json
 import math
 import os
 import sys
-import time
 
 PROGRAMS = ('train_step', 'prefill', 'decode', 'score')
 DECODE = ('prefill', 'decode', 'view', 'state')
 DECODE_LAYERS = 4  # their layers are not in a loop: the text grows with them
 GIB = 2**30
-SHOWN = 8  # collectives of a program in the table
+SHOWN = 8  # collectives of a program that are printed
 VOCABULARY_LOOPS = 'losses/logprobs.py'
 SLACK = 1.2
 # Attention and MLP each end with one; the backward pass computes them again,
@@ -57,32 +57,22 @@ def main(argv=None) -> None:
   """Runs the command."""
   args = parse(argv)
   prepare(math.prod(args.mesh))
-  try:
-    _run(args)
-  except ValueError as error:  # a size does not divide over the mesh
-    print(f'error: {str(error).splitlines()[0]}', file=sys.stderr)
-    sys.exit(2)
-
-
-def _run(args: argparse.Namespace) -> None:
-  """Measures the programs and prints what they do."""
   from posttrain import sharding
 
   mesh = dict(zip(sharding.AXES, args.mesh, strict=True))
-  sharding.check_batch(mesh, args.rows, '--rows')
-  sharding.check_batch(mesh, args.slots, '--slots')
-  rows, sizes = {}, sizes_of(args)
-  for name in args.programs:
-    start = time.process_time()
-    row, module = measure(
-      name, model_of(name, args), args.mesh, sizes, args.chip
-    )
-    rows[name] = row
-    took = time.process_time() - start
-    if not args.json:
-      print('\n'.join(table(name, args, row, module, took)), flush=True)
-  if args.json:
-    print(json.dumps(rows), flush=True)
+  try:
+    sharding.check_batch(mesh, args.rows, '--rows')
+    sharding.check_batch(mesh, args.slots, '--slots')
+    rows = {
+      name: measure(
+        name, model_of(name, args), args.mesh, sizes_of(args), args.chip
+      )[0]
+      for name in args.programs
+    }
+    print(json.dumps(rows, indent=None if args.json else 2), flush=True)
+  except ValueError as error:  # a size does not divide over the mesh
+    print(f'error: {str(error).splitlines()[0]}', file=sys.stderr)
+    sys.exit(2)
 
 
 def parse(argv=None) -> argparse.Namespace:
@@ -179,7 +169,11 @@ def measure(
   total = sum(module.bytes().values())
   row = {
     'collective_gib': total / GIB,
-    'largest': describe(module.collectives[0]) if total else '',
+    'kinds': {kind: size / GIB for kind, size in module.bytes().items()},
+    'largest': [
+      f'{x}: {x.bytes / GIB:.3g} GiB, {x.op_name}'
+      for x in module.collectives[:SHOWN]
+    ],
     'peak_gib': peak(compiled) / GIB,
     'layers': model.layers,
   }
@@ -273,37 +267,6 @@ def seconds(
   work = passes * transformer.num_params(model) * sizes.rows * sizes.row_tokens
   compute, communication = work / math.prod(mesh) / flops, moved / 2 / bandwidth
   return max(compute, communication), compute + communication
-
-
-def describe(collective) -> str:
-  """Returns a collective's kind, shapes, runs, size and operation."""
-  size = collective.bytes / 2**30
-  return f'{collective}: {size:.3g} GiB, {collective.op_name or "no name"}'
-
-
-def table(name: str, args, row: dict, module, took: float) -> list[str]:
-  """Returns the lines that describe a program."""
-  mesh = ','.join(map(str, args.mesh))
-  weights = ''
-  if 'weights_gib' in row:
-    weights = f', {row["weights_gib"]:.1f} for weights and gradients'
-  predicted = []
-  if 'seconds' in row:
-    low, high = row['seconds']
-    predicted = [f'  predicted on {args.chip}: {low:.3g} to {high:.3g} s']
-  kinds = [
-    f'  {kind:<20} {size / 2**30:10.3f} GiB'
-    for kind, size in module.bytes().items()
-  ]
-  return [
-    f'{name} of {args.model}, {row["layers"]} layers, mesh {mesh}: '
-    f'{row["collective_gib"]:.2f} GiB{weights}; peak {row["peak_gib"]:.2f} GiB '
-    f'({took:.0f} CPU seconds)',
-    *predicted,
-    *kinds,
-    *(f'    {describe(x)}' for x in module.collectives[:SHOWN]),
-    *(f'  over budget: {line}' for line in row.get('violations', ())),
-  ]
 
 
 if __name__ == '__main__':

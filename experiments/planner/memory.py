@@ -34,7 +34,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 import numpy as np
@@ -44,7 +43,6 @@ from experiments.benchmarks import timing
 ROWS, TOKENS = 2, 256  # of a micro-batch
 STEPS, EXAMPLES = 3, 24
 SHARD_BYTES = 2**30
-PERIOD = 0.01  # seconds between two readings of the resident memory
 SIZES = ('layers', 'embed_dim', 'head_dim', 'mlp_dim', 'vocab_size')
 # S and M as in `plain_jax`; eight heads, four for keys and values.
 SHAPES = {
@@ -218,8 +216,13 @@ def resident() -> float:
   """Returns resident memory in 1e9 bytes, after freeing unused memory."""
   gc.collect()
   ctypes.CDLL(None).malloc_trim(0)
-  status = pathlib.Path('/proc/self/status').read_text()
-  return int(re.search(r'VmRSS:\s+(\d+) kB', status)[1]) * 1024 / 1e9
+  return status('VmRSS')
+
+
+def status(name: str) -> float:
+  """Returns a size that the kernel tells of this process, in 1e9 bytes."""
+  text = pathlib.Path('/proc/self/status').read_text()
+  return int(re.search(rf'{name}:\s+(\d+) kB', text)[1]) * 1024 / 1e9
 
 
 def size(tree) -> float:
@@ -314,33 +317,17 @@ def hf(args) -> dict:
 class Meter:
   """The highest resident memory of this process since construction.
 
-  The kernel's own mark is exact; it is reset by `clear_refs`. The kernel keeps
-  no mark for the share of mapped files, which is sampled.
+  It is the kernel's own mark, which `clear_refs` resets.
   """
 
   def __init__(self):
     pathlib.Path('/proc/self/clear_refs').write_text('5')
-    self._file, self._start = 0.0, time.perf_counter()
-    threading.Thread(target=self._watch, daemon=True).start()
+    self._start = time.perf_counter()
 
   def read(self) -> dict:
-    """Returns peak and file share in 1e9 bytes, and the seconds so far."""
+    """Returns the peak in 1e9 bytes, and the seconds so far."""
     seconds = time.perf_counter() - self._start
-    return {'peak': self._sample(), 'file': self._file, 'seconds': seconds}
-
-  def _sample(self) -> float:
-    status = pathlib.Path('/proc/self/status').read_text()
-    sizes = {
-      name: int(kib) * 1024 / 1e9
-      for name, kib in re.findall(r'(VmHWM|RssFile):\s+(\d+) kB', status)
-    }
-    self._file = max(self._file, sizes['RssFile'])
-    return sizes['VmHWM']
-
-  def _watch(self):
-    while True:
-      self._sample()
-      time.sleep(PERIOD)
+    return {'peak': status('VmHWM'), 'seconds': seconds}
 
 
 if __name__ == '__main__':

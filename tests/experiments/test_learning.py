@@ -1,7 +1,6 @@
 """The benches of learning and of sanity: their runs, and their tables."""
 
 import json
-import math
 
 import pytest
 
@@ -57,19 +56,6 @@ def test_before_is_the_evaluation_of_the_same_weights():
   assert ends(rows, 'main', 'start') == (rows[0], rows[2])
   own = _row('main', 0, **{'pass_rate/a': 0.6})
   assert ends([rows[0], own, *rows[1:]], 'main', 'start') == (own, rows[2])
-
-
-def test_seconds_to_a_rate_leave_evaluations_out():
-  """Steps of 2 s each; the evaluation adds 8 s to step 2, and 9 to step 4."""
-  cpu, rates = [3, 5, 15, 17, 28], {2: 0.5, 4: 0.8}
-  rows = [
-    _row('m', i, **({'sampled_pass_rate/a': rates[i]} if i in rates else {}))
-    | {'time/cpu': cpu[i]}
-    for i in range(5)
-  ]
-  found = [learning.seconds_to(rows, 'm', 'a', x) for x in (0.5, 0.8, 0.9)]
-  assert found[:2] == [4, 8] and math.isnan(found[2])
-  assert learning.seconds(rows, 'm', 'time/cpu') == 28
 
 
 def test_changes_are_paired_by_seed_and_intervals_are_students():
