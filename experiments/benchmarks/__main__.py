@@ -75,32 +75,6 @@ def main(argv=None) -> None:
   runs[args.bench](args)
 
 
-def compare(args, works: dict, amount: float, unit: str, **fields) -> None:
-  """Runs works in turns; prints a row for each, and of the matrix product."""
-  clocks = {'matmul': timing.matmul_clock()}
-  first = {}
-  for name, make in works.items():
-    begin = time.perf_counter()
-    work = make()
-    work()  # compiles
-    first[name] = timing.rounded(time.perf_counter() - begin)
-    clocks[name] = timing.Clock(work)
-  timing.alternate(clocks, args.repeats)
-  gflops = clocks['matmul'].rates(timing.MATMUL_GFLOP, 'gflop')
-  timing.emit_matmul(gflops, args.threads)
-  for name in works:
-    timing.emit(
-      bench=args.bench,
-      impl=name,
-      shape=args.shape,
-      threads=args.threads,
-      **clocks[name].rates(amount, unit),
-      cpu_seconds=timing.rounded(clocks[name].median_cpu),
-      first_s=first[name],
-      **fields,
-    )
-
-
 def train_step(args) -> None:
   """Compares a train step."""
   import jax
@@ -128,7 +102,7 @@ def train_step(args) -> None:
     'plain': plain,
   }
   flops = plain_jax.train_flops(shape, size[1])
-  compare(args, makers, ids.size, 'tokens', flops_per_token=flops)
+  timing.compare(args, makers, ids.size, 'tokens', flops_per_token=flops)
 
 
 def decode(args) -> None:
@@ -162,7 +136,7 @@ def decode(args) -> None:
     'ours_groups': lambda: ours(BATCH // GROUP),
     'plain': plain,
   }
-  compare(args, makers, BATCH * NEW, 'tokens')
+  timing.compare(args, makers, BATCH * NEW, 'tokens')
 
 
 def prompts(vocab: int, count: int, length: int = PROMPT) -> np.ndarray:
@@ -191,7 +165,7 @@ def grpo(args) -> None:
   if args.impl:
     first_step(args, makers[args.impl])
   elif not args.first:
-    compare(args, makers, 1, 'steps')
+    timing.compare(args, makers, 1, 'steps')
   for name in ('ours_live', 'plain') if args.first else ():
     for _ in range(args.repeats):
       with tempfile.TemporaryDirectory() as folder:

@@ -71,7 +71,11 @@ class LockStepEngine:
 
 
 def main(argv=None) -> None:
-  """Prints the rows of all designs."""
+  """Prints the rows of all designs.
+
+  `to_lock_step` is a design's speed relative to lock-step's within a repeat;
+  `other` counts the episodes whose tokens are not those of the last design.
+  """
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--checkpoint', default='', metavar='RUN')
   for name, default in (('episodes', 256), ('slots', 256), ('repeats', 3)):
@@ -98,53 +102,35 @@ def main(argv=None) -> None:
     tokens = stage.batch.row_tokens
     return episodes.Driver(own, components.renderer, tokens, rollout)
 
-  play(
-    {
-      'lock-step': player(LockStepEngine(engine), stage.rollout),
-      'held': player(engine, stage.rollout),
-      'held overlap': player(engine, overlap),
-    },
-    specs,
-    args.repeats,
-  )
-
-
-def play(players: dict, specs, repeats: int) -> None:
-  """Plays the same episodes in turns; prints a row per player.
-
-  `to_first` is its speed relative to the first player's within a repeat;
-  `other` counts the episodes whose tokens are not those of the last player.
-  """
-  walls, tokens, first = {name: [] for name in players}, {}, {}
-  for repeat in range(repeats + 1):
+  players = {
+    'lock-step': player(LockStepEngine(engine), stage.rollout),
+    'held': player(engine, stage.rollout),
+    'held overlap': player(engine, overlap),
+  }
+  walls, tokens = {name: [] for name in players}, {}
+  for _ in range(args.repeats + 1):  # the first one compiles
     for name, one in players.items():
       begin = time.perf_counter()
       rollouts = one.run(specs)
-      seconds = time.perf_counter() - begin
-      tokens[name] = {x.uid: _sampled(x) for x in rollouts}
-      if repeat:
-        walls[name].append(seconds)
-      else:  # compiles, starts workers
-        first[name] = timing.rounded(seconds)
-  base, *_ = walls.values()
-  *_, last = tokens.values()
-  for name, seconds in walls.items():
-    ratios = [a / b for a, b in zip(base, seconds, strict=True)]
+      walls[name].append(time.perf_counter() - begin)
+      assert not any(x.error for x in rollouts)
+      tokens[name] = {
+        x.uid: [i for part in x.samples for i in part.ids[part.mask].tolist()]
+        for x in rollouts
+      }
+  base, last = walls['lock-step'], tokens['held overlap']
+  for name, (first, *seconds) in walls.items():
+    ratios = [a / b for a, b in zip(base[1:], seconds, strict=True)]
     wall, own = statistics.median(seconds), tokens[name]
     timing.emit(
       player=name,
-      first_s=first[name],
+      first_s=timing.rounded(first),
       episodes_per_s=timing.rounded(len(own) / wall),
       tokens_per_s=timing.rounded(sum(map(len, own.values())) / wall),
-      to_first=timing.rounded(statistics.median(ratios)),
+      to_lock_step=timing.rounded(statistics.median(ratios)),
       other=sum(last[uid] != ids for uid, ids in own.items()),
     )
   timing.emit_matmul()
-
-
-def _sampled(rollout) -> list[int]:
-  assert rollout.error is None, rollout.error
-  return [i for part in rollout.samples for i in part.ids[part.mask].tolist()]
 
 
 if __name__ == '__main__':

@@ -28,12 +28,19 @@ from experiments.benchmarks import plain_jax, timing, works
 
 DECODED, PROMPT, NEW = 64, 32, 128  # of `decode`
 PAIRS, PAIR_PROMPT, ANSWER = 16, 32, 32  # of `dpo`
+LENGTHS = {'prompt': PAIR_PROMPT, 'chosen': ANSWER - 1, 'rejected': ANSWER - 1}
+SPECIALS = 'pad_token', 'bos_token', 'eos_token', 'unk_token'
 STEPS = 10_000  # more than a trainer is asked for
 
 
 def main(argv=None) -> None:
   """Prints the rows of all works."""
-  args = parse(argv)
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--works', default=','.join(WORK))
+  parser.add_argument('--shape', choices=('S', 'M'), default='S')
+  parser.add_argument('--threads', type=int, default=1)
+  parser.add_argument('--repeats', type=int, default=5)
+  args = parser.parse_args(argv)
   os.environ['NPROC'] = str(args.threads)
   if args.threads == 1:
     os.environ['XLA_FLAGS'] = '--xla_cpu_multi_thread_eigen=false'
@@ -43,70 +50,25 @@ def main(argv=None) -> None:
 
   memory.keep_freed_memory()
   torch.set_num_threads(args.threads)
-  shape = plain_jax.SHAPES[args.shape]
-  for work in args.works.split(','):
-    with tempfile.TemporaryDirectory() as folder:
-      measure(work, *WORK[work](shape, folder), args)
+  matrix = torch.randn(1024, 1024)
 
-
-def parse(argv):
-  """Reads the command line."""
-  parser = argparse.ArgumentParser(
-    prog='python -m experiments.benchmarks.peers'
-  )
-  parser.add_argument('--works', default=','.join(WORK))
-  parser.add_argument('--shape', choices=('S', 'M'), default='S')
-  parser.add_argument('--threads', type=int, default=1)
-  parser.add_argument('--repeats', type=int, default=5)
-  return parser.parse_args(argv)
-
-
-def measure(work: str, amount: int, unit: str, ours, theirs, args) -> None:
-  """Runs both in turns; prints their rates and the ratio.
-
-  Args:
-    work: the work's name.
-    amount: what one call of either does.
-    unit: the unit of it.
-    ours: does our work.
-    theirs: does the peer's.
-    args: the command's arguments.
-  """
-  clocks = {
-    'matmul': timing.matmul_clock(),
-    'torch_matmul': torch_matmul(),
-    'ours': timing.Clock(ours),
-    'theirs': timing.Clock(theirs),
-  }
-  ours()  # the second call compiles once more, for arrays of the first
-  timing.alternate(clocks, args.repeats)
-  for name in ('matmul', 'torch_matmul'):
-    gflops = clocks[name].rates(timing.MATMUL_GFLOP, 'gflop')
-    timing.emit(bench=name, threads=args.threads, **gflops)
-  for name in ('ours', 'theirs'):
-    timing.emit(
-      bench=f'peers_{work}',
-      impl=name,
-      shape=args.shape,
-      threads=args.threads,
-      **clocks[name].rates(amount, unit),
-    )
-  ratio = clocks['theirs'].median_cpu / clocks['ours'].median_cpu
-  timing.emit(bench=f'peers_{work}', ratio=timing.rounded(ratio))
-
-
-def torch_matmul() -> timing.Clock:
-  """Returns the clock of eight matrix products of 1024 x 1024 in torch."""
-  import torch
-
-  x = torch.randn(1024, 1024)
-
-  def work():
+  def product():
     for _ in range(8):
-      x @ x
+      matrix @ matrix
 
-  work()
-  return timing.Clock(work)
+  clock = timing.Clock(product)
+  timing.alternate({'torch': clock}, args.repeats)
+  gflops = clock.rates(timing.MATMUL_GFLOP, 'gflop')
+  timing.emit(bench='torch_matmul', threads=args.threads, **gflops)
+  for work in args.works.split(','):
+    args.bench = f'peers_{work}'
+    with tempfile.TemporaryDirectory() as folder:
+      shape = plain_jax.SHAPES[args.shape]
+      amount, unit, ours, theirs = WORK[work](shape, folder)
+      both = {'ours': lambda x=ours: x, 'theirs': lambda x=theirs: x}
+      clocks = timing.compare(args, both, amount, unit)
+    ratio = clocks['theirs'].median_cpu / clocks['ours'].median_cpu
+    timing.emit(bench=args.bench, ratio=timing.rounded(ratio))
 
 
 def llama(shape):
@@ -130,8 +92,8 @@ def llama(shape):
   return transformers.LlamaForCausalLM(config)
 
 
-def words(shape):
-  """Returns a tokenizer of transformers whose tokens are t0, t1, ..."""
+def words(shape, rng):
+  """Returns a function: random texts; and a tokenizer with tokens t0, t1, ..."""
   import tokenizers
   import transformers
 
@@ -139,18 +101,15 @@ def words(shape):
   model = tokenizers.models.WordLevel(vocabulary, unk_token='t3')
   tokenizer = tokenizers.Tokenizer(model)
   tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-  return transformers.PreTrainedTokenizerFast(
-    tokenizer_object=tokenizer,
-    pad_token='t0',
-    bos_token='t1',
-    eos_token='t2',
-    unk_token='t3',
+
+  def text(count: int) -> str:
+    ids = rng.integers(4, shape.vocab_size, count)
+    return ''.join(f't{i} ' for i in ids)
+
+  specials = dict(zip(SPECIALS, ('t0', 't1', 't2', 't3'), strict=True))
+  return text, transformers.PreTrainedTokenizerFast(
+    tokenizer_object=tokenizer, **specials
   )
-
-
-def text(rng, count: int, shape) -> str:
-  """Returns random tokens of `words`."""
-  return ' '.join(f't{i}' for i in rng.integers(4, shape.vocab_size, count))
 
 
 def decode_works(shape, folder: str) -> tuple:
@@ -216,8 +175,8 @@ def grpo_works(shape, folder: str) -> tuple:
   import datasets
   import trl
 
-  rng = np.random.default_rng(0)
-  prompts = [text(rng, works.PROMPT, shape) for _ in range(works.PROMPTS)]
+  text, tokenizer = words(shape, np.random.default_rng(0))
+  prompts = [text(works.PROMPT) for _ in range(works.PROMPTS)]
   rows = works.PROMPTS * works.GROUP
   trainer = trl.GRPOTrainer(
     llama(shape),
@@ -232,7 +191,7 @@ def grpo_works(shape, folder: str) -> tuple:
       learning_rate=1e-4,
     ),
     train_dataset=datasets.Dataset.from_dict({'prompt': prompts}),
-    processing_class=words(shape),
+    processing_class=tokenizer,
   )
   return 1, 'steps', works.grpo(shape, tied=0), steps_of(trainer)
 
@@ -242,15 +201,9 @@ def dpo_works(shape, folder: str) -> tuple:
   import datasets
   import trl
 
-  rng = np.random.default_rng(0)
-  lengths = {
-    'prompt': PAIR_PROMPT,
-    'chosen': ANSWER - 1,
-    'rejected': ANSWER - 1,
-  }
+  text, tokenizer = words(shape, np.random.default_rng(0))
   rows = [
-    {name: text(rng, count, shape) + ' ' for name, count in lengths.items()}
-    for _ in range(PAIRS)
+    {name: text(count) for name, count in LENGTHS.items()} for _ in range(PAIRS)
   ]
   trainer = trl.DPOTrainer(
     llama(shape),
@@ -261,7 +214,7 @@ def dpo_works(shape, folder: str) -> tuple:
       learning_rate=1e-5,
     ),
     train_dataset=datasets.Dataset.from_list(rows),
-    processing_class=words(shape),
+    processing_class=tokenizer,
   )
   return 1, 'steps', our_dpo(shape, folder), steps_of(trainer)
 
@@ -329,11 +282,7 @@ def our_dpo(shape, folder: str):
 
   rng = np.random.default_rng(0)
   frame = 3  # tokens of the template around a prompt; an answer has one
-  lengths = {
-    'prompt': PAIR_PROMPT - frame,
-    'chosen': ANSWER - 1,
-    'rejected': ANSWER - 1,
-  }
+  lengths = {**LENGTHS, 'prompt': PAIR_PROMPT - frame}
   path = os.path.join(folder, 'pairs.jsonl')
   with open(path, 'w') as file:
     for _ in range(PAIRS):

@@ -88,3 +88,42 @@ def emit_matmul(rates: dict | None = None, threads: int | None = None) -> None:
     alternate({'matmul': clock}, 5)
     rates = clock.rates(MATMUL_GFLOP, 'gflop')
   emit(bench='matmul', threads=threads, **rates)
+
+
+def compare(
+  args, works: dict, amount: float, unit: str, **fields
+) -> dict[str, Clock]:
+  """Runs works in turns; prints a row for each, and of the matrix product.
+
+  Args:
+    args: has the bench's name, shape, threads and repeats.
+    works: name -> a function that builds the work.
+    amount: what one call of a work does.
+    unit: the unit of it.
+    **fields: further fields of every row.
+
+  Returns:
+    The clocks by name.
+  """
+  clocks, first = {'matmul': matmul_clock()}, {}
+  for name, make in works.items():
+    begin = time.perf_counter()
+    work = make()
+    work()  # compiles
+    first[name] = rounded(time.perf_counter() - begin)
+    work()  # compiles once more, for arrays of the first call
+    clocks[name] = Clock(work)
+  alternate(clocks, args.repeats)
+  emit_matmul(clocks['matmul'].rates(MATMUL_GFLOP, 'gflop'), args.threads)
+  for name in works:
+    emit(
+      bench=args.bench,
+      impl=name,
+      shape=args.shape,
+      threads=args.threads,
+      **clocks[name].rates(amount, unit),
+      cpu_seconds=rounded(clocks[name].median_cpu),
+      first_s=first[name],
+      **fields,
+    )
+  return clocks

@@ -211,3 +211,11 @@ def safe_name(name: str, identity: str) -> str:
   if safe == name:
     return safe
   return f'{safe}-{hashlib.sha256(identity.encode()).hexdigest()[:6]}'
+
+
+def last_line(path: str) -> str:
+  """Returns the last line of a log that is not empty, '' if it has none."""
+  with open(path, 'rb') as file:
+    file.seek(max(os.path.getsize(path) - 2**14, 0))
+    lines = file.read().decode(errors='replace').strip().splitlines()
+  return errors.text(lines[-1] if lines else '', 4000)

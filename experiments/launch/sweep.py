@@ -39,7 +39,6 @@ _POLL_SECONDS = 0.1
 # After a process has failed, for the others of its run to end.
 _OTHERS_SECONDS = 120.0
 Commands = Callable[[jobs_lib.Job], list[list[str]]]
-_TAIL = 4000  # characters of a log's last line
 
 
 @dataclasses.dataclass
@@ -68,6 +67,14 @@ class Run:
     """Starts all processes; their output is appended to the log."""
     os.makedirs(self.job.workdir, exist_ok=True)
     self.failed_at = None
+    gpus = self.job.resources.gpus
+
+    def environment(process: int) -> dict[str, str]:
+      """Returns the variables of a process, with GPUs of its own if asked."""
+      first = (self.slot * self.job.hosts + process) * gpus
+      own = ','.join(map(str, range(first, first + gpus)))
+      return {**os.environ, **({'CUDA_VISIBLE_DEVICES': own} if gpus else {})}
+
     with open(os.path.join(self.job.workdir, LOG), 'ab') as log:
       self.processes = [
         subprocess.Popen(
@@ -75,22 +82,13 @@ class Run:
           stdin=subprocess.DEVNULL,
           stdout=log,
           stderr=log,
-          env=self._environment(i),
+          env=environment(i),
           # The terminal's Ctrl-C reaches this process alone, which passes it
           # on.
           process_group=0,
         )
         for i, words in enumerate(commands)
       ]
-
-  def _environment(self, process: int) -> dict[str, str]:
-    """Returns the variables of a process, with GPUs of its own if asked."""
-    count = self.job.resources.gpus
-    if not count:
-      return dict(os.environ)
-    first = (self.slot * self.job.hosts + process) * count
-    gpus = ','.join(map(str, range(first, first + count)))
-    return {**os.environ, 'CUDA_VISIBLE_DEVICES': gpus}
 
   def poll(self) -> list[int] | None:
     """Returns the exit codes of all processes; None while one is running."""
@@ -123,7 +121,9 @@ def local(python: str) -> Commands:
   """Returns the commands of jobs whose processes are on this machine."""
 
   def commands(job: jobs_lib.Job) -> list[list[str]]:
-    where = places(job, _free_port())
+    with socket.socket() as sock:
+      sock.bind(('127.0.0.1', 0))
+      where = places(job, sock.getsockname()[1])
     return [jobs_lib.command(job, python, place) for place in where]
 
   return commands
@@ -174,20 +174,18 @@ class Sweep:
         and not self.signals
         and len(self._running) < self._at_a_time
       ):
-        self._begin(self.waiting.pop(0))
+        job = self.waiting.pop(0)
+        slots = {run.slot for run in self._running}
+        run = Run(job, min(set(range(self._at_a_time)) - slots))
+        self._running.append(run)
+        self._start(run)
+        _say(f'{job.name}: started, see {os.path.join(job.workdir, LOG)}')
       for run in list(self._running):
         codes = run.poll()
         if codes is not None and not self._starts_again(run, codes):
           self._running.remove(run)
           self._end(run, codes)
       time.sleep(_POLL_SECONDS)
-
-  def _begin(self, job: jobs_lib.Job) -> None:
-    slots = set(range(self._at_a_time)) - {run.slot for run in self._running}
-    run = Run(job, min(slots))
-    self._running.append(run)
-    self._start(run)
-    _say(f'{job.name}: started, see {os.path.join(job.workdir, LOG)}')
 
   def _start(self, run: Run) -> None:
     run.start(self._commands(run.job))
@@ -206,13 +204,16 @@ class Sweep:
   def _end(self, run: Run, codes: Sequence[int]) -> None:
     name, seconds = run.job.name, time.monotonic() - run.started
     if not any(codes):
-      mark_finished(run.job)
+      path = os.path.join(run.job.workdir, _FINISHED)
+      with disk.replacing(path) as file:
+        json.dump(options.resolved(run.job), file)
       _say(f'{name}: done in {seconds:.0f} s')
     elif self.signals:
       self.stopped.append(name)
       _say(f'{name}: {_ended(codes)} after {seconds:.0f} s')
     else:
-      self.failures[name] = f'{_ended(codes)}: {_last_line(run.job)}'
+      log = os.path.join(run.job.workdir, LOG)
+      self.failures[name] = f'{_ended(codes)}: {jobs_lib.last_line(log)}'
       _say(f'{name}: failed after {seconds:.0f} s')
 
 
@@ -272,12 +273,6 @@ def is_finished(job: jobs_lib.Job) -> bool:
     return False
 
 
-def mark_finished(job: jobs_lib.Job) -> None:
-  """Notes the config of a job that has ended with 0 in its workdir."""
-  with disk.replacing(os.path.join(job.workdir, _FINISHED)) as file:
-    json.dump(options.resolved(job), file)
-
-
 @contextlib.contextmanager
 def handled(stop: Callable[..., None]) -> Iterator[None]:
   """Calls a handler at SIGTERM and SIGINT while the block runs."""
@@ -290,12 +285,6 @@ def handled(stop: Callable[..., None]) -> Iterator[None]:
       signal.signal(number, handler)
 
 
-def _free_port() -> int:
-  with socket.socket() as sock:
-    sock.bind(('127.0.0.1', 0))
-    return sock.getsockname()[1]
-
-
 def _ended(codes: Sequence[int]) -> str:
   """Returns how a run ended, in words."""
   ends = [
@@ -304,16 +293,6 @@ def _ended(codes: Sequence[int]) -> str:
     if code
   ]
   return ' and '.join(dict.fromkeys(ends)) or 'exit code 0'
-
-
-def _last_line(job: jobs_lib.Job) -> str:
-  """Returns the last line of a run's log that is not empty."""
-  path = os.path.join(job.workdir, LOG)
-  with open(path, 'rb') as file:
-    file.seek(max(os.path.getsize(path) - _TAIL, 0))
-    lines = file.read().decode(errors='replace').splitlines()
-  filled = [line for line in lines if line.strip()]
-  return errors.text(filled[-1] if filled else f'{path} is empty', _TAIL)
 
 
 def _say(line: str) -> None:

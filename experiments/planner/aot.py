@@ -7,7 +7,7 @@ compile, and return a row of figures and the lines of what is wrong:
     kernels    every layer calls its attention kernels
     cache      decoding writes its cache in place, and copies none of it
     memory     the program fits the device
-    limits     those of `census.violations`
+    traffic    the limit of `census.violations`
 
 python -m experiments.planner.aot ROWS > experiments/results/aot.md
 

@@ -1,12 +1,11 @@
-"""Optimized HLO text: the collectives of a program and its loops.
+"""Optimized HLO text: the collectives of a program.
 
 1. `parse` reads the text of a compiled program (`compiled.as_text()`) into
    computations and instructions.
 2. A computation runs as often as all its callers together; the body of a while
    loop runs as often as `Module.trips` says, once if that is not known. Every
    branch of a conditional counts.
-3. `Module.collectives` lists what travels between devices, `Module.loops` the
-   while loops.
+3. `Module.collectives` lists what travels between devices.
 
 All sizes are per device. An asynchronous collective counts where it starts.
 """
@@ -16,7 +15,6 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator
 
 KINDS = (
   'all-reduce',
@@ -40,8 +38,6 @@ _CALLS = re.compile(
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
-_FRAME = re.compile(r'stack_frame_id=(\d+)')
-_SOURCE = re.compile(r'source_file="([^"]*)"')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +98,6 @@ class Collective:
   arrays: tuple[Array, ...]  # the larger of operands and result
   times: int  # how often it runs
   op_name: str
-  files: tuple[str, ...]  # Python files of its stack, the innermost first
   attributes: str = ''  # the text after the operands
 
   @property
@@ -117,24 +112,11 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
-class Loop:
-  """A while loop."""
-
-  computation: str  # that it lies in
-  body: str
-  trips: int
-  times: int  # how often the body runs
-  op_name: str
-  files: tuple[str, ...]  # Python files of its stack, the innermost first
-
-
-@dataclasses.dataclass(frozen=True)
 class Module:
-  """A program: its computations by name, and Python files by stack frame."""
+  """A program: its computations by name."""
 
   computations: dict[str, tuple[Instruction, ...]]
   entry: str
-  frames: dict[int, tuple[str, ...]]
 
   @functools.cached_property
   def times(self) -> dict[str, int]:
@@ -182,7 +164,6 @@ class Module:
         _traffic(x, {y.name: y for y in instructions}),
         self.times[name],
         x.op_name,
-        self._files(x),
         x.attributes,
       )
       for name, instructions in self.computations.items()
@@ -191,23 +172,6 @@ class Module:
       if x.opcode.removesuffix('-start') in KINDS and _group(x) != 1
     ]
     return tuple(sorted(found, key=lambda x: -x.bytes))
-
-  @functools.cached_property
-  def loops(self) -> tuple[Loop, ...]:
-    """All while loops that run."""
-    return tuple(
-      Loop(
-        name,
-        _called(x, 'body'),
-        self.trips(x),
-        self.times[name] * self.trips(x),
-        x.op_name,
-        self._files(x),
-      )
-      for name, instructions in self.computations.items()
-      for x in instructions
-      if x.opcode == 'while' and self.times[name]
-    )
 
   def bytes(self) -> dict[str, int]:
     """Returns the bytes per device of the collectives, by kind."""
@@ -227,7 +191,13 @@ class Module:
 
   def copies(self, size: int) -> list[Instruction]:
     """Returns the copies within loops of arrays of so many bytes."""
-    bodies = {y for loop in self.loops for y in self.within(loop.body)}
+    bodies = {
+      y
+      for name, instructions in self.computations.items()
+      for x in instructions
+      if x.opcode == 'while' and self.times[name]
+      for y in self.within(_called(x, 'body'))
+    }
     return [
       x
       for name in sorted(bodies)
@@ -245,24 +215,6 @@ class Module:
         names.add(name)
         todo += [y for x in self.computations[name] for y in x.callees]
     return names
-
-  def in_loops(self, file: str) -> list[Collective]:
-    """Returns the collectives within the loops that a Python file contains.
-
-    Args:
-      file: the end of the file's path.
-    """
-    bodies = set()
-    for loop in self.loops:
-      if loop.files and loop.files[0].endswith(file):
-        bodies |= self.within(loop.body)
-    return [x for x in self.collectives if x.computation in bodies]
-
-  def _files(self, x: Instruction) -> tuple[str, ...]:
-    if match := _FRAME.search(x.attributes):
-      return self.frames.get(int(match[1]), ())
-    match = _SOURCE.search(x.attributes)
-    return (match[1],) if match else ()
 
 
 def parse(text: str) -> Module:
@@ -284,9 +236,7 @@ def parse(text: str) -> Module:
       'text must be a module with an ENTRY computation: got none'
     )
   return Module(
-    {name: tuple(lines) for name, lines in computations.items()},
-    entry,
-    _frames(text),
+    {name: tuple(lines) for name, lines in computations.items()}, entry
   )
 
 
@@ -392,29 +342,3 @@ def _called(x: Instruction, attribute: str) -> str:
   match = re.search(rf'\b{attribute}=%([\w.\-]+)', x.attributes)
   assert match, f'{x.name} has no {attribute}'
   return match[1]
-
-
-def _frames(text: str) -> dict[int, tuple[str, ...]]:
-  """Returns the Python files of each stack frame, the innermost first."""
-  files = dict(_table(text, 'FileNames', r'"([^"]*)"'))
-  places = dict(_table(text, 'FileLocations', r'\{file_name_id=(\d+) '))
-  stack = list(
-    _table(text, 'StackFrames', r'\{file_location_id=(\d+).*?(?:id=(\d+))?\}')
-  )
-  frames: dict[int, tuple[str, ...]] = {}
-  # Parents come first; some versions print their index plus one.
-  shift = int(any(parent == str(key) for key, (_, parent) in stack))
-  for key, (place, parent) in stack:
-    above = frames.get(int(parent or 0) - shift, ())
-    frames[key] = (files[int(places[int(place)])], *above)
-  return frames
-
-
-def _table(text: str, title: str, value: str) -> Iterator[tuple[int, str]]:
-  """Yields (id, value) of the lines of a table before the computations."""
-  match = re.search(rf'^{title}\n((?:\d+ .*\n)*)', text, re.MULTILINE)
-  for line in match[1].splitlines() if match else ():
-    key, rest = line.split(' ', 1)
-    if found := re.match(value, rest):
-      groups = found.groups()
-      yield int(key), groups[0] if len(groups) == 1 else groups

@@ -17,10 +17,11 @@ import tempfile
 import time
 import traceback
 
+from experiments.launch import results
 from experiments.trials import base, faults, server  # noqa: F401
 
-HEAD = '| trial | promise | seen | seconds | |\n|---|---|---|---|---|'
-GOOD, SHORT = 'good', 'FELL SHORT'
+HEAD = 'trial', 'promise', 'seen', 'seconds', ''
+SHORT = 'FELL SHORT'
 
 
 def find(only: str = '') -> list[base.Trial]:
@@ -32,38 +33,21 @@ def find(only: str = '') -> list[base.Trial]:
   return [t for t in base.TRIALS if not wanted or {t.area, t.name} & wanted]
 
 
-def run(trial: base.Trial, scratch: pathlib.Path, shared: base.Shared) -> dict:
-  """Runs one trial; returns its row."""
+def run(trial: base.Trial, scratch: pathlib.Path, shared: base.Shared) -> list:
+  """Runs one trial; returns its row of the table."""
   begin, result = time.monotonic(), SHORT
   try:
     seen = trial.run(base.Scratch(scratch / trial.name, shared))
-    result = GOOD
+    result = 'good'
   except AssertionError as error:
     seen = f'{error}'
   except Exception:  # a fault of the trial itself
     seen = traceback.format_exc()
-  seconds = time.monotonic() - begin
-  row = {'trial': trial.name, 'promise': trial.promise, 'seen': seen}
-  row |= {'seconds': seconds, 'result': result}
-  print(line(row), file=sys.stderr, flush=True)
+  seen = ' '.join(seen.split())[:600]
+  seconds = f'{time.monotonic() - begin:.1f}'
+  row = [trial.name, trial.promise, seen, seconds, result]
+  print(*row, sep=' | ', file=sys.stderr, flush=True)
   return row
-
-
-def line(row: dict) -> str:
-  """Returns a row of the table."""
-  seen = ' '.join(row['seen'].split())[:600].replace('|', '\\|')
-  seconds = f'{row["seconds"]:.1f}'
-  cells = row['trial'], row['promise'], seen, seconds, row['result']
-  return f'| {" | ".join(cells)} |'
-
-
-def run_all(chosen: list[base.Trial], jobs: int) -> list[dict]:
-  """Runs the trials, `jobs` at a time; returns their rows."""
-  with tempfile.TemporaryDirectory() as folder:
-    scratch = pathlib.Path(folder)
-    shared = base.Shared(scratch)
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-      return list(pool.map(lambda t: run(t, scratch, shared), chosen))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -79,16 +63,23 @@ def main(argv: list[str] | None = None) -> int:
     print('\n'.join(f'{t.name}: {t.promise}' for t in chosen))
     return 0
   begin = time.monotonic()
-  rows = run_all(chosen, args.jobs)
-  short = sum(row['result'] == SHORT for row in rows)
-  end = (
+  with (
+    tempfile.TemporaryDirectory() as folder,
+    concurrent.futures.ThreadPoolExecutor(args.jobs) as pool,
+  ):
+    scratch = pathlib.Path(folder)
+    shared = base.Shared(scratch)
+    rows = list(pool.map(lambda t: run(t, scratch, shared), chosen))
+  short = sum(row[-1] == SHORT for row in rows)
+  table = results.markdown(HEAD, rows)
+  table += [
+    '',
     f'{datetime.date.today()}: {len(rows)} trials, {short} fallen short, '
-    f'{time.monotonic() - begin:.0f} s.'
-  )
-  table = '\n'.join((HEAD, *map(line, rows), '', end))
-  print(table)
+    f'{time.monotonic() - begin:.0f} s.',
+  ]
+  print('\n'.join(table))
   if args.results:
-    args.results.write_text(table + '\n')
+    args.results.write_text('\n'.join(table) + '\n')
   return int(short > 0)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import ray
 from ray.util import scheduling_strategies
 
+from experiments.launch import jobs
 from experiments.launch.cluster import attempts
 from posttrain.util import errors
 
@@ -81,10 +82,7 @@ class Trainer:
 
   def last_line(self) -> str:
     """Returns the last line that was printed."""
-    with open(self._path, 'rb') as log:
-      log.seek(max(os.path.getsize(self._path) - 2**16, 0))
-      lines = log.read().decode(errors='replace').strip().splitlines()
-    return lines[-1] if lines else ''
+    return jobs.last_line(self._path)
 
 
 class Group:
@@ -195,8 +193,7 @@ class Group:
     for actor in self._actors:
       lines.append('')
       with contextlib.suppress(ray.exceptions.RayError):
-        line = ray.get(actor.last_line.remote(), timeout=ANSWER_SECONDS)
-        lines[-1] = errors.text(line, 2000)
+        lines[-1] = ray.get(actor.last_line.remote(), timeout=ANSWER_SECONDS)
     return lines
 
   def close(self) -> None:
