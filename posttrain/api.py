@@ -67,11 +67,10 @@ def load(
   """
   functions, kept = python_options.named(rewards), {}
   overrides = python_options.overrides(options, kept)
-  with python_options.explained(options):
-    with hub.keeping(workdir):
-      run = main.read(os.fspath(recipe), overrides, trust_config)
-    run = python_options.with_rewards(run, functions, kept)
-    checks.check(run)
+  with hub.keeping(workdir):
+    run = main.read(os.fspath(recipe), overrides, trust_config)
+  run = python_options.with_rewards(run, functions, kept)
+  checks.check(run)
   return run
 
 
@@ -186,8 +185,7 @@ def evaluate(
     stage=stage,
     trust_config=trust_config,
   )
-  with python_options.explained(options):
-    return Evaluation(*posttrain.evaluate.measure(flags))
+  return Evaluation(*posttrain.evaluate.measure(flags))
 
 
 def policy(path: str, *, template_variables: Options | None = None):

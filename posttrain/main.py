@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from posttrain import config, processes, schema
-from posttrain.config import checks, names, trust
+from posttrain.config import checks, names
 from posttrain.metrics import display, trackers
 from posttrain.util import (
   commands,
@@ -157,7 +157,7 @@ def load(
     path: `FILE.py`, `FILE.py:ARGUMENT`, or the config.json of a workdir.
     overrides: (dotted key, text of the value), applied in order.
     trust_config: whether a config.json may name any function and server, see
-      `config.trust`; a recipe may.
+      `config.checks`; a recipe may.
 
   Raises:
     ValueError: names the key that is wrong and the values it allows.
@@ -178,7 +178,7 @@ def read(
     config.override(node, key, value)
   run = config.build(node)
   if config.is_json(path):
-    trust.check(run, path, overrides, trust_config)
+    checks.check_trust(run, path, overrides, trust_config)
   return run
 
 

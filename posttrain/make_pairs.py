@@ -96,7 +96,6 @@ def make(flags: Flags) -> None:
 def _sample(flags: Flags) -> tuple[list[Any], str]:
   """Samples a policy's answers; returns their pairs and a line of counts."""
   from posttrain.checkpoints import weights
-  from posttrain.config import checks
   from posttrain.rollout import pairing
   from posttrain.stage import from_checkpoint
 
@@ -110,7 +109,11 @@ def _sample(flags: Flags) -> tuple[list[Any], str]:
     max_tokens=flags.max_tokens,
   )
   stage = run.stages[name]
-  checks.check_makes_pairs(stage, f'config.{name}')
+  if not stage.has_tasks:
+    raise ValueError(
+      f'config.{name}.envs must hold an environment with a ratio > 0: got '
+      f'{sorted(stage.envs)}'
+    )
 
   player = from_checkpoint.player(
     run,

@@ -8,7 +8,7 @@ import collections
 import difflib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 # Our key (STAGE, ENV and NAME stand for the names in a config) or flag -> the
 # names. A name with a dot also matches after further nodes.
@@ -201,8 +201,10 @@ def hint(node: str, name: str, keys: Sequence[str]) -> str:
   """
   # The nearest nodes first.
   keys = sorted(keys, key=lambda x: -len(os.path.commonprefix([x, node])))
-  if ours := [x for part in _ends(name) for x in _KEYS.get(part, ())]:
-    found = [x for x in keys if any(_stands_for(y, x) for y in ours)]
+  if ours := _ours(name):
+    texts = [re.sub('STAGE|ENV|NAME', '[^.]+', re.escape(x)) for x in ours]
+    pattern = re.compile(rf'config\.({"|".join(texts)})')
+    found = [x for x in keys if pattern.fullmatch(x)]
     return f'; see {" or ".join((found or ours)[:_SHOWN])}'
   found = [x for x in keys if x.endswith(f'.{name}')]
   if not found:
@@ -213,22 +215,16 @@ def hint(node: str, name: str, keys: Sequence[str]) -> str:
 
 def flag(name: str) -> str:
   """Returns the flag that an unknown flag (without dashes) may mean, or ''."""
-  keys = [x for part in _ends(name) for x in _KEYS.get(part, ())]
+  keys = _ours(name)[:_SHOWN]
   flags = [x if x.startswith('--') else f'--config.{x}' for x in keys]
-  return ' or '.join(flags[:_SHOWN])
+  return ' or '.join(flags)
 
 
-def _ends(name: str) -> Iterator[str]:
-  """Yields a dotted name, and it without its first parts."""
-  yield name
-  while '.' in name:
-    name = name.partition('.')[2]
-    yield name
-
-
-def _stands_for(ours: str, key: str) -> bool:
-  pattern = re.sub('STAGE|ENV|NAME', r'[^.]+', re.escape(ours))
-  return re.fullmatch(rf'config\.{pattern}', key) is not None
+def _ours(name: str) -> list[str]:
+  """Returns our keys for a dotted name, and for it without its first parts."""
+  parts = name.split('.')
+  ends = ['.'.join(parts[i:]) for i in range(len(parts))]
+  return [x for end in ends for x in _KEYS.get(end, ())]
 
 
 _KEYS = collections.defaultdict(list)  # other libraries' name -> our keys

@@ -3,33 +3,36 @@
 1. `load(spec)` runs a recipe file, or reads a config.json, into a ConfigDict.
 2. `override(config, 'sft.optim.lr', '1e-4')` changes one key or node.
 3. `build(config)` turns it into `schema.Run`: unknown keys name the nearest
-   one, every value has the declared type (`conversion`), every node passes its
+   one, every value has the declared type (`to_type`), every node passes its
    own checks.
 
 A recipe is code: it may do whatever Python can, as the user who runs it. Checks
 that span several options are in `checks`.
 """
 
+import ast
 import dataclasses
 import json
 import os
 import pathlib
 import re
 import runpy
+import types
+import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ml_collections import config_dict
 
 from posttrain import schema
-from posttrain.config import conversion, names
-from posttrain.util import disk, errors
+from posttrain.config import names
+from posttrain.models import hf_config
+from posttrain.schema import bounds
+from posttrain.util import disk, errors, hub
 
 RECIPE_PREFIX = 'recipe_'  # begins the module name of a recipe file
 _FOLDER = pathlib.Path(__file__).parents[2] / 'configs'
-_SHOWN = 20  # changed options in a message
-# Keys that may differ when a run is resumed: logging, saving. See
-# `_schedule_keys` for the number of steps and the cadence of evaluation.
+# Keys that may differ when a run is resumed, besides those of the schedule.
 _RESUMABLE = (
   r'^metrics\.',
   r'^checkpoint\.',
@@ -57,10 +60,12 @@ def load(spec: str) -> config_dict.ConfigDict:
   path, argument = _split(spec)
   if path.endswith('.json'):
     return from_dict(disk.read_json_object(path), path)
-  name = os.path.splitext(os.path.basename(path))[0]
+  name = pathlib.Path(path).stem
   try:
     recipe = runpy.run_path(path, run_name=RECIPE_PREFIX + name)
     config = recipe['get_config'](*([argument] if argument else []))
+    if not _is_node(config):
+      raise TypeError(f'{errors.quote(config)} is no ConfigDict')
   except (Exception, SystemExit) as error:
     # Errors of options, raised by the schema or by configs/, name the key.
     is_own = isinstance(error, ValueError | RuntimeError)
@@ -70,10 +75,6 @@ def load(spec: str) -> config_dict.ConfigDict:
       f'{path} must be a recipe with get_config: {errors.describe(error)} '
       f'({errors.place(error)})'
     ) from error
-  if not _is_node(config):
-    raise ValueError(
-      f'{path}: get_config must return a ConfigDict: got {errors.quote(config)}'
-    )
   return config
 
 
@@ -124,18 +125,17 @@ def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
   *parents, leaf = key.split('.')
   path, node = f'config.{key}', _node_of(config, key)
   if leaf == 'type' and node[leaf] != text:
-    parent = path.removesuffix('.type')
     raise ValueError(
-      f'{path} must be set with its options: got {text!r}; write '
-      f"""--{parent}={text}, or --{parent}='{{"type": "{text}", ...}}'"""
+      f'{path} must be set by --{path[:-5]}={text}, or with other options of a '
+      f'JSON object: got {text!r}'
     )
-  value = text if node.get_type(leaf) is str else conversion.literal(text, path)
+  value = text if node.get_type(leaf) is str else literal(text, path)
   value = None if text == 'None' else value
   if leaf == 'model' and len(parents) < 2 and isinstance(value, str):
-    named = conversion.named_model(value, path, node[leaf])
+    named = named_model(value, path, node[leaf])
     value = dataclasses.asdict(named)
   if parents and parents[0] in stages:
-    value = conversion.with_defaults(value, schema.Stage, key.split('.')[1:])
+    value = with_defaults(value, schema.Stage, key.split('.')[1:])
   if isinstance(value, dict):
     try:
       value = config_dict.ConfigDict(value)
@@ -164,16 +164,11 @@ def _node_of(config: config_dict.ConfigDict, key: str) -> Any:
     if not _is_node(node) and node is not None:
       raise ValueError(
         f'{path} must be a node to have a key {name!r}: got '
-        f'{errors.quote(node)}; it is set as a whole, with --{path}=VALUE'
+        f'{errors.quote(node)}'
       )
     if node is None or name not in node:
-      rest = '.'.join(parts[i:])
-      near = names.hint(path, rest, [f'config.{x}' for x in _flat(config)])
-      own = list(node or ())
-      raise ValueError(
-        f'{path} has no option {name!r}'
-        + (near or f'; its options are {errors.text(", ".join(own), 400)}')
-      )
+      keys = [f'config.{x}' for x, _ in _flat(config)]
+      raise _no_option(path, '.'.join(parts[i:]), keys, list(node or ()))
     value, path = node[name], f'{path}.{name}'
   return node
 
@@ -183,8 +178,8 @@ def _check_stages(stages: Any, known: Sequence[str]) -> None:
   ok = isinstance(stages, tuple | list) and len(stages) > 0
   if not ok or len(set(stages)) < len(stages) or set(stages) - set(known):
     raise ValueError(
-      'config.stages must be a tuple of names of stages, once each: got '
-      f"""{errors.quote(stages)}; write --config.stages='("{known[0]}",)'"""
+      f'config.stages must be a tuple of names of {known}, once each: got '
+      f'{errors.quote(stages)}'
     )
 
 
@@ -198,10 +193,10 @@ def build(config: config_dict.ConfigDict) -> schema.Run:
   stages = values.get('stages')
   _check_stages(stages, [k for k, x in values.items() if _is_node(x)] or ['s'])
   values['stages'] = {
-    name: conversion.to_type(values.pop(name), schema.Stage, f'config.{name}')
+    name: to_type(values.pop(name), schema.Stage, f'config.{name}')
     for name in stages
   }
-  return conversion.to_type(values, schema.Run, 'config')
+  return to_type(values, schema.Run, 'config')
 
 
 def to_dict(run: schema.Run) -> dict[str, Any]:
@@ -252,32 +247,24 @@ def check_resume(old: dict[str, Any], new: dict[str, Any]) -> None:
   else:
     new = {k: x for k, x in new.items() if k not in stages[len(known) :]}
     new['stages'] = known
-  schedules = [
-    key
-    for name in known
-    if name in old
-    for key in _schedule_keys(name, old[name])
-  ]
-  if lines := changes(old, new, (*_RESUMABLE, *schedules)):
+  # The schedule may change: the number of steps, and with it the rest of a
+  # decaying learning rate, and the cadence of evaluation. With `eval.best`
+  # another cadence would select other weights, and so would more steps if the
+  # last one has an evaluation that the cadence has not.
+  allowed = list(_RESUMABLE)
+  for name in known:
+    stage = old.get(name, {})
+    evaluation, key = stage.get('eval', {}), f'^{re.escape(name)}'
+    every, selects = evaluation.get('every'), evaluation.get('best') is not None
+    if not selects or (every and stage['steps'] % every == 0):
+      allowed.append(rf'{key}\.steps$')
+    if not selects:
+      allowed.append(rf'{key}\.eval\.every$')
+  if lines := changes(old, new, allowed):
     raise ValueError(
       f'a resumed run must keep its config: changed {lines}; use another '
-      '--workdir, or undo the change'
+      '--workdir'
     )
-
-
-def _schedule_keys(name: str, stage: dict[str, Any]) -> list[str]:
-  """Returns regular expressions of the schedule's keys that may change.
-
-  The number of steps, and with it the rest of a decaying learning rate, and the
-  cadence of evaluation. With `eval.best` another cadence would select other
-  weights, and so would more steps if the last one has an evaluation that the
-  cadence has not.
-  """
-  evaluation, steps = stage.get('eval', {}), rf'^{re.escape(name)}\.steps$'
-  if evaluation.get('best') is None:
-    return [steps, rf'^{re.escape(name)}\.eval\.every$']
-  every = evaluation.get('every')
-  return [steps] if every and stage['steps'] % every == 0 else []
 
 
 def changes(
@@ -290,32 +277,223 @@ def changes(
     new: other options.
     but: regular expressions of keys that may differ.
   """
-  before, after = dict(_leaves(old)), dict(_leaves(new))
+  before, after = (
+    {k: x for k, x in _flat(tree) if not isinstance(x, dict)}
+    for tree in (old, new)
+  )
   lines = [
     f'config.{k} ({errors.quote(before.get(k))} -> '
     f'{errors.quote(after.get(k))})'
     for k in sorted(before | after)
     if before.get(k) != after.get(k) and not any(re.search(x, k) for x in but)
   ]
-  more = len(lines) - _SHOWN
-  rest = f' and {more} more' if more > 0 else ''
-  return ', '.join(lines[:_SHOWN]) + rest
+  return errors.text(', '.join(lines), 2000)
 
 
-def _flat(node: Any, prefix: str = '') -> Iterator[str]:
-  """Yields the dotted keys of all nodes and options."""
-  for key, value in node.items():
-    yield prefix + key
-    if _is_node(value):
+def _flat(tree: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:
+  """Yields the dotted key and the value of each node and option."""
+  for key, value in tree.items():
+    yield prefix + key, value
+    if _is_node(value) or isinstance(value, dict):
       yield from _flat(value, f'{prefix}{key}.')
 
 
-def _leaves(
-  tree: dict[str, Any], prefix: str = ''
-) -> Iterator[tuple[str, Any]]:
-  """Yields the dotted key and the value of each option."""
-  for key, value in tree.items():
-    if isinstance(value, dict):
-      yield from _leaves(value, f'{prefix}{key}.')
+# --- values by their annotations ---------------------------------------------
+
+
+def literal(text: str, key: str) -> Any:
+  """Returns an override's value: JSON, a Python literal, or the text itself."""
+  try:
+    return disk.parse_json(text, key)
+  except ValueError as error:
+    problem = error
+  try:
+    return ast.literal_eval(text)
+  except (ValueError, SyntaxError, RecursionError, MemoryError):
+    if text.lstrip().startswith(('{', '[')):
+      raise problem from None
+    return text
+
+
+def with_defaults(value: Any, kind: Any, keys: Sequence[str]) -> Any:
+  """Returns a node of a type with all its options, so that each can be set.
+
+  Args:
+    value: the name of a type, or a JSON object with its `type`.
+    kind: class of the schema.
+    keys: the keys below it that lead to the node.
+
+  Returns:
+    A dict of plain values; `value` itself where a node has no types, or not
+    this one.
+  """
+  for key in keys:
+    for option in _options(kind):
+      if typing.get_origin(option) is dict:
+        kind = typing.get_args(option)[1]
+        break
+      is_node = dataclasses.is_dataclass(option)
+      hints = typing.get_type_hints(option) if is_node else {}
+      if key in hints:
+        kind = hints[key]
+        break
     else:
-      yield prefix + key, value
+      return value
+  name = value.get('type') if isinstance(value, dict) else value
+  options = _options(kind)
+  if isinstance(value, str) and str in options:  # another name, as of a stage
+    return value
+  for option in options:
+    if dataclasses.is_dataclass(option) and getattr(option, 'type', 0) == name:
+      defaults = {}
+      for field in dataclasses.fields(option):
+        make = field.default_factory
+        default = field.default if make is dataclasses.MISSING else make()
+        is_node = dataclasses.is_dataclass(default)
+        plain = dataclasses.asdict(default) if is_node else default
+        defaults[field.name] = plain
+      return defaults | (value if isinstance(value, dict) else {})
+  return value
+
+
+def _options(kind: Any) -> tuple[Any, ...]:
+  """Returns the types of a union, without annotations; or the one type."""
+  if typing.get_origin(kind) is typing.Annotated:
+    kind = typing.get_args(kind)[0]
+  if typing.get_origin(kind) in (types.UnionType, typing.Union):
+    return tuple(x for y in typing.get_args(kind) for x in _options(y))
+  return (kind,)
+
+
+def to_type(value: Any, kind: Any, path: str) -> Any:
+  """Returns a value as an annotation declares it.
+
+  A node becomes a dataclass of the schema (the one that its `type` names, if
+  there are several), whose own checks refuse values of other types. A path
+  (`schema.bounds.File`, `Folder`, `Compiled`) becomes absolute, so that
+  config.json names the same file from any folder.
+
+  Args:
+    value: a plain value, a ConfigDict or a dict.
+    kind: the annotation.
+    path: dotted key of the value, for errors.
+
+  Raises:
+    ValueError: a node has an unknown key, or a value that the schema refuses.
+  """
+  reach, kinds = bounds.reach(kind), _options(kind)
+  if value is None and type(None) in kinds:
+    return None
+  nodes = [k for k in kinds if dataclasses.is_dataclass(k)]
+  if str in kinds and isinstance(value, str):  # a name, or a node's JSON
+    value = literal(value, path) if nodes and value[:1] == '{' else value
+    nodes = [] if isinstance(value, str) else nodes
+  if nodes:
+    return _node(value, nodes, path)
+  kind = next(k for k in kinds if k is not type(None))
+  origin, args = typing.get_origin(kind), typing.get_args(kind)
+  if kind is Any:  # JSON, without the containers of ConfigDict
+    return value.to_dict() if _is_node(value) else value
+  if origin is dict and isinstance(value, dict | config_dict.ConfigDict):
+    items = value.items()
+    return {k: to_type(v, args[1], f'{path}.{k}') for k, v in items}
+  if origin is tuple and isinstance(value, tuple | list):
+    return tuple(to_type(x, args[0], path) for x in value)
+  if kind is float and type(value) is int and abs(value) < 2**1023:
+    return float(value)
+  return _absolute(value, reach) if reach and isinstance(value, str) else value
+
+
+def _node(value: Any, kinds: Sequence[Any], path: str) -> Any:
+  """Returns a dataclass of the schema, whose own checks pass."""
+  kind = kinds[0]
+  if dataclasses.is_dataclass(value):  # a stage from `build`
+    return value
+  if kind is schema.Model and isinstance(value, str):
+    return named_model(value, path)
+  is_node = isinstance(value, dict | config_dict.ConfigDict)
+  if hasattr(kind, 'type'):
+    by_type = {kind.type: kind for kind in kinds}
+    name = value.get('type') if is_node else value
+    if not isinstance(name, str) or name not in by_type:
+      raise ValueError(
+        f'{path}.type must be one of {tuple(by_type)}: got {errors.quote(name)}'
+        f'{errors.nearest(str(name), by_type)}'
+      )
+    # A type's name stands for its defaults.
+    kind, value, is_node = by_type[name], value if is_node else {}, True
+  if not is_node:
+    raise ValueError(f'{path} must be a node: got {errors.quote(value)}')
+  hints = typing.get_type_hints(kind, include_extras=True)
+  for name in value:
+    if name not in hints:
+      raise _no_option(path, name, [f'{path}.{x}' for x in hints], list(hints))
+  fields = {k: to_type(v, hints[k], f'{path}.{k}') for k, v in value.items()}
+  try:
+    return kind(**fields)
+  except schema.FieldError as error:
+    raise ValueError(f'{path}.{error.field} {error.detail}') from None
+
+
+def _no_option(
+  path: str, name: str, keys: Sequence[str], own: Sequence[str]
+) -> ValueError:
+  """Returns the error of a key that a node lacks, with what it may mean.
+
+  Args:
+    path: dotted key of the node.
+    name: the key below it.
+    keys: dotted keys that exist.
+    own: the node's options.
+  """
+  near = names.hint(path, name, keys)
+  options = f'; its options are {errors.text(", ".join(own), 400)}'
+  return ValueError(
+    f'{path} has no option {name.partition(".")[0]!r}{near or options}'
+  )
+
+
+def _absolute(path: str, reach: str) -> str:
+  """Returns a path made absolute; another text as it is.
+
+  A path that starts with an address (gs://...), or with a variable that holds
+  an absolute path ($POSTTRAIN_DATA/...), stays as it is; so does one that names
+  nothing, which the run refuses later. The id of a model in the hub's cache
+  becomes the folder of its commit.
+  """
+  if reach == 'compiled':  # a folder that may not exist yet
+    is_fixed = '://' in path or path.startswith('~')
+    return path if is_fixed else os.path.abspath(path)
+  if reach == 'folder' and schema.is_path(path):
+    path = hub.folder(path) or path
+  elif reach != 'file':
+    return path
+  text = os.path.expandvars(path)
+  if not path or (text != path and os.path.isabs(text)):
+    return path
+  text = os.path.expanduser(text)
+  return os.path.abspath(text) if os.path.exists(text) else path
+
+
+def named_model(name: str, path: str, now: Any = None) -> schema.Model:
+  """Returns the model of a preset or of a HuggingFace directory.
+
+  Args:
+    name: the preset's name, or the directory.
+    path: dotted key of the model, for errors.
+    now: the replaced node; a directory's model keeps its dtype,
+      remat and attention.
+  """
+  if name in schema.PRESETS:
+    return schema.PRESETS[name]
+  folder = hub.folder(name) or os.path.expanduser(name)
+  if not os.path.isdir(folder):
+    raise ValueError(
+      f'{path} must be one of {tuple(schema.PRESETS)}, or a HuggingFace '
+      f'directory: got {name!r}{hub.hint(name)}'
+    )
+  model = hf_config.read(folder)
+  if now is None:
+    return model
+  kept = {name: now[name] for name in ('dtype', 'remat', 'attention')}
+  return dataclasses.replace(model, **kept)

@@ -4,11 +4,10 @@ The command line gives texts by dotted key; a program gives numbers, dicts,
 paths, functions and classes. `overrides` makes texts of them.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from posttrain import schema
@@ -32,93 +31,35 @@ def overrides(
   Raises:
     ValueError: they are no dict, or a value has no text.
   """
-  if options is None:
-    return []
-  if not isinstance(options, Mapping):
-    raise ValueError(
-      'options must be a dict of keys and values: got '
-      f"{errors.quote(options)}; write {{'grpo.steps': 3}}"
-    )
+  if not isinstance(options, Mapping | None):
+    raise ValueError(f'options must be a dict: got {errors.quote(options)}')
   found = []
-  for key, value in options.items():
-    if not isinstance(key, str):
-      raise ValueError(
-        f'options must have keys of the config: got {errors.quote(key)}; '
-        "write {'grpo.steps': 3}"
-      )
+  for key, value in (options or {}).items():
     key = key.removeprefix('config.')  # as errors print it
-    found.append((key, _text(value, key, kept)))
+    try:
+      value = _plain(value, kept)
+      text = json.dumps(value) if isinstance(value, dict) else repr(value)
+    except (TypeError, ValueError) as error:
+      raise ValueError(
+        f'config.{key} must hold plain values and functions with names: got '
+        f'{errors.quote(value)}; {error}'
+      ) from error
+    found.append((key, value if isinstance(value, str) else text))
   return found
 
 
-def _text(value: Any, key: str, kept: dict[str, Any]) -> str:
-  """Returns a value as the command line has it."""
-  value = _plain(value, key, kept)
-  if isinstance(value, str):
-    return value
-  if not isinstance(value, dict):
-    return repr(value)
-  try:
-    return json.dumps(value)
-  except TypeError as error:
-    raise ValueError(
-      f'config.{errors.text(key)} must hold plain values: got '
-      f'{errors.quote(value)}; write numbers, texts, lists, dicts, functions'
-    ) from error
-
-
-def _plain(value: Any, key: str, kept: dict[str, Any]) -> Any:
+def _plain(value: Any, kept: dict[str, Any]) -> Any:
   """Returns a plain value for a path, a function, or an array's scalar."""
   if isinstance(value, os.PathLike):
     return os.fspath(value)
   if isinstance(value, Mapping):
-    return {k: _plain(child, key, kept) for k, child in value.items()}
+    return {k: _plain(child, kept) for k, child in value.items()}
   if isinstance(value, list | tuple):
-    items = [_plain(child, key, kept) for child in value]
+    items = [_plain(child, kept) for child in value]
     return items if isinstance(value, list) else tuple(items)
   if callable(value):
-    try:
-      return imports.path(value, kept)
-    except ValueError as error:
-      raise ValueError(f'config.{errors.text(key)}: {error}') from error
-  is_scalar = getattr(value, 'shape', None) == () and hasattr(value, 'item')
-  return value.item() if is_scalar else value
-
-
-@contextlib.contextmanager
-def explained(options: Options | None) -> Iterator[None]:
-  """Rewrites errors of the command for its function.
-
-  A flag loses its dashes, and a dict that replaces a stage is named as such.
-  """
-  try:
-    yield
-  except ValueError as error:
-    text = str(error).removeprefix('--')
-    for key, value in (options or {}).items():
-      key = key.removeprefix('config.')
-      if isinstance(value, Mapping) and text.startswith(f'config.{key}.'):
-        text += _replaces(key, value)
-    if text == str(error):
-      raise
-    raise ValueError(text) from error
-
-
-def _replaces(key: str, value: Any) -> str:
-  """Returns what a dict for a stage did, and its first option alone; or ''."""
-  if '.' in key or key in {x.name for x in dataclasses.fields(schema.Run)}:
-    return ''
-  stage = key
-  while isinstance(value, Mapping) and value:
-    name, value = next(iter(value.items()))
-    key = f'{key}.{name}'
-  option = f'{errors.quote(key)}: {errors.quote(value)}'
-  if key == stage:
-    option = errors.quote(f'{key}.OPTION') + ': VALUE'
-  return (
-    '; a dict replaces the whole stage: to change one option write '
-    f'{{{option}}}'
-  )
+    return imports.path(value, kept)
+  return value.item() if getattr(value, 'shape', None) == () else value
 
 
 def named(rewards: Rewards | None) -> Mapping[str, Function]:
@@ -130,30 +71,17 @@ def named(rewards: Rewards | None) -> Mapping[str, Function]:
   if rewards is None:
     return {}
   if isinstance(rewards, Mapping):
-    if wrong := [x for x in rewards if not isinstance(x, str)]:
-      raise ValueError(
-        f'rewards must have texts as names: got {errors.quote(wrong[0])}; '
-        "write {'NAME': FUNCTION}"
-      )
-    return rewards
-  functions = rewards if isinstance(rewards, list | tuple) else [rewards]
-  found: dict[str, Function] = {}
-  for function in functions:
-    if not callable(function):
-      raise ValueError(
-        'rewards must be a dict of names and functions, a function, or a list '
-        f"of functions: got {errors.quote(function)}; write {{'NAME': "
-        'FUNCTION}'
-      )
-    name = str(getattr(function, '__name__', ''))
-    if not name.isidentifier() or name in found:
-      fault = f'two of {name!r}' if name in found else errors.quote(function)
-      raise ValueError(
-        'rewards must be functions with names of their own, where they are no '
-        f"dict: got {fault}; use a dict of functions that def defines, {{'NAME'"
-        ': FUNCTION}'
-      )
-    found[name] = function
+    found = dict(rewards)
+  else:
+    functions = rewards if isinstance(rewards, list | tuple) else [rewards]
+    found = {getattr(x, '__name__', '?'): x for x in functions}
+    if len(found) < len(functions) or not all(map(str.isidentifier, found)):
+      found = {'?': None}
+  if not all(isinstance(k, str) and callable(x) for k, x in found.items()):
+    raise ValueError(
+      'rewards must be functions with names of their own, or a dict of names '
+      f"and functions, {{'NAME': FUNCTION}}: got {errors.quote(rewards)}"
+    )
   return found
 
 
@@ -172,16 +100,11 @@ def with_rewards(
     path = imports.path(function, kept)
     *place, name = key.split('.')
     places = [tuple(place)] if place else sampled
-    if not sampled:
+    if not sampled or not set(places) <= set(sampled):
       raise ValueError(
         f'rewards[{key!r}] must be for an environment whose answers the policy '
-        'samples: this recipe samples no answers; use grpo'
-      )
-    if not set(places) <= set(sampled):
-      raise ValueError(
-        f'rewards[{key!r}] must be for an environment whose answers the policy '
-        f'samples: expected a name alone, or STAGE.ENVIRONMENT.NAME with one '
-        f'of {[".".join(x) for x in sampled]}'
+        f'samples, NAME or STAGE.ENVIRONMENT.NAME with one of '
+        f'{[".".join(x) for x in sampled]}'
       )
     for chosen in places:
       entries.setdefault(chosen, {})[name] = schema.RewardFn(

@@ -166,7 +166,7 @@ Count = Annotated[int, _POSITIVE]
 CountOrNone = Annotated[int | None, _POSITIVE]
 CountOrZero = Annotated[int, _NON_NEGATIVE]
 Regex = Annotated[str, readable('be a regex', re.compile)]
-# Texts that reach beyond the run's own data: `config.trust` takes them from a
+# Texts that reach beyond the run's own data: `config.checks` takes them from a
 # config that the user did not write only if the user says so.
 Function = Annotated[str, 'function', _IMPORT_PATH]
 FunctionOrNone = Annotated[str | None, 'function', _IMPORT_PATH]

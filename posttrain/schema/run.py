@@ -391,25 +391,21 @@ class Stage(bounds.Options):
 
   def __post_init__(self):
     super().__post_init__()
-    if self.kind == 'tokens':
-      self.require_envs()
-
-  def require_envs(self):
-    """Checks that there is an environment to train on, or to make pairs of.
-
-    A stage on pairs is checked before it trains, see `config.checks`: with none
-    it can still answer `eval.suite`.
-
-    Raises:
-      FieldError: there is none.
-    """
-    bounds.require(bool(self.envs), 'envs', 'hold an environment', self.envs)
     bounds.require(
-      any(entry.ratio for entry in self.envs.values()),
+      self.kind != 'tokens' or self.has_tasks,
       'envs',
       'hold an environment with a ratio > 0',
       sorted(self.envs),
     )
+
+  @property
+  def has_tasks(self) -> bool:
+    """Whether there are tasks to train on, or to make pairs of.
+
+    A stage on pairs needs none to answer `eval.suite`; `config.checks` refuses
+    to train it.
+    """
+    return any(entry.ratio for entry in self.envs.values())
 
 
 TRACKERS = ('tensorboard', 'wandb', 'trackio')

@@ -30,7 +30,7 @@ import numpy as np
 from posttrain import compilation, config, schema, sharding, types
 from posttrain.chat import rendering
 from posttrain.checkpoints import weights
-from posttrain.config import checks, trust
+from posttrain.config import checks
 from posttrain.data import preferences
 from posttrain.evaluation import answers, measures
 from posttrain.losses import preference
@@ -60,7 +60,7 @@ def stage_of(
     stage: the stage's name; None = the checkpoint's, or the recipe's last.
     overrides: (dotted key, value as on the command line), in their order.
     trust_config: whether a checkpoint or a config.json may name any function
-      and server, see `config.trust`.
+      and server, see `config.checks`.
     **changes: options of the stage's evaluation, after all others.
 
   Raises:
@@ -95,7 +95,8 @@ def stage_of(
     config.override(node, key, value)
   run = config.build(node)
   if where is not None:
-    trust.check(run, where, overrides, trust_config, trackers=False)
+    untracked = dataclasses.replace(run, metrics=schema.Metrics())
+    checks.check_trust(untracked, where, overrides, trust_config)
   checks.check(run)
   stage = stage or list(run.stages)[-1]
   if stage not in run.stages:

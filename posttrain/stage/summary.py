@@ -8,7 +8,7 @@ import shlex
 from typing import Any
 
 from posttrain import schema
-from posttrain.config import trust
+from posttrain.config import checks
 from posttrain.metrics import estimates, statistics, writers
 from posttrain.training import objectives
 
@@ -92,7 +92,8 @@ def commands(
   printed = [f'python -m posttrain.generate {checkpoint} --prompt={prompt}']
   if _has_tasks(run, name, rows):
     against = _start(run, name, workdir)
-    foreign = trust.named(dataclasses.replace(run, metrics=schema.Metrics()))
+    unlogged = dataclasses.replace(run, metrics=schema.Metrics())
+    foreign = checks.untrusted(unlogged)
     trusted = ' --trust_config' if foreign else ''
     printed.append(
       f'python -m posttrain.evaluate {checkpoint}{against}{trusted}'

@@ -6,8 +6,9 @@ import json
 import pytest
 
 from configs import machinery
-from posttrain import config, schema
+from posttrain import config, main, schema
 from posttrain.config import checks
+from posttrain.util import imports
 
 GRPO = schema.EnvEntry(
   algorithm=schema.Grpo(),
@@ -140,29 +141,15 @@ def test_a_group_of_one_rollout_may_train_without_its_reward():
   for algorithm in ({'type': 'reward'}, {'type': 'max_rl', 'baseline': False}):
     _resolve((ALGORITHM, algorithm), size)
   for algorithm in ({'type': 'echo'}, {'type': 'grpo', 'kl_beta': 0.1}):
-    with pytest.warns(UserWarning, match='group_size'):
-      _resolve((ALGORITHM, algorithm), size)
+    _resolve((ALGORITHM, algorithm), size)
 
 
 # --- eval.best ---------------------------------------------------------------
 
-UNGRADED = schema.Trl(factory='m:f')
 
-
-def _stage(best, env=None, rewards=None, **options):
-  entry = schema.EnvEntry(env=env or schema.Arithmetic(), rewards=rewards or {})
-  return schema.Stage(
-    envs={'a': entry}, eval=schema.Eval(best=f'eval/{best}/a', **options)
-  )
-
-
-def _assert_selects(stage, selecting, refused, **options):
-  """Asserts which measures a stage, made by a function, may select by."""
-  for best in selecting.split():
-    checks._check_best(stage(best, **options), 'config.grpo')
-  for best in refused.split():
-    with pytest.raises(ValueError, match=r'^config\.grpo\.eval\.best'):
-      checks._check_best(stage(best, **options), 'config.grpo')
+def _stage(best, env=None, **options):
+  entry = schema.EnvEntry(env=env or schema.Arithmetic())
+  return schema.Stage(envs={'a': entry}, eval=schema.Eval(best=best, **options))
 
 
 @pytest.mark.parametrize(
@@ -170,76 +157,185 @@ def _assert_selects(stage, selecting, refused, **options):
   [
     (
       None,
-      'pass_rate sampled_format_rate sampled_reward pass@8 maj@4',
-      'passrate nll pass@3 pass@x kl errors entropy length',
+      'pass_rate sampled_format_rate sampled_reward pass@8 maj@4 reward/short',
+      'passrate pass@x kl errors entropy length',
     ),
-    (schema.AlphabetSort(), 'pass@8', 'maj@8'),
     (schema.Rows(path='p', eval_fraction=0.5), 'nll token_accuracy', 'nlll'),
-    (UNGRADED, 'reward sampled_reward own', 'pass_rate pass@8'),
-    (dataclasses.replace(UNGRADED, correct_at=1.0), 'pass_rate', ''),
-    (schema.CustomEnv(import_path='m:f'), 'own nll maj@8', 'stop/eos kl'),
-    (
-      schema.Sql(difficulties=('easy',)),
-      'progress pass_rate_easy',
-      'pass_rate_hard steps',
-    ),
+    (schema.Trl(factory='m:f'), 'reward own', ''),
+    (schema.Sql(), 'progress pass_rate_easy', 'steps'),
   ],
 )
 def test_weights_are_selected_by_a_measure_that_can_be_best(
   env, selecting, refused
 ):
-  _assert_selects(_stage, selecting, refused, env=env, ks=(4,))
-
-
-@pytest.mark.parametrize(
-  ('samples', 'selecting', 'refused'),
-  [
-    (0, '', 'sampled_pass_rate pass@1'),
-    (2, 'sampled_pass_rate pass@2', 'maj@3'),
-  ],
-)
-def test_measures_of_samples_need_samples(samples, selecting, refused):
-  _assert_selects(_stage, selecting, refused, samples=samples)
-
-
-@pytest.mark.parametrize(
-  ('function', 'selecting', 'refused'),
-  [
-    ({'fn': 'm:f'}, 'reward/short sampled_reward/short', 'reward/long'),
-    ({'fn': 'm:f', 'judge': 'stage:sft'}, '', 'reward/short'),
-    ({'model': 'stage:sft'}, '', 'sampled_reward/short'),
-  ],
-)
-def test_reward_functions_select_where_evaluations_call_them(
-  function, selecting, refused
-):
-  rewards = {'short': schema.RewardFn(**function)}
-  _assert_selects(_stage, selecting, refused, rewards=rewards)
+  for names, ok in ((selecting, True), (refused, False)):
+    for name in names.split():
+      found = list(checks._best('grpo', _stage(f'eval/{name}/a', env)))
+      assert (found == []) == ok, name
+  assert list(checks._best('grpo', _stage('eval/pass_rate/b')))
 
 
 def test_metrics_of_pairs_that_select():
-  def stage(best):
-    return schema.Stage(
-      kind='preference',
-      pairs=schema.MadePairs(eval_fraction=0.2),
-      eval=schema.Eval(best=f'eval/pairs/{best}'),
-    )
-
-  selecting = 'rewards/accuracies rewards/margins'
-  _assert_selects(stage, selecting, 'logps/chosen loss/sigmoid')
+  for best, ok in (('rewards/accuracies', True), ('logps/chosen', False)):
+    selection = schema.Eval(best=f'eval/pairs/{best}')
+    stage = schema.Stage(kind='preference', eval=selection)
+    assert (list(checks._best('dpo', stage)) == []) == ok
 
 
-def _apart(first=100, second=500, **other):
-  """`sft` selects on the tasks of `a` after the first; `grpo` reports."""
+@pytest.mark.parametrize(
+  ('reported', 'other', 'ok'),
+  [(500, {}, False), (100, {}, True), (500, {'max_operand': 9}, True)],
+)
+def test_later_stages_do_not_report_the_tasks_that_selected(
+  reported, other, ok
+):
+  """`sft` selects on the tasks of `a` after the first 100."""
   entry = schema.EnvEntry(env=schema.Arithmetic(**other))
-  return {
-    'sft': _stage('pass_rate', prompts=first),
-    'grpo': schema.Stage(envs={'b': entry}, eval=schema.Eval(prompts=second)),
+  stages = {
+    'sft': _stage('eval/pass_rate/a', prompts=100),
+    'grpo': schema.Stage(envs={'b': entry}, eval=schema.Eval(prompts=reported)),
+  }
+  keys = [key for key, *_ in checks.problems(schema.Run(stages=stages))]
+  assert keys == ([] if ok else ['grpo.eval.prompts'])
+
+
+# --- trust --------------------------------------------------------------------
+
+FOREIGN = 'subprocess:getoutput'
+ADDRESS = 'gs://evil/x'
+
+
+def run_of(**reward):
+  rewards = {'x': schema.RewardFn(**reward)} if reward else {}
+  stage = schema.Stage(
+    kind='tokens',
+    envs={
+      'a': schema.EnvEntry(
+        algorithm=schema.Grpo(),
+        sampler=schema.Policy(max_tokens=4),
+        group_size=2,
+        rewards=rewards,
+      )
+    },
+  )
+  return schema.Run(stages={'s': stage})
+
+
+@pytest.mark.parametrize(
+  'path',
+  [
+    FOREIGN,
+    'posttrain.util.imports:importlib.import_module',
+    'posttrain.rewards.texts:np.save',
+    'posttrainx.rewards.numeric:parse',
+    'posttrain.rewards.numeric:_finite',
+    'experiments.trials:main',
+  ],
+)
+def test_functions_from_elsewhere_need_trust(path):
+  with pytest.raises(ValueError, match='--trust_config') as error:
+    checks.check_trust(run_of(fn=path), 'config.json')
+  assert f'config.s.envs.a.rewards.x.fn {path!r}' in str(error.value)
+
+
+@pytest.mark.parametrize(
+  'path',
+  [
+    'posttrain.rewards.texts:ratio',
+    'posttrain.envs.sql.functions:reward_correctness',
+    'configs.algorithms.custom:centered',
+  ],
+)
+def test_functions_made_for_configs_need_none(path):
+  assert checks.untrusted(run_of(fn=path)) == {}
+
+
+def test_functions_that_this_process_handed_over_need_none():
+  def short(completions):
+    return [0.0 for _ in completions]
+
+  assert checks.untrusted(run_of(fn=imports.path(short))) == {}
+
+
+def test_nothing_is_imported_before_the_refusal(tmp_path, monkeypatch):
+  (tmp_path / 'bomb.py').write_text(
+    "import pathlib\npathlib.Path('exploded').touch()\ndef f(): pass\n"
+  )
+  path = tmp_path / 'config.json'
+  path.write_text(json.dumps(config.to_dict(run_of(fn='bomb:f'))))
+  monkeypatch.syspath_prepend(str(tmp_path))
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(ValueError, match="rewards.x.fn 'bomb:f'"):
+    main.load(str(path))
+  assert not (tmp_path / 'exploded').exists()
+  main.load(str(path), [], True)
+  assert (tmp_path / 'exploded').exists()
+
+
+def test_overrides_and_trust_config_are_the_users_own_word(capsys):
+  run = run_of(fn=FOREIGN)
+  checks.check_trust(run, 'config.json', [('s.envs.a.rewards.x.fn', FOREIGN)])
+  node = json.dumps({'x': {'fn': FOREIGN}})
+  checks.check_trust(run, 'config.json', [('s.envs.a.rewards', node)])
+  assert not capsys.readouterr().err
+  with pytest.raises(ValueError, match='--trust_config'):
+    checks.check_trust(
+      run, 'config.json', [('s.envs.a.rewards.x.weight', '2.0')]
+    )
+  checks.check_trust(run, 'config.json', trust=True)
+  assert FOREIGN in capsys.readouterr().err
+
+
+def test_servers_variables_and_compiled_programs_need_trust():
+  endpoint = schema.Endpoint(
+    name='m', base_url='http://h.example/v1', api_key_env='AWS_SECRET'
+  )
+  stage = schema.Stage(
+    envs={
+      'a': schema.EnvEntry(
+        algorithm=schema.Opd(reference=endpoint), sampler=schema.Policy()
+      ),
+      'b': schema.EnvEntry(env=schema.OpenEnv(url='ws://h.example:1/ws')),
+    }
+  )
+  run = schema.Run(stages={'s': stage}, compilation_cache='/shared/compiled')
+  assert checks.untrusted(run) == {
+    'config.compilation_cache': '/shared/compiled',
+    'config.s.envs.a.algorithm.reference.base_url': 'http://h.example/v1',
+    'config.s.envs.a.algorithm.reference.api_key_env': 'AWS_SECRET',
+    'config.s.envs.b.env.url': 'ws://h.example:1/ws',
   }
 
 
-def test_later_stages_do_not_report_the_tasks_that_selected():
-  with pytest.raises(ValueError, match=r'config\.grpo\.eval\.prompts'):
-    checks._check_apart(_apart())
-  for stages in (_apart(second=100), _apart(max_operand=9)):
-    checks._check_apart(stages)
+def test_addresses_in_place_of_paths_need_trust(capsys):
+  run = run_of()
+  stage = dataclasses.replace(run.stages['s'], init=ADDRESS)
+  entry = dataclasses.replace(
+    stage.envs['a'], algorithm=schema.Opd(reference='s3://evil/y')
+  )
+  stage = dataclasses.replace(stage, envs={'a': entry})
+  run = dataclasses.replace(
+    run, tokenizer=schema.Tokenizer(path='x-y+z://evil'), stages={'s': stage}
+  )
+  assert checks.untrusted(run) == {
+    'config.tokenizer.path': 'x-y+z://evil',
+    'config.s.init': ADDRESS,
+    'config.s.envs.a.algorithm.reference': 's3://evil/y',
+  }
+  with pytest.raises(ValueError, match=f'config.s.init {ADDRESS!r}'):
+    checks.check_trust(run, 'config.json')
+  checks.check_trust(run, 'config.json', trust=True)
+  assert ADDRESS in capsys.readouterr().err
+
+
+def test_a_recipe_may_name_anything(tmp_path):
+  (tmp_path / 'recipe.py').write_text(
+    'from configs import machinery\n'
+    'from posttrain import schema\n'
+    'from tests.config import test_checks\n'
+    'def get_config():\n'
+    "  return machinery.config_dict(test_checks.run_of(fn='json:loads'))\n"
+  )
+  run = main.load(str(tmp_path / 'recipe.py'))
+  assert run.stages['s'].envs['a'].rewards['x'].fn == 'json:loads'
+  assert machinery.config_dict(run)

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
+from ml_collections import config_dict
 
 from configs import machinery
 from posttrain import config, schema
-from posttrain.config import checks
+from posttrain.config import checks, options
 
 
 def _node(**stage):
@@ -95,12 +97,12 @@ def test_override_sets_the_parsed_value(key, text, value):
     ('model', '{"layer": 1}', 'config.model.layers'),
     ('sft.envs.a.algorithm', 'ppo', 'algorithm.type'),
     ('sft.envs.a.env.ops', '("/",)', ''),
-    ('sft.envs.a.env.ops', '(1,)', 'ops[0]'),
+    ('sft.envs.a.env.ops', '(1,)', ''),
     ('sft.envs.a.env.max_operand', '1000', ''),
     ('sft.envs', '{}', ''),
     ('sft.batch.micro_batch_tokens', '100', 'row_tokens=256'),
     ('sft.kind', 'tokenz', ''),
-    *(('stages', x, '"sft"') for x in ('("a",)', '()', 'sft', '3')),
+    *(('stages', x, "'sft'") for x in ('("a",)', '()', 'sft', '3')),
     ('mesh.fsdp', '0', ''),
     ('model.kv_heads', '3', 'heads=4'),
     ('model.local_layers', '(3,)', ''),
@@ -303,3 +305,55 @@ def test_paths_are_absolute(key, path, stored, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path.parent)
   again = config.to_dict(config.build(config.from_dict(values)))
   assert again == values
+
+
+# --- values by their annotations ----------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ('value', 'kind', 'expected'),
+  [
+    (None, int | None, None),
+    (3, float, 3.0),
+    ({'a': 1}, dict[str, float], {'a': 1.0}),
+    (config_dict.ConfigDict({'a': {'b': [1]}}), Any, {'a': {'b': [1]}}),
+    ('gspo', schema.Clip | schema.Gspo, schema.Gspo()),
+    (
+      {'type': 'clip', 'low': 0.1},
+      schema.Clip | schema.Gspo,
+      schema.Clip(low=0.1),
+    ),
+  ],
+)
+def test_a_value_becomes_what_its_annotation_declares(value, kind, expected):
+  converted = options.to_type(value, kind, 'config.x')
+  assert converted == expected and type(converted) is type(expected)
+
+
+@pytest.mark.parametrize(
+  ('value', 'kind', 'message'),
+  [
+    ({'seed': True}, schema.Run, 'config.x.seed must be of type int: got True'),
+    ({'lr': 2**1024}, schema.Optim, 'config.x.lr must be finite'),
+    ({'ks': (1, 'b')}, schema.Eval, 'config.x.ks must be of type tuple'),
+    ({'envs': {'a': 'b'}}, schema.Stage, 'config.x.envs.a must be a node'),
+    ({'lr': -1.0}, schema.Optim, 'config.x.lr must be > 0'),
+    ('clipp', schema.Clip | schema.Gspo, 'config.x.type .* did you mean clip?'),
+  ],
+)
+def test_another_value_is_refused_by_key(value, kind, message):
+  with pytest.raises(ValueError, match=message):
+    options.to_type(value, kind, 'config.x')
+
+
+def test_an_unknown_key_comes_with_the_known_ones():
+  with pytest.raises(ValueError, match="^config.x has no option 'rate'"):
+    options.to_type({'rate': 1.0}, schema.Optim, 'config.x')
+
+
+@pytest.mark.parametrize(
+  ('text', 'value'),
+  [('1e-4', 1e-4), ('true', True), ("('a',)", ('a',)), ('a b', 'a b')],
+)
+def test_literals_are_json_or_python_or_the_text(text, value):
+  assert options.literal(text, 'config.x') == value
