@@ -25,7 +25,6 @@ from posttrain import schema, scoring, sharding, types
 from posttrain.decode import loop, schedule
 from posttrain.models import lora, transformer
 from posttrain.training import arrays, objectives, optim
-from posttrain.training import state as train_state
 from posttrain.training import step as train_step
 
 STOP_IDS = 4
@@ -112,7 +111,9 @@ class _Builder:
   def train_step(self) -> tuple[Any, tuple]:
     stage, base = self.stage, None
     optimizer = optim.make(stage.optim, STEPS)
-    state, whole = train_state.shapes(stage, self.model, optimizer, self.mesh)
+    state, whole = train_step.state_shapes(
+      stage, self.model, optimizer, self.mesh
+    )
     if stage.lora.rank:
       base = lora.Base(whole, lora.scale(stage.lora))
     step = train_step.make_train_step(

@@ -16,10 +16,7 @@ import numpy as np
 from posttrain import processes, schema, tree
 from posttrain.metrics import statistics
 from posttrain.models import lora, transformer
-from posttrain.training import arrays, objectives, optim
-from posttrain.training import base as training_base
-from posttrain.training import state as train_state
-from posttrain.training import step as train_step
+from posttrain.training import arrays, objectives, optim, step
 from posttrain.util import disk
 
 
@@ -35,8 +32,8 @@ class Learner:
   cfg: schema.Stage
   state: arrays.TrainState
   base: lora.Base | None  # the frozen weights that an adapter corrects
-  objective: training_base.Objective
-  update: train_step.TrainStep
+  objective: arrays.Objective
+  update: step.TrainStep
 
   def policy(self, params: Any) -> Any:
     """Returns the whole model's parameters from those that train."""
@@ -51,7 +48,7 @@ class Learner:
     }
 
   def measured(
-    self, batch: training_base.Batch, metrics: Mapping[str, float]
+    self, batch: arrays.AnyBatch, metrics: Mapping[str, float]
   ) -> dict[str, float]:
     """Returns the metrics of a step that something contributed to."""
     unmeasured = self.objective.unmeasured(batch, metrics)
@@ -61,7 +58,7 @@ class Learner:
     self,
     step: int,
     metrics: Mapping[str, float],
-    batch: training_base.Batch,
+    batch: arrays.AnyBatch,
     path: str,
   ) -> None:
     """Saves the batch and aborts after `optim.max_skipped` bad gradients.
@@ -95,12 +92,12 @@ class HeldOutPairs:
   """Measures one batch of held-out pairs."""
 
   def __init__(
-    self, learner: Learner, batch: training_base.Batch, prefix: str = 'eval'
+    self, learner: Learner, batch: arrays.AnyBatch, prefix: str = 'eval'
   ):
     """Places nothing yet; `prefix` is that of the metrics' names."""
     self._learner, self._batch, self._placed = learner, batch, None
     self._prefix = prefix
-    self._measure = train_step.make_measure(
+    self._measure = step.make_measure(
       learner.objective, learner.update.mesh, learner.base
     )
 
@@ -125,7 +122,7 @@ class HeldOutPairs:
 
 
 def held_out(
-  learner: Learner, batch: training_base.Batch | None, prefix: str = 'eval'
+  learner: Learner, batch: arrays.AnyBatch | None, prefix: str = 'eval'
 ) -> HeldOutPairs | None:
   """Returns the measurement of a stage's held-out pairs; None without any."""
   return None if batch is None else HeldOutPairs(learner, batch, prefix)
@@ -139,7 +136,7 @@ class LearnerSpec:
   cfg: schema.Stage
   key: jax.Array  # of the adapter's initial values
   mesh: jax.sharding.Mesh
-  objective: training_base.Objective
+  objective: arrays.Objective
   optimizer: optim.Optimizer
   state_like: arrays.TrainState  # shapes and shardings
   weights_like: Any  # the same, of the model's whole weights
@@ -163,7 +160,7 @@ class LearnerSpec:
       init: loads the weights that the stage begins with.
       base: from `base`.
     """
-    return train_state.fresh(
+    return step.fresh_state(
       self.cfg, self.optimizer, self.state_like, base, init, self.key
     )
 
@@ -172,7 +169,7 @@ class LearnerSpec:
   ) -> Learner:
     """Returns the learner that starts from a state."""
     tree.checksums(state)  # compiles its program before the first save
-    update = train_step.make_train_step(
+    update = step.make_train_step(
       self.objective,
       self.optimizer,
       mesh=self.mesh,
@@ -203,7 +200,7 @@ def make_spec(
   """
   stage = cfg.stages[name]
   optimizer = optim.make(stage.optim, stage.steps * stage.updates_per_rollout)
-  state_like, weights_like = train_state.shapes(stage, model, optimizer, mesh)
+  state_like, weights_like = step.state_shapes(stage, model, optimizer, mesh)
   return LearnerSpec(
     name=name,
     cfg=stage,

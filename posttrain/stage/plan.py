@@ -21,8 +21,7 @@ import jax
 
 from posttrain import machine, schema, sharding, tree
 from posttrain.models import transformer
-from posttrain.training import objectives, optim
-from posttrain.training import state as train_state
+from posttrain.training import objectives, optim, step
 
 Mesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
@@ -273,7 +272,7 @@ def make(
   batch, rollout = stage.batch, stage.rollout
   updates = stage.steps * stage.updates_per_rollout
   optimizer = optim.make(stage.optim, updates)
-  state, whole = train_state.shapes(stage, model, optimizer, mesh)
+  state, whole = step.state_shapes(stage, model, optimizer, mesh)
   frozen = whole if stage.lora.rank else None
   # The cache of an engine that nothing uses is never allocated: it is used by
   # the policy, or by the model that answers to make pairs.

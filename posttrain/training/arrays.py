@@ -1,11 +1,19 @@
-"""Device types: arguments and results of the jitted train step, as pytrees."""
+"""Interfaces of the jitted train step: batches, state and objective.
+
+Axes: B rows, T tokens of one micro-batch.
+"""
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
 
 import jax
 
-from posttrain import types
+from posttrain import schema, types
+from posttrain.losses import combine
+
+Params = Any  # a model's parameters
+AnyBatch = Any  # a `Batch` or a `PairBatch`, of jax arrays in jit
 
 # The host's batches, registered as pytrees: numpy in the pipeline, jax arrays
 # once the train step has placed them.
@@ -47,3 +55,51 @@ def _flatten_with_keys(state: TrainState):
 jax.tree_util.register_pytree_with_keys(
   TrainState, _flatten_with_keys, lambda _, leaves: TrainState(*leaves)
 )
+
+
+class Objective(Protocol):
+  """A loss of a batch, as a sum over its micro-batches.
+
+  1. `prepare` adds to the batch the values that need the whole batch;
+  2. the call returns one micro-batch's share of the loss, and its metrics;
+  3. `unmeasured` names the metrics of the step without a measurement.
+  """
+
+  # Whether the model that it trains generates text; a reward model does not.
+  generates_text: ClassVar[bool] = True
+  dtype: str = 'float32'  # compute dtype of the model that it trains
+
+  @staticmethod
+  def init_params(params: Params, loss: schema.Loss) -> Params:
+    """Returns a model's initial parameters, with those of a new head."""
+    del loss
+    return params
+
+  def prepare(self, params: Params, batch: AnyBatch) -> AnyBatch:
+    """Returns the batch, with the values that need the whole batch."""
+    del params
+    return batch
+
+  def unmeasured(
+    self, batch: AnyBatch, metrics: Mapping[str, float]
+  ) -> set[str]:
+    """Returns the metrics with no contributing tokens or pairs.
+
+    They read 0 and are not logged.
+
+    Args:
+      batch: the step's batch, on the host.
+      metrics: the step's metrics, by name.
+    """
+    ...
+
+  def __call__(
+    self, params: Params, micro: AnyBatch
+  ) -> tuple[jax.Array, combine.Metrics]:
+    """Returns the micro-batch's share of the loss, f32[], and its metrics.
+
+    Args:
+      params: f32 master weights of the whole model.
+      micro: a batch whose arrays lack the axis of micro-batches.
+    """
+    ...

@@ -1,6 +1,6 @@
 """Objectives of the train step: functions (params, micro-batch) -> loss.
 
-`base.Objective` is their protocol; metrics are (sum, count) pairs and merge
+`arrays.Objective` is their protocol; metrics are (sum, count) pairs and merge
 over micro-batches, see `losses.combine`. `TYPES` has one objective per
 kind of stage.
 
@@ -15,11 +15,11 @@ import jax.numpy as jnp
 
 from posttrain import schema, scoring, tree, types
 from posttrain.losses import ce, combine, ratios, ref_kl, rl
-from posttrain.training import base, pair_objectives
+from posttrain.training import arrays, pair_objectives
 from posttrain.util import imports
 
 
-class TokenComponents(base.Objective):
+class TokenComponents(arrays.Objective):
   """Sum of the token components, each over its own global member count.
 
       rl / N_rl + ce / N_ce + ref_kl / N_ref_kl
@@ -88,7 +88,7 @@ class TokenComponents(base.Objective):
     return names | {key for key in metrics if key.startswith(prefixes)}
 
   def __call__(
-    self, params: base.Params, micro: base.Batch
+    self, params: arrays.Params, micro: arrays.AnyBatch
   ) -> tuple[jax.Array, combine.Metrics]:
     logprobs, entropy = scoring.score(
       params,
@@ -119,7 +119,7 @@ class TokenComponents(base.Objective):
     }
 
   def _components(
-    self, micro: base.Batch, logprobs: jax.Array, entropy: jax.Array
+    self, micro: arrays.AnyBatch, logprobs: jax.Array, entropy: jax.Array
   ) -> dict[str, tuple[jax.Array, combine.Metrics]]:
     """Returns the (terms, metrics) of each component, terms f32[B, T]."""
     return {
@@ -197,7 +197,7 @@ TYPES: dict[str, Any] = {
 
 def make(
   kind: str, model: schema.Model, envs: tuple[str, ...], loss: schema.Loss
-) -> base.Objective:
+) -> arrays.Objective:
   """Builds the objective of a stage.
 
   Args:

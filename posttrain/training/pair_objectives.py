@@ -1,6 +1,6 @@
 """Objectives on pairs: two answers to a prompt; or a single one, with KTO.
 
-See `base.Objective` for the protocol.
+See `arrays.Objective` for the protocol.
 
 Axes: B rows, T tokens of one micro-batch; K pairs of a row.
 """
@@ -15,10 +15,10 @@ import numpy as np
 from posttrain import schema, scoring, tree, types
 from posttrain.losses import combine, preference
 from posttrain.models import transformer
-from posttrain.training import base
+from posttrain.training import arrays
 
 
-class Preference(base.Objective):
+class Preference(arrays.Objective):
   """The mean of a preference loss over pairs, or with KTO over answers.
 
   Metrics, in nats: `rewards/chosen` and `rewards/rejected`, the implicit
@@ -45,7 +45,9 @@ class Preference(base.Objective):
     self._function = preference.TYPES[self._type]
     self._per_token = self._type in preference.PER_TOKEN
 
-  def prepare(self, params: base.Params, batch: base.Batch) -> base.Batch:
+  def prepare(
+    self, params: arrays.Params, batch: arrays.AnyBatch
+  ) -> arrays.AnyBatch:
     """Adds KTO's baseline, from the micro-batches after those that train."""
     if self._type != 'kto':
       return batch
@@ -72,7 +74,7 @@ class Preference(base.Objective):
     return names if has_baseline else {*names, 'kto/baseline'}
 
   def __call__(
-    self, params: base.Params, micro: base.Batch
+    self, params: arrays.Params, micro: arrays.AnyBatch
   ) -> tuple[jax.Array, combine.Metrics]:
     """Scores both answers of every pair in one forward."""
     logps, log_ratio, lengths = self._score(params, micro)
@@ -123,7 +125,7 @@ class Preference(base.Objective):
     return logps, log_ratio, jnp.maximum(jnp.sum(mask, axis=-1), 1)
 
 
-class Ranking(base.Objective):
+class Ranking(arrays.Objective):
   """The mean of the reward model's loss over pairs.
 
   With `lm_coef` = c also how unlikely the chosen answers y are as text:
@@ -152,7 +154,7 @@ class Ranking(base.Objective):
   generates_text = False
 
   @staticmethod
-  def init_params(params: base.Params, loss: schema.Loss) -> base.Params:
+  def init_params(params: arrays.Params, loss: schema.Loss) -> arrays.Params:
     return transformer.add_reward(params, loss.ranking.lm_coef > 0)
 
   def unmeasured(
@@ -161,7 +163,7 @@ class Ranking(base.Objective):
     return _unmeasured(batch, metrics)
 
   def __call__(
-    self, params: base.Params, micro: base.Batch
+    self, params: arrays.Params, micro: arrays.AnyBatch
   ) -> tuple[jax.Array, combine.Metrics]:
     """Computes the rewards of both answers of every pair in one forward."""
     rows = micro.ids, micro.positions, micro.segment_ids
@@ -193,7 +195,7 @@ class Ranking(base.Objective):
     return loss, {**metrics, **_reward_metrics(rewards, micro.present)}
 
 
-def _answer_mask(micro: base.Batch) -> jax.Array:
+def _answer_mask(micro: arrays.AnyBatch) -> jax.Array:
   """Returns bool[B, K, 2, T]: tokens of each answer, with its prompt."""
   pairs = micro.present.shape[-2]
   segments = jnp.arange(1, 2 * pairs + 1).reshape(1, pairs, 2, 1)

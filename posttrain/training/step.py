@@ -1,4 +1,10 @@
-"""Updates from one batch: loop over micro-batches with tokens, then optimize.
+"""The train step, and the state of a stage that it updates.
+
+Without LoRA the state's parameters are the model's, with the head of a reward
+model. With LoRA they are the adapter's; the model's weights are frozen and lie
+in the compute dtype, outside of the state and its checkpoints.
+
+One update from a batch: loop over micro-batches with tokens, then optimize.
 
     grads = sum over micro-batches of d objective / d params
     params, opt_state = optimizer(grads)
@@ -15,21 +21,103 @@ With `updates` > 1 several updates follow each other, each on the whole batch
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from posttrain import compilation, schema, sharding, tree
 from posttrain.losses import combine
-from posttrain.training import arrays, optim
-from posttrain.training import base as base_lib
+from posttrain.models import lora, transformer
+from posttrain.training import arrays, objectives, optim
 
 Batch = arrays.Batch | arrays.PairBatch
+
+
+def state_shapes(
+  stage: schema.Stage,
+  model: schema.Model,
+  optimizer: optim.Optimizer,
+  mesh: Mesh | AbstractMesh,
+) -> tuple[arrays.TrainState, Any]:
+  """Returns (the state, the model's whole weights), as ShapeDtypeStructs.
+
+  Both have their shardings; nothing is computed.
+
+  Args:
+    stage: the stage's options.
+    model: the model's options, with the vocabulary resolved.
+    optimizer: from `optim.make`.
+    mesh: devices that hold them.
+  """
+  whole = params = transformer.shapes(model)
+  if stage.lora.rank:
+    whole = jax.eval_shape(lambda x: lora.cast_matrices(x, model.dtype), whole)
+    params = lora.shapes(stage.lora, params)
+  init_params = objectives.TYPES[stage.kind].init_params
+  params = jax.eval_shape(lambda x: init_params(x, stage.loss), params)
+  state = jax.eval_shape(
+    lambda: _make(
+      stage,
+      optimizer,
+      jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params),
+    )
+  )
+
+  rules = transformer.SHARDING_RULES
+  return (
+    sharding.placed(state, rules, mesh),
+    sharding.placed(whole, rules, mesh),
+  )
+
+
+def fresh_state(
+  stage: schema.Stage,
+  optimizer: optim.Optimizer,
+  like: arrays.TrainState,
+  base: lora.Base | None,
+  load: Callable[[], Any],
+  key: jax.Array,
+) -> arrays.TrainState:
+  """Returns the state before the first step.
+
+  Args:
+    stage: the stage's options.
+    optimizer: from `optim.make`.
+    like: the state's shapes and shardings, from `state_shapes`.
+    base: the frozen weights, with LoRA.
+    load: returns the stage's initial weights, which are donated.
+    key: PRNG key of the adapter's initial values.
+  """
+  places = jax.tree.map(lambda x: x.sharding, like)
+  if base is not None:
+    return jax.jit(
+      lambda: _make(stage, optimizer, lora.init(key, stage.lora, base.params)),
+      out_shardings=places,
+    )()
+
+  def begin(params):
+    init_params = objectives.TYPES[stage.kind].init_params
+    return _make(stage, optimizer, init_params(params, stage.loss))
+
+  return jax.jit(begin, out_shardings=places, donate_argnums=0)(load())
+
+
+def _make(stage: schema.Stage, optimizer, params) -> arrays.TrainState:
+  # The ema and snapshot references of the stage.
+  names = {
+    getattr(entry.algorithm, 'reference', 'init')
+    for entry in stage.envs.values()
+  }
+  return init_state(
+    params,
+    optimizer,
+    average=stage.optim.average is not None,
+    ema_and_snapshots=sorted(filter(schema.ema_or_snapshot, names)),
+  )
 
 
 def init_state(
@@ -103,7 +191,7 @@ class TrainStep:
 
 
 def make_train_step(
-  objective: base_lib.Objective,
+  objective: arrays.Objective,
   optimizer: optim.Optimizer,
   *,
   mesh: Mesh,
@@ -130,7 +218,18 @@ def make_train_step(
       gradients, see `accumulate_once`.
   """
 
-  gradients = functools.partial(_gradients, objective, mesh, rules, reduce)
+  def attach(params: Any, base: Any):
+    return params if base is None else base.attach(params)
+
+  def loss(params: Any, base: Any, micro: Batch):
+    return objective(attach(params, base), micro)
+
+  def gradients(params: Any, base: Any, batch: Batch):
+    batch = objective.prepare(attach(params, base), batch)
+    if reduce == 'update' and sharding.current() is not None:
+      places = sharding.shardings(params, rules, mesh)
+      return accumulate_once(loss, params, base, batch, places, objective.dtype)
+    return accumulate(lambda p, micro: loss(p, base, micro), params, batch)
 
   def place(state: arrays.TrainState) -> arrays.TrainState:
     return jax.lax.with_sharding_constraint(
@@ -140,10 +239,42 @@ def make_train_step(
   def passes(
     state: arrays.TrainState, batch: Batch, base: Any, numbers: optim.Numbers
   ):
-    change = functools.partial(optimizer.update, numbers=numbers)
-
     def once(state: arrays.TrainState):
-      return _update(state, batch, base, gradients, change, average, place)
+      """Returns the state after one optimizer update, and its metrics."""
+      grads, sums, loss = gradients(state.params, base, batch)
+      norm = optax.tree.norm(grads)
+      bad = ~(jnp.isfinite(norm) & jnp.isfinite(loss))
+      empty = batch.members == 0
+      ok = ~bad & ~empty
+      changes, opt_state = optimizer.update(
+        grads, state.opt_state, state.params, numbers=numbers
+      )
+      params = optax.apply_updates(state.params, changes)
+      averaged = state.average
+      if averaged is not None and average is not None:
+        # a <- decay a + (1 - decay) p, on good updates
+        averaged = jax.tree.map(
+          lambda a, p: jnp.where(ok, average * a + (1 - average) * p, a),
+          averaged,
+          params,
+        )
+      new = dataclasses.replace(
+        state,
+        params=_select(ok, params, state.params),
+        opt_state=_select(ok, opt_state, state.opt_state),
+        average=averaged,
+        skipped=state.skipped + bad,
+        skipped_in_row=(state.skipped_in_row + bad) * ~ok,
+      )
+      new = place(new)
+      return new, {
+        **combine.means(sums),
+        'optim/grad_norm': norm,
+        'optim/lr': optim.learning_rate(opt_state),
+        'optim/empty': empty.astype(jnp.float32),
+        'optim/skipped': new.skipped,
+        'optim/skipped_in_row': new.skipped_in_row,
+      }
 
     state = dataclasses.replace(state, step=state.step + 1)
     if updates == 1:
@@ -167,66 +298,6 @@ def make_train_step(
       return passes(state, batch, base, numbers)
 
   return TrainStep(update, mesh, base, optimizer.numbers)
-
-
-def _gradients(
-  objective: base_lib.Objective,
-  mesh: Mesh,
-  rules: sharding.Rules,
-  reduce: str,
-  params: Any,
-  base: Any,
-  batch: Batch,
-) -> tuple[Any, combine.Metrics, jax.Array]:
-  """Returns gradients, metrics and loss of a batch."""
-
-  def attach(params: Any, base: Any):
-    return params if base is None else base.attach(params)
-
-  def loss(params: Any, base: Any, micro: Batch):
-    return objective(attach(params, base), micro)
-
-  batch = objective.prepare(attach(params, base), batch)
-  if reduce == 'update' and sharding.current() is not None:
-    places = sharding.shardings(params, rules, mesh)
-    return accumulate_once(loss, params, base, batch, places, objective.dtype)
-  return accumulate(lambda p, micro: loss(p, base, micro), params, batch)
-
-
-def _update(
-  state: arrays.TrainState,
-  batch: Batch,
-  base: Any,
-  gradients: Callable[..., tuple[Any, combine.Metrics, jax.Array]],
-  change: Callable[..., tuple[Any, Any]],
-  average: float | None,
-  place: Callable[[arrays.TrainState], arrays.TrainState],
-) -> tuple[arrays.TrainState, dict[str, jax.Array]]:
-  """Returns the state after one optimizer update, and its metrics."""
-  grads, sums, loss = gradients(state.params, base, batch)
-  norm = optax.tree.norm(grads)
-  bad = ~(jnp.isfinite(norm) & jnp.isfinite(loss))
-  empty = batch.members == 0
-  ok = ~bad & ~empty
-  updates, opt_state = change(grads, state.opt_state, state.params)
-  params = optax.apply_updates(state.params, updates)
-  new = dataclasses.replace(
-    state,
-    params=_select(ok, params, state.params),
-    opt_state=_select(ok, opt_state, state.opt_state),
-    average=_average(state.average, params, ok, average),
-    skipped=state.skipped + bad,
-    skipped_in_row=(state.skipped_in_row + bad) * ~ok,
-  )
-  new = place(new)
-  return new, {
-    **combine.means(sums),
-    'optim/grad_norm': norm,
-    'optim/lr': optim.learning_rate(opt_state),
-    'optim/empty': empty.astype(jnp.float32),
-    'optim/skipped': new.skipped,
-    'optim/skipped_in_row': new.skipped_in_row,
-  }
 
 
 def _over_passes(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -291,7 +362,10 @@ def accumulate_once(
   """
   whole, rows = PartitionSpec(), sharding.BATCH
   narrow = tree.map_with_path(
-    lambda path, x: x.astype(dtype) if _is_layer_matrix(path, x) else x, params
+    lambda path, x: (
+      x.astype(dtype) if path.startswith('layers/') and x.ndim > 2 else x
+    ),
+    params,
   )
 
   def local(narrow, base, batch):
@@ -314,12 +388,8 @@ def accumulate_once(
   )(narrow, base, batch)
 
 
-def _is_layer_matrix(path: str, x: jax.Array) -> bool:
-  return path.startswith('layers/') and x.ndim > 2
-
-
 def make_measure(
-  objective: base_lib.Objective, mesh: Mesh, base: Any = None
+  objective: arrays.Objective, mesh: Mesh, base: Any = None
 ) -> Callable[[Any, Batch], dict[str, jax.Array]]:
   """Builds the jitted measurement of a batch that does not train.
 
@@ -369,15 +439,6 @@ def _sum_over_micro_batches(micro_batch_sums: Callable, batch: Batch):
 
 def _select(ok, new, old):
   return jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, old)
-
-
-def _average(average, params, ok, decay):
-  """Updates the average on good updates: a <- decay a + (1 - decay) p."""
-  if average is None:
-    return None
-  return jax.tree.map(
-    lambda a, p: jnp.where(ok, decay * a + (1 - decay) * p, a), average, params
-  )
 
 
 def update_ema_and_snapshots(

@@ -152,7 +152,15 @@ def records(
         'row': row,
         'segment': segment,
         'env': envs[env],
-        **{name: _plain(values) for name, values in streams.items()},
+        **{
+          name: [
+            value if finite else None
+            for value, finite in zip(
+              values.tolist(), np.isfinite(values).tolist(), strict=True
+            )
+          ]
+          for name, values in streams.items()
+        },
       }
 
 
@@ -174,15 +182,3 @@ def _compared(streams: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
       np.expm1(log_ratio) - log_ratio,
     )
   return dict(zip(COMPARED, values, strict=True))
-
-
-def _plain(values: np.ndarray) -> list[Any]:
-  """Returns Python's numbers and bools; None for what is not finite."""
-  if values.dtype.kind != 'f':
-    return values.tolist()
-  return [
-    value if finite else None
-    for value, finite in zip(
-      values.tolist(), np.isfinite(values).tolist(), strict=True
-    )
-  ]

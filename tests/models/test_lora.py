@@ -11,7 +11,6 @@ import pytest
 from posttrain import schema, scoring, sharding, tree
 from posttrain.models import lora, transformer
 from posttrain.training import objectives, optim
-from posttrain.training import state as train_state
 from posttrain.training import step as train_step
 from tests import fixtures
 
@@ -142,7 +141,7 @@ def train(mesh, steps=8, **options):
     lora=CFG, optim=schema.Optim(lr=1e-2, schedule='constant', average=0.5)
   )
   optimizer = optim.make(stage.optim, 10)
-  like, whole = train_state.shapes(stage, fixtures.MODEL, optimizer, mesh)
+  like, whole = train_step.state_shapes(stage, fixtures.MODEL, optimizer, mesh)
   params = jax.device_put(
     transformer.init(jax.random.key(0), fixtures.MODEL),
     jax.tree.map(lambda x: x.sharding, whole),
@@ -150,7 +149,7 @@ def train(mesh, steps=8, **options):
   before = jax.device_get(params)
   base = lora.Base(params, lora.scale(CFG))
   key = jax.random.key(1)
-  state = train_state.fresh(stage, optimizer, like, base, None, key)
+  state = train_step.fresh_state(stage, optimizer, like, base, None, key)
   first = jax.device_get(state)
   step = train_step.make_train_step(
     objectives.TokenComponents(fixtures.MODEL, ('arithmetic',)),
