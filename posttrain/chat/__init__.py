@@ -1,6 +1,7 @@
 """Messages <-> token ids, with role and content attribution per token (np).
 
-`tokenizers` turns text into ids; `renderer` turns messages into ids by a chat
-template, the built-in one or a Jinja one (`templates`); `messages` checks the
-form of messages.
+tokenizers.py  text <-> ids
+templates.py   messages -> text, and the pieces of the text by message
+rendering.py   messages -> ids; directories of tokenizers and templates
+tool_calls.py  tools in templates, and calls in the text of a turn
 """

@@ -27,6 +27,7 @@ Every refusal of a route is an error object in OpenAI's form.
 
 import asyncio
 import contextlib
+import functools
 import hmac
 import ipaddress
 import json
@@ -37,9 +38,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import h11
 import uvicorn
 from starlette import (
   applications,
@@ -50,6 +52,7 @@ from starlette import (
   routing,
   types,
 )
+from uvicorn.protocols.http import h11_impl
 
 import posttrain
 from posttrain.serve import call, protocol, worker
@@ -58,6 +61,8 @@ from posttrain.util import errors
 LEAVE = 2  # seconds of grace for the clients, and then for the engine
 MAX_CONNECTIONS = 500
 MAX_HEAD = 2**14  # bytes of a request's head
+SMALL_CHUNK = 64  # bytes; a body may have few chunks that are smaller
+MAX_SMALL_CHUNKS = 100
 # Seconds that a client may take to send a head or a body, or to read.
 OWED = {'head': 10.0, 'body': 60.0, 'read': 60.0}
 _JSON = 'application/json'
@@ -103,18 +108,17 @@ def own_hosts(
   Raises:
     ValueError: one of them is no host's name.
   """
-  further = [name.strip().lower() for name in further if name.strip()]
-  for name in further:
-    if name not in (_name(name), _name(f'[{name}]')):
-      raise ValueError(
-        '--allowed_hosts must be names or addresses without ports: got '
-        f'{name[:80]!r}'
-      )
-  if not further and not is_loopback(listening):
+  names = [_name(name.strip()) for name in further if name.strip()]
+  if '' in names:
+    raise ValueError(
+      '--allowed_hosts must be names or addresses, with commas: got '
+      f'{",".join(further)!r:.80}'
+    )
+  if not names and not is_loopback(listening):
     return None
   bound = listening.getsockname()[0]
   own = {'localhost', '127.0.0.1', '::1', bound} - {'0.0.0.0', '::'}
-  return frozenset({*own, *further})
+  return frozenset({*own, *names})
 
 
 def _name(host: str) -> str:
@@ -140,33 +144,27 @@ class Guard:
 
   async def __call__(self, scope, receive, send) -> None:
     """Handles a request, as ASGI wants it."""
-    app = self._app
-    try:
-      self._check(requests.Request(scope))
-    except protocol.Refused as error:
-      app = await _refused(None, error)
-    await app(scope, receive, send)
-
-  def _check(self, request: requests.Request) -> None:
+    request, refused = requests.Request(scope), None
     host = request.headers.get('host', '')
+    kind, _, key = request.headers.get('authorization', '').partition(' ')
     if self._hosts is not None and _name(host) not in self._hosts:
-      raise protocol.Refused(
+      refused = protocol.Refused(
         403,
         f'the header Host must be one of {sorted(self._hosts)}: got '
-        f'{protocol.quote(host)}; --allowed_hosts adds names',
+        f'{errors.quote(host)}; --allowed_hosts adds names',
         code='invalid_host',
       )
-    if self._api_key is None or request.scope['path'] == '/health':
-      return
-    kind, _, key = request.headers.get('authorization', '').partition(' ')
-    same = hmac.compare_digest(key.strip().encode(), self._api_key.encode())
-    if kind.lower() != 'bearer' or not same:
-      raise protocol.Refused(
-        401,
-        "the header Authorization must be 'Bearer' and the server's "
-        f'API key: got {"another key" if key else "none"}',
-        code='invalid_api_key',
-      )
+    elif self._api_key is not None and scope['path'] != '/health':
+      ours, theirs = self._api_key.encode(), key.strip().encode()
+      if kind.lower() != 'bearer' or not hmac.compare_digest(ours, theirs):
+        refused = protocol.Refused(
+          401,
+          "the header Authorization must be 'Bearer' and the server's API "
+          f'key: got {"another key" if key else "none"}',
+          code='invalid_api_key',
+        )
+    app = self._app if refused is None else await _error(request, refused)
+    await app(scope, receive, send)
 
 
 def make(
@@ -192,14 +190,20 @@ def make(
       routing.Route('/health', routes.health),
       routing.Route('/v1/models', routes.models),
       routing.Route('/v1/models/{name:path}', routes.model),
-      routing.Route('/v1/completions', routes.completions, methods=['POST']),
-      routing.Route('/v1/chat/completions', routes.chat, methods=['POST']),
+      *(
+        routing.Route(
+          path, functools.partial(routes.respond, chat=chat), methods=['POST']
+        )
+        for path, chat in (
+          ('/v1/completions', False),
+          ('/v1/chat/completions', True),
+        )
+      ),
     ],
     middleware=[middleware.Middleware(Guard, api_key=api_key, hosts=hosts)],
     exception_handlers={
-      protocol.Refused: _refused,
-      exceptions.HTTPException: _no_route,
-      Exception: _failed,
+      kind: _error
+      for kind in (protocol.Refused, exceptions.HTTPException, Exception)
     },
   )
 
@@ -242,56 +246,50 @@ class _Routes:
     protocol.check_model(request.path_params['name'], self._served.name)
     return _json(self._model)
 
-  async def completions(self, request: requests.Request) -> responses.Response:
-    """Completes prompts."""
-    return await self._respond(request, chat=False)
-
-  async def chat(self, request: requests.Request) -> responses.Response:
-    """Completes a conversation."""
-    return await self._respond(request, chat=True)
-
-  async def _respond(
+  async def respond(
     self, request: requests.Request, chat: bool
   ) -> responses.Response:
+    """Completes prompts, or a conversation."""
     kind = request.headers.get('content-type', '')
     if kind.partition(';')[0].strip().lower() != _JSON:
       raise protocol.Refused(
         415,
-        f'the header Content-Type must be {_JSON}: got '
-        f'{protocol.quote(kind) if kind else "none"}',
+        f'the header Content-Type must be {_JSON}: got {errors.quote(kind)}',
         code='unsupported_media_type',
       )
+    size, parts = 0, []
+    async for part in request.stream():
+      size += len(part)
+      parts.append(part)
+      if size > self._max_body_bytes:
+        raise protocol.Refused(
+          413,
+          f'the body must be of at most {self._max_body_bytes} bytes: got more',
+          code='request_too_large',
+        )
+
+    async def disconnect():
+      while (await request.receive())['type'] != 'http.disconnect':
+        pass
+
+    answer = asyncio.create_task(self._answer(b''.join(parts), chat))
+    left = asyncio.create_task(disconnect())
     try:
-      content = await self._body(request)
-      return await _unless_disconnected(request, self._answer(content, chat))
-    except requests.ClientDisconnect:
-      return responses.Response(status_code=499)  # nobody reads it
+      await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
+      if not answer.done():
+        return responses.Response(status_code=499)  # nobody reads it
+      return answer.result()
     except worker.Full as error:
       raise protocol.Refused(
         429,
-        f"the server's queue must not be full: got {error} under way; "
-        'try again later',
+        f"the server's queue must not be full: got {error} under way; try "
+        'again later',
         code='rate_limit_exceeded',
       ) from error
-
-  async def _body(self, request: requests.Request) -> bytes:
-    """Returns the body; raises Refused, with 413, if it is too large."""
-    length = request.headers.get('content-length', '')
-    size, parts = int(length) if length[:20].isdecimal() else 0, []
-    if size <= self._max_body_bytes:
-      size = 0
-      async for part in request.stream():
-        size += len(part)
-        parts.append(part)
-        if size > self._max_body_bytes:
-          break
-    if size > self._max_body_bytes:
-      raise protocol.Refused(
-        413,
-        f'the body must be of at most {self._max_body_bytes} bytes: got more',
-        code='request_too_large',
-      )
-    return b''.join(parts)
+    finally:
+      answer.cancel()
+      left.cancel()
+      await asyncio.gather(answer, left, return_exceptions=True)
 
   async def _answer(self, content: bytes, chat: bool) -> responses.Response:
     parsed = await asyncio.to_thread(
@@ -308,37 +306,12 @@ class _Routes:
       job.close()
 
 
-async def _unless_disconnected(
-  request: requests.Request, work: Coroutine[Any, Any, responses.Response]
-) -> responses.Response:
-  """Awaits a response; cancels it if the client disconnects before.
-
-  Raises:
-    ClientDisconnect: the client has disconnected.
-  """
-
-  async def disconnect():
-    while (await request.receive())['type'] != 'http.disconnect':
-      pass
-
-  result, left = asyncio.create_task(work), asyncio.create_task(disconnect())
-  try:
-    await asyncio.wait((result, left), return_when=asyncio.FIRST_COMPLETED)
-    if not result.done():
-      raise requests.ClientDisconnect
-    return result.result()
-  finally:
-    result.cancel()
-    left.cancel()
-    await asyncio.gather(result, left, return_exceptions=True)
-
-
 class _Stream(responses.StreamingResponse):
-  """A call's chunks as server-sent events."""
+  """A call's chunks as server-sent events; the last one is [DONE]."""
 
   def __init__(self, job: call.Call):
     super().__init__(
-      _events(job),
+      self._events(),
       media_type='text/event-stream',
       headers={'Cache-Control': 'no-cache'},
     )
@@ -350,17 +323,15 @@ class _Stream(responses.StreamingResponse):
     finally:  # also if the client has disconnected before the first chunk
       self._call.close()
 
-
-async def _events(job: call.Call) -> AsyncIterator[str]:
-  """Yields server-sent events; the last one is [DONE]."""
-  try:
-    async with contextlib.aclosing(job.chunks()) as chunks:
-      async for chunk in chunks:
-        yield f'data: {_dumps(chunk)}\n\n'
-        await asyncio.sleep(0)  # sending waits only for slow clients
-    yield 'data: [DONE]\n\n'
-  except protocol.Refused as error:  # too late for a status
-    yield f'data: {_dumps(error.body)}\n\n'
+  async def _events(self) -> AsyncIterator[str]:
+    try:
+      async with contextlib.aclosing(self._call.chunks()) as chunks:
+        async for chunk in chunks:
+          yield f'data: {_dumps(chunk)}\n\n'
+          await asyncio.sleep(0)  # sending waits only for slow clients
+      yield 'data: [DONE]\n\n'
+    except protocol.Refused as error:  # too late for a status
+      yield f'data: {_dumps(error.body)}\n\n'
 
 
 def _dumps(value: Any) -> str:
@@ -372,31 +343,48 @@ def _json(value: Any, status: int = 200, headers=None) -> responses.Response:
   return responses.Response(_dumps(value), status, headers, media_type=_JSON)
 
 
-async def _refused(request, error: protocol.Refused) -> responses.Response:
-  headers = {
-    401: {'WWW-Authenticate': 'Bearer'},
-    429: {'Retry-After': '1'},
-  }.get(error.status)
+async def _error(request, error: Exception) -> responses.Response:
+  """Returns the response to an exception; see Starlette's handlers."""
+  headers = {}
+  if isinstance(error, exceptions.HTTPException):  # of no route
+    path = request.scope.get('path', '')  # a URL needs a Host that is one
+    got, headers = errors.quote(f'{request.method} {path}'), error.headers
+    message = f'the path and its method must be ones of the API: got {got}'
+    error = protocol.Refused(error.status_code, message)
+  elif not isinstance(error, protocol.Refused):
+    logging.getLogger('absl').error('a request failed', exc_info=error)
+    error = protocol.Refused(500, "the server failed; see the server's log")
+  elif error.status == 401:
+    headers = {'WWW-Authenticate': 'Bearer'}
+  elif error.status == 429:
+    headers = {'Retry-After': '1'}
   return _json(error.body, error.status, headers)
 
 
-async def _no_route(request, error) -> responses.Response:
-  path = request.scope.get('path', '')  # a URL needs a Host that is one
-  must = {
-    404: 'the path must be one that is served',
-    405: 'the method must be one that the path takes',
-  }.get(error.status_code, error.detail)
-  refused = protocol.Refused(
-    error.status_code,
-    f'{must}: got {protocol.quote(f"{request.method} {path}")}',
-  )
-  return _json(refused.body, error.status_code, error.headers)
+class _Connection(h11.Connection):
+  """Ends a request whose body comes in many small chunks.
+
+  A chunk of a byte costs as much as a large one, and all connections share one
+  thread.
+  """
+
+  _small = 0
+
+  def next_event(self):
+    event = super().next_event()
+    if isinstance(event, h11.Request):
+      self._small = 0
+    elif isinstance(event, h11.Data) and len(event.data) < SMALL_CHUNK:
+      self._small += 1
+      if self._small > MAX_SMALL_CHUNKS:
+        raise h11.RemoteProtocolError('the body must have larger chunks')
+    return event
 
 
-async def _failed(request, error: Exception) -> responses.Response:
-  logging.getLogger('absl').error('a request failed', exc_info=error)
-  refused = protocol.Refused(500, "the server failed; see the server's log")
-  return _json(refused.body, 500)
+class _Protocol(h11_impl.H11Protocol):
+  def __init__(self, *args, **options):
+    super().__init__(*args, **options)
+    self.conn = _Connection(h11.SERVER, MAX_HEAD)
 
 
 class Server(uvicorn.Server):
@@ -416,9 +404,8 @@ class Server(uvicorn.Server):
         access_log=False,
         lifespan='off',
         ws='none',
-        http='h11',
+        http=_Protocol,
         limit_concurrency=MAX_CONNECTIONS,
-        h11_max_incomplete_event_size=MAX_HEAD,
         timeout_graceful_shutdown=LEAVE,
       )
     )

@@ -1,32 +1,152 @@
 """One API request in progress: an `ApiRequest` -> worker jobs -> a response.
 
+`Call`:
+
 1. Every choice is a job, and every prompt to score; they are accepted together,
    or not at all.
 2. The worker's events arrive in an asyncio queue, from the worker's thread.
 3. Alternatives to sampled tokens come from a forward over the finished choice.
 4. `close` drops the open jobs, however a call ends.
+
+`Detokenizer`, tokens -> text that can be sent at once:
+
+1. New tokens are decoded together with those before them, in a window that
+   moves along: tokens decoded one by one may give another text, and all of them
+   decoded again for every token would cost their square.
+2. Text that may still change is held back: replacement characters at the end,
+   and a possible beginning of a stop string.
+3. A stop string ends the choice with the token that completed it; the text
+   ends before the string. Chunk boundaries make no difference.
+4. The last tokens are decoded with all others, once.
+
+The JSON objects of a response have OpenAI's form, else vLLM's. Their
+logprobs are in nats, of the distribution before truncation, at the request's
+temperature (at 1 if that is 0); those of sampled tokens come from sampling,
+those of prompts from a forward over the whole prompt.
 """
 
 import asyncio
 import contextlib
 import hashlib
 import secrets
-from collections.abc import AsyncIterator
-from typing import Any
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+import posttrain
 from posttrain.checkpoints import policies
 from posttrain.decode import requests
-from posttrain.serve import (
-  detokenizer,
-  output,
-  protocol,
-  token_logprobs,
-  worker,
-)
+from posttrain.serve import protocol, worker
 
-_Scores = list[token_logprobs.TokenLogprobs | None]
+FINGERPRINT = f'posttrain-{posttrain.__version__}'
+_REPLACEMENT = '\ufffd'  # decodes bytes that are no character (yet)
+FINISH = {'eos': 'stop', 'max_tokens': 'length', 'overflow': 'length'}
+
+
+class _Window(NamedTuple):
+  """The tokens that are decoded again with new ones."""
+
+  start: int = 0  # index of its first token
+  last: int = 0  # index of the first token that was new at the last move
+  text: str = ''  # the part of its text that is final
+
+
+class Detokenizer:
+  """The tokens and the text of one choice."""
+
+  def __init__(
+    self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()
+  ):
+    """Starts a text without tokens.
+
+    Args:
+      decode: returns the text of ids.
+      stops: stop strings.
+    """
+    self._decode, self._stops = decode, stops
+    self._window = _Window()
+    self._held = ''  # final, but a stop string may begin in it
+    self.text = ''  # as far as it has been sent
+    self.ids: list[int] = []
+    self.logprobs: list[float] = []  # of the ids
+    self.finish: str | None = None  # 'stop' or 'length', when it has ended
+    self.stop: str | None = None  # the stop string that ended it
+
+  def append(
+    self, ids: Sequence[int], logprobs: Sequence[float], reason: str | None
+  ) -> str:
+    """Appends tokens; returns the text that became final.
+
+    Args:
+      ids: the new tokens.
+      logprobs: one per new token.
+      reason: the stop reason if these are the last tokens, as in
+        `requests.Completion`; None = more follow.
+    """
+    assert self.finish is None, 'no token follows the end'
+    window = self._window
+    self.ids += ids
+    self.logprobs += logprobs
+    self.finish = reason and FINISH[reason]
+    if self.finish is None:
+      text, self._window = self._more(window, len(self.ids))
+    else:
+      text = self._decode(self.ids)[len(self.text) + len(self._held) :]
+    text = self._held + text
+    if (match := self._match(text)) is not None:
+      # The fewest tokens whose text has a match.
+      low, high = window.start, len(self.ids)
+      while high - low > 1:
+        count = (low + high) // 2
+        shorter = self._held + self._more(window, count)[0]
+        if (earlier := self._match(shorter)) is None:
+          low = count
+        else:
+          high, text, match = count, shorter, earlier
+      del self.ids[high:], self.logprobs[high:]
+      self.finish = 'stop'
+      end, self.stop = match
+    else:
+      end = len(text) - (0 if self.finish else self._possible(text))
+    self._held = text[end:]
+    self.text += text[:end]
+    return text[:end]
+
+  def _more(self, window: _Window, count: int) -> tuple[str, _Window]:
+    """Returns the text that became final with `count` tokens, and the window.
+
+    Args:
+      window: the window before.
+      count: tokens of the choice to read.
+    """
+    decoded = self._decode(self.ids[window.start : count])
+    final = decoded.rstrip(_REPLACEMENT)
+    # A decoder may revise earlier text; wait until it repeats it.
+    if not final.startswith(window.text):
+      return '', window
+    new = final[len(window.text) :]
+    if not new or len(final) < len(decoded):
+      return new, window._replace(text=final)
+    # The new tokens have text of their own: they are context enough.
+    context = self._decode(self.ids[window.last : count])
+    return new, _Window(window.last, count, context)
+
+  def _match(self, text: str) -> tuple[int, str] | None:
+    """Returns (start, string) of the stop string that starts first, if any."""
+    found = ((text.find(stop), stop) for stop in self._stops)
+    return min((x for x in found if x[0] >= 0), default=None)
+
+  def _possible(self, text: str) -> int:
+    """Returns the characters at the end that may begin a stop string."""
+    sizes = (
+      size
+      for stop in self._stops
+      for size in range(1, len(stop))
+      if text.endswith(stop[:size])
+    )
+    return max(sizes, default=0)
 
 
 class Call:
@@ -51,18 +171,50 @@ class Call:
       Full: too many jobs are open.
     """
     self._request, self._worker = request, engine
-    self._writer = output.Writer(request, policy, name)
+    self._policy, self._name = policy, name
+    kind = 'chatcmpl' if request.chat else 'cmpl'
+    self._id = f'{kind}-{secrets.token_hex(12)}'
+    self._created = int(time.time())
+    self._token_texts: dict[int, str] = {}
     self._loop, self._events = asyncio.get_running_loop(), asyncio.Queue()
     self._choices = [
-      detokenizer.Detokenizer(policy.text, request.stop)
+      Detokenizer(policy.text, request.stop)
       for _ in range(len(request.prompts) * request.n)
     ]
-    # Per prompt: its logprobs, if it is scored. Per choice: the logprobs of
-    # prompt and choice, if alternatives are requested.
-    self._prompt_scores: _Scores = [None] * len(request.prompts)
-    self._choice_scores: _Scores = [None] * len(self._choices)
-    self._open: set[worker.Job] = set()
-    self._submit(self._jobs())
+    # Of prompt i at -1 - i, if it is scored; of choice i with its prompt at i,
+    # if alternatives are requested.
+    self._scores: dict[int, worker.TokenLogprobs] = {}
+    jobs: list[worker.Job] = []
+    for i, prompt in enumerate(request.prompts):
+      if request.scores_prompt:
+        jobs.append(self._score_job(-1 - i, prompt.ids))
+      for choice in range(request.n):
+        index = i * request.n + choice
+        if not request.max_tokens[i]:
+          self._choices[index].append([], [], 'max_tokens')
+          continue
+        # The same seed, prompt and index of the choice give the same draws,
+        # whatever the other fields of the request are.
+        key = secrets.randbits(63)
+        if request.seed is not None:
+          data = f'{request.seed} {choice} '.encode()
+          data += prompt.ids.astype('<i4').tobytes()
+          digest = hashlib.sha256(data).digest()[:8]
+          key = int.from_bytes(digest, 'big') >> 1
+        engine_request = requests.Request(
+          -1,
+          prompt.ids,
+          request.max_tokens[i],
+          request.stop_ids,
+          request.sampling,
+          key=key,
+        )
+        streamed = request.stream or bool(request.stop)
+        jobs.append(
+          worker.SampleJob(self._notify, index, engine_request, streamed)
+        )
+    engine.accept(jobs)
+    self._open = set(jobs)
 
   def close(self) -> None:
     """Drops the open jobs."""
@@ -75,13 +227,37 @@ class Call:
     Raises:
       Refused: the engine failed.
     """
-    async for _ in self._steps(self._prompt_scores):
+    request = self._request
+    async for _ in self._steps():
       pass
-    if self._request.logprobs and any(choice.ids for choice in self._choices):
-      await self._score_choices()
-    return self._writer.whole(
-      self._choices, self._prompt_scores, self._choice_scores
-    )
+    if request.logprobs:
+      scored = [
+        self._score_job(
+          i, np.append(request.prompts[i // request.n].ids, choice.ids)
+        )
+        for i, choice in enumerate(self._choices)
+        if choice.ids
+      ]
+      self._worker.accept(scored, more=True)
+      self._open.update(scored)
+      async for _ in self._steps():
+        pass
+    chat = request.chat
+    body = self._envelope('chat.completion' if chat else 'text_completion')
+    body['choices'] = []
+    for index, choice in enumerate(self._choices):
+      prompt = request.prompts[index // request.n]
+      scores = self._scores.get(-1 - index // request.n)
+      written = self._choice(prompt, choice, scores, self._scores.get(index))
+      body['choices'].append({'index': index, **written})
+      # A chat has one prompt.
+      fields = body if chat else body['choices'][-1]
+      if request.return_token_ids:
+        fields['prompt_token_ids'] = prompt.ids.tolist()
+      if request.prompt_logprobs is not None:
+        fields['prompt_logprobs'] = self._prompt_logprobs(prompt, scores)
+    body['usage'] = self._usage()
+    return body
 
   async def chunks(self) -> AsyncIterator[dict[str, Any]]:
     """Yields the chunks of a streamed response.
@@ -91,66 +267,34 @@ class Call:
     """
     request = self._request
     for index in range(len(self._choices)):
-      if (chunk := self._writer.first(index)) is not None:
+      if (chunk := self._first(index)) is not None:
         yield chunk
     sent = [0] * len(self._choices)
     for index, choice in enumerate(self._choices):
       if choice.finish is not None:  # max_tokens is 0
-        yield self._writer.more(index, choice, '', 0)
-    async for index, text in self._steps(self._prompt_scores):
+        yield self._more(index, '', 0)
+    async for index, text in self._steps():
       choice = self._choices[index]
       tokens = request.logprobs is not None or request.return_token_ids
       if text or choice.finish or tokens and len(choice.ids) > sent[index]:
-        yield self._writer.more(index, choice, text, sent[index])
+        yield self._more(index, text, sent[index])
         sent[index] = len(choice.ids)
     if request.include_usage:
-      yield self._writer.last(self._choices)
-
-  def _jobs(self) -> list[worker.Job]:
-    request, jobs = self._request, []
-    for i, prompt in enumerate(request.prompts):
-      if request.scores_prompt:
-        jobs.append(
-          worker.ScoreJob(self._notify, i, prompt.ids, request.temperature)
-        )
-      for choice in range(request.n):
-        index = i * request.n + choice
-        if not request.max_tokens[i]:
-          self._choices[index].append([], [], 'max_tokens')
-          continue
-        engine_request = requests.Request(
-          -1,
-          prompt.ids,
-          request.max_tokens[i],
-          request.stop_ids,
-          request.sampling,
-          key=_key(request.seed, prompt.ids, choice),
-        )
-        streamed = request.stream or bool(request.stop)
-        jobs.append(
-          worker.SampleJob(self._notify, index, engine_request, streamed)
-        )
-    return jobs
-
-  def _submit(self, jobs: list[worker.Job], *, more: bool = False) -> None:
-    self._open.update(jobs)
-    try:
-      self._worker.accept(jobs, more=more)
-    except worker.Full:
-      self._open = set()
-      raise
+      yield {**self._chunk(0, {}), 'choices': [], 'usage': self._usage()}
 
   def _notify(self, job: worker.Job, event: worker.Event) -> None:
     """Queues an event; called in the worker's thread."""
     with contextlib.suppress(RuntimeError):  # the event loop is closed
       self._loop.call_soon_threadsafe(self._events.put_nowait, (job, event))
 
-  async def _steps(self, scored: _Scores) -> AsyncIterator[tuple[int, str]]:
-    """Yields (index of the choice, new text) until all jobs are finished.
+  def _score_job(self, index: int, ids: np.ndarray) -> worker.ScoreJob:
+    temperature = self._request.temperature
+    return worker.ScoreJob(
+      self._notify, index, ids.astype(np.int32), temperature
+    )
 
-    Args:
-      scored: receives the results of scoring jobs, by their indices.
-    """
+  async def _steps(self) -> AsyncIterator[tuple[int, str]]:
+    """Yields (index of the choice, new text) until all jobs are finished."""
     while self._open:
       job, event = await self._events.get()
       if job not in self._open:
@@ -158,9 +302,9 @@ class Call:
       if isinstance(event, worker.Failed):
         self._open.discard(job)
         raise protocol.Refused(event.status, event.message)
-      if isinstance(event, token_logprobs.TokenLogprobs):
+      if isinstance(event, worker.TokenLogprobs):
         self._open.discard(job)
-        scored[job.index] = event
+        self._scores[job.index] = event
         continue
       choice = self._choices[job.index]
       text = choice.append(event.ids, event.logprobs, event.stop_reason)
@@ -169,35 +313,187 @@ class Call:
         self._worker.drop([job])  # a stop string may end it early
       yield job.index, text
 
-  async def _score_choices(self) -> None:
-    """Scores the choices, prompts included, for their alternatives."""
+  def _usage(self) -> dict[str, int]:
+    """Returns token counts; a prompt counts once, whatever n is."""
+    prompt = sum(len(prompt.ids) for prompt in self._request.prompts)
+    sampled = sum(len(choice.ids) for choice in self._choices)
+    return {
+      'prompt_tokens': prompt,
+      'completion_tokens': sampled,
+      'total_tokens': prompt + sampled,
+    }
+
+  def _first(self, index: int) -> dict[str, Any] | None:
+    """Returns the chunk that opens a choice; None if there is none."""
     request = self._request
-    self._submit(
-      [
-        worker.ScoreJob(
-          self._notify,
-          i,
-          np.append(request.prompts[i // request.n].ids, choice.ids).astype(
-            np.int32
-          ),
-          request.temperature,
-        )
-        for i, choice in enumerate(self._choices)
-        if choice.ids
+    prompt = request.prompts[index // request.n]
+    if request.chat:
+      delta = {'role': 'assistant', 'content': ''}
+      chunk = self._chunk(index, {'delta': delta})
+    elif request.echo or request.return_token_ids:
+      chunk = self._chunk(index, {'text': prompt.text if request.echo else ''})
+    else:
+      return None
+    if request.return_token_ids:
+      parent = chunk if request.chat else chunk['choices'][0]
+      parent['prompt_token_ids'] = prompt.ids.tolist()
+    return chunk
+
+  def _more(self, index: int, text: str, start: int) -> dict[str, Any]:
+    """Returns the chunk of new text, and of the tokens from `start` on."""
+    choice = self._choices[index]
+    fields: dict[str, Any] = {'text': text}
+    if self._request.chat:
+      fields = {'delta': {'content': text} if text else {}}
+    if self._request.logprobs is not None:
+      tokens = (choice.ids[start:], choice.logprobs[start:])
+      write = self._completion_logprobs
+      if self._request.chat:
+        write = self._chat_logprobs
+      fields['logprobs'] = write(*tokens, None)
+    if self._request.return_token_ids:
+      fields['token_ids'] = choice.ids[start:]
+    return self._chunk(index, fields, choice)
+
+  def _envelope(self, kind: str) -> dict[str, Any]:
+    return {
+      'id': self._id,
+      'object': kind,
+      'created': self._created,
+      'model': self._name,
+      'system_fingerprint': FINGERPRINT,
+    }
+
+  def _chunk(self, index, fields, choice: Detokenizer | None = None):
+    kind = 'chat.completion.chunk' if self._request.chat else 'text_completion'
+    body = {
+      'index': index,
+      'logprobs': None,
+      **fields,
+      'finish_reason': choice and choice.finish,
+    }
+    chunk = {**self._envelope(kind), 'choices': [body]}
+    return {**chunk, 'usage': None} if self._request.include_usage else chunk
+
+  def _choice(
+    self,
+    prompt: protocol.Prompt,
+    choice: Detokenizer,
+    prompt_scores: Any,
+    choice_scores: Any,
+  ) -> dict[str, Any]:
+    request = self._request
+    stops = choice.ids[-1:] if choice.finish == 'stop' else []
+    body = {
+      'logprobs': None,
+      'finish_reason': choice.finish,
+      # As in vLLM: the string, or the token, that ended the choice.
+      'stop_reason': choice.stop or next(iter(stops), None),
+    }
+    if request.return_token_ids:
+      body['token_ids'] = choice.ids
+    # [(id, logprob), ...] per sampled token, if they are requested.
+    ids, logprobs, tops = choice.ids, choice.logprobs, None
+    if request.logprobs:
+      start, end = len(prompt.ids), len(prompt.ids) + len(ids)
+      tops = ids and _tops(choice_scores, request.logprobs, start, end)
+    if request.chat:
+      message = {'role': 'assistant', 'content': choice.text, 'refusal': None}
+      body['message'] = message
+      if request.logprobs is not None:
+        body['logprobs'] = self._chat_logprobs(ids, logprobs, tops)
+      return body
+    body['text'] = prompt.text + choice.text if request.echo else choice.text
+    if request.logprobs is None:
+      return body
+    if request.echo:
+      ids = prompt.ids.tolist() + ids
+      logprobs = [None, *prompt_scores.logprobs[1:].tolist(), *logprobs]
+      if tops is not None:
+        before = _tops(prompt_scores, request.logprobs, 0, len(prompt.ids))
+        tops = [None, *before[1:], *tops]
+    body['logprobs'] = self._completion_logprobs(ids, logprobs, tops)
+    return body
+
+  def _token_name(self, token: int) -> str:
+    if self._request.tokens_as_ids:
+      return f'token_id:{token}'
+    return self._text_of(token)
+
+  def _text_of(self, token: int) -> str:
+    """Returns the text of a single token; the name of a special token."""
+    if token not in self._token_texts:
+      text, renderer = self._policy.text([token]), self._policy.renderer
+      if not text and renderer:
+        text = renderer.tokenizer.text(token) or ''
+      self._token_texts[token] = text
+    return self._token_texts[token]
+
+  def _completion_logprobs(self, ids, logprobs, tops) -> dict[str, Any]:
+    """Returns the `logprobs` of completions; offsets are into the text."""
+    names = [self._token_name(token) for token in ids]
+    offset, offsets = 0, []
+    for token in ids:
+      offsets.append(offset)
+      offset += len(self._text_of(token))
+    top_logprobs = None
+    if tops is not None:
+      top_logprobs = [
+        entry and {self._token_name(i): x for i, x in [*entry, (token, own)]}
+        for token, own, entry in zip(ids, logprobs, tops, strict=True)
+      ]
+    return {
+      'tokens': names,
+      'token_logprobs': logprobs,
+      'top_logprobs': top_logprobs,
+      'text_offset': offsets,
+    }
+
+  def _chat_logprobs(self, ids, logprobs, tops) -> dict[str, Any]:
+    """Returns the `logprobs` of chat completions."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+      text = self._text_of(token)
+      data = None if '\ufffd' in text else list(text.encode())
+      name = self._token_name(token)
+      return {'token': name, 'logprob': logprob, 'bytes': data}
+
+    tops = [[]] * len(ids) if tops is None else tops
+    return {
+      'refusal': None,
+      'content': [
+        {**entry(token, own), 'top_logprobs': [entry(*x) for x in top]}
+        for token, own, top in zip(ids, logprobs, tops, strict=True)
       ],
-      more=True,
-    )
-    async for _ in self._steps(self._choice_scores):
-      pass
+    }
+
+  def _prompt_logprobs(self, prompt: protocol.Prompt, prompt_scores):
+    """Returns vLLM's form: each token's entry, and those of the likeliest."""
+    ids = prompt.ids.tolist()
+    tops = _tops(prompt_scores, self._request.prompt_logprobs, 0, len(ids))
+    logprobs, ranks = prompt_scores.logprobs, prompt_scores.ranks
+    rows: list[Any] = [None]
+    for place in range(1, len(ids)):
+      own = (ids[place], float(logprobs[place]), int(ranks[place]))
+      top = [(*x, rank) for rank, x in enumerate(tops[place], 1)]
+      rows.append(
+        {
+          str(token): {
+            'logprob': logprob,
+            'rank': rank,
+            'decoded_token': self._text_of(token),
+          }
+          for token, logprob, rank in [*top, own]
+        }
+      )
+    return rows
 
 
-def _key(seed: int | None, ids: np.ndarray, choice: int) -> int:
-  """Returns the number that a choice's draws depend on, below 2**63.
-
-  The same seed, prompt and index of the choice give the same draws, whatever
-  the other fields of the request are.
-  """
-  if seed is None:
-    return secrets.randbits(63)
-  data = f'{seed} {choice} '.encode() + ids.astype('<i4').tobytes()
-  return int.from_bytes(hashlib.sha256(data).digest()[:8], 'big') >> 1
+def _tops(scored: worker.TokenLogprobs, count: int, start: int, end: int):
+  """Returns [(id, logprob), ...] of the likeliest tokens, per place."""
+  pairs = zip(
+    scored.top_ids[start:end, :count].tolist(),
+    scored.top_logprobs[start:end, :count].tolist(),
+    strict=True,
+  )
+  return [list(zip(*pair, strict=True)) for pair in pairs]

@@ -5,26 +5,38 @@
    requests that decode. The scoring thread scores a batch at a time; while it
    compiles a program for a new shape, decoding goes on.
 3. Results of a job are passed to its `notify`, in the thread of its kind;
-   `drop` cancels a job, and frees its slot.
+   `drop` cancels a job, and the next chunk frees its slot.
 4. An exception of the engine fails all open jobs, and later jobs run on a new
    engine; one of scoring fails the jobs of its batch.
+
+`score` is a forward like `scoring.score`'s, over the same distribution; ranks
+and alternatives need the logits. Shapes are buckets, and one program serves all
+requests of a shape, so that few are compiled: powers of two as lengths, one row
+or `ROWS`, always `MAX_ALTERNATIVES` alternatives.
+
+Axes: B rows, T tokens, K tokens of a block, D model, V vocab, A alternatives.
 """
 
 import dataclasses
+import functools
 import itertools
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from posttrain import sharding
+from posttrain import scoring, sharding
 from posttrain.checkpoints import policies
 from posttrain.decode import engines, requests
-from posttrain.serve import token_logprobs
+from posttrain.models import transformer
 
+ROWS = 8  # sequences scored at a time, if there are several
+MAX_ALTERNATIVES = 20  # per token, as in OpenAI's API
+_LOGITS = 2**24  # the most f32 logits of a block
 _PREFILL = {'prefill_rows': 8, 'prefill_tokens': 64}
 
 
@@ -38,6 +50,17 @@ class NewTokens:
 
 
 @dataclasses.dataclass(frozen=True)
+class TokenLogprobs:
+  """Logprobs of a sequence's tokens; entry 0 has no meaning."""
+
+  logprobs: np.ndarray  # f32[T], in nats
+  ranks: np.ndarray  # i32[T], 1 = no token is likelier
+  # i32[T, A], the likeliest first; A = MAX_ALTERNATIVES or the vocabulary.
+  top_ids: np.ndarray
+  top_logprobs: np.ndarray  # f32[T, A]
+
+
+@dataclasses.dataclass(frozen=True)
 class Failed:
   """The end of a job without a result."""
 
@@ -45,7 +68,7 @@ class Failed:
   message: str
 
 
-Event = NewTokens | Failed | token_logprobs.TokenLogprobs
+Event = NewTokens | Failed | TokenLogprobs
 
 
 @dataclasses.dataclass(eq=False)
@@ -95,22 +118,21 @@ class Worker:
       policy: the model to serve.
       slots: sequences decoded at a time.
       capacity: tokens of a sequence.
-      chunk: tokens decoded between two looks at the inbox.
+      chunk: tokens decoded between two looks at new and dropped jobs.
       max_jobs: the most open jobs, waiting ones included.
     """
     self.slots, self.capacity, self.max_jobs = slots, capacity, max_jobs
+    # Why no more jobs are accepted; None while they are.
+    self.failure: Failed | None = None
     self._policy, self._chunk = policy, chunk
     self._ids = itertools.count()
-    self._lock = threading.Lock()  # of the jobs
-    self._jobs: set[Job] = set()
-    self._inbox: queue.SimpleQueue[tuple[str, Sequence[SampleJob]]] = (
-      queue.SimpleQueue()
-    )
-    self._sampling: dict[int, SampleJob] = {}
-    self._to_score: list[ScoreJob] = []  # in the order of arrival
-    self._score_changed = threading.Condition(self._lock)
+    self._changed = threading.Condition()  # of what follows
+    self._jobs: set[Job] = set()  # that are open
+    self._to_sample: list[SampleJob] = []  # in the order of arrival
+    self._to_score: list[ScoreJob] = []
+    self._dropped: list[Job] = []  # whose slots are not free yet
     self._counts = dict.fromkeys(('accepted', 'finished', 'dropped'), 0)
-    self._failure: Failed | None = None
+    self._sampling: dict[int, SampleJob] = {}  # that have been submitted
     self._threads = [
       threading.Thread(target=target, name=f'posttrain-{name}', daemon=True)
       for name, target in (('engine', self._run), ('score', self._run_scoring))
@@ -137,8 +159,7 @@ class Worker:
 
   def stop(self, wait: float) -> bool:
     """Fails all jobs; returns False if a thread runs on after `wait` s."""
-    self._shut_down(Failed(503, 'the server must be running: it shuts down'))
-    self._inbox.put(('stop', ()))
+    self._fail(Failed(503, 'the server must be running: it shuts down'), True)
     end = time.monotonic() + wait
     for thread in self._threads:
       thread.join(max(end - time.monotonic(), 0))
@@ -155,48 +176,38 @@ class Worker:
     Raises:
       Full: too many jobs are open.
     """
-    with self._lock:
-      failure = self._failure
-      if failure is None:
+    with self._changed:
+      if self.failure is None:
         if not more and len(self._jobs) + len(jobs) > self.max_jobs:
           raise Full(f'{len(self._jobs)} sequences of {self.max_jobs}')
         self._jobs.update(jobs)
         self._counts['accepted'] += len(jobs)
+        self._to_sample += [x for x in jobs if isinstance(x, SampleJob)]
         self._to_score += [x for x in jobs if isinstance(x, ScoreJob)]
-        self._score_changed.notify()
-    if failure is None:
-      sampling = tuple(x for x in jobs if isinstance(x, SampleJob))
-      if sampling:
-        self._inbox.put(('accept', sampling))
-    else:
-      for job in jobs:
-        job.notify(job, failure)
+        self._changed.notify_all()
+        return
+    for job in jobs:
+      job.notify(job, self.failure)
 
   def drop(self, jobs: Iterable[Job]) -> None:
     """Cancels jobs; ignores those that have finished."""
-    with self._lock:
+    with self._changed:
       jobs = self._jobs.intersection(jobs)
       self._jobs -= jobs
       self._counts['dropped'] += len(jobs)
+      self._dropped += jobs
+      self._to_sample = [x for x in self._to_sample if x not in jobs]
       self._to_score = [x for x in self._to_score if x not in jobs]
-    sampling = tuple(x for x in jobs if isinstance(x, SampleJob))
-    if sampling:
-      self._inbox.put(('drop', sampling))
 
   def counts(self) -> dict[str, int]:
     """Returns the numbers of slots and jobs, for the health route."""
-    with self._lock:
+    with self._changed:
       return {
         'slots': self.slots,
         'under_way': len(self._jobs),
         'drawing': len(self._sampling),
         **self._counts,
       }
-
-  @property
-  def failure(self) -> Failed | None:
-    """The reason for accepting no more jobs; None while it accepts them."""
-    return self._failure
 
   def _make_engine(self) -> engines.Engine:
     made = engines.Engine(
@@ -212,70 +223,53 @@ class Worker:
     return made
 
   def _run(self) -> None:
-    while self._failure is None:
+    while self.failure is None:
       try:
         self._receive()
         self._sample()
       except Exception:  # any: no client may wait for ever
         logging.getLogger('absl').exception('the engine failed')
-        self._fail_all(Failed(500, "the engine failed; see the server's log"))
-        self._restart()
-
-  def _restart(self) -> None:
-    self._sampling, self._engine = {}, None
-    try:
-      self._engine = self._make_engine()
-    except Exception:
-      logging.getLogger('absl').exception('the engine cannot be made again')
-      self._shut_down(Failed(500, 'the engine failed for good; start it again'))
+        self._fail(Failed(500, "the engine failed; see the server's log"))
+        self._sampling, self._engine = {}, None
+        try:
+          self._engine = self._make_engine()
+        except Exception:
+          logging.getLogger('absl').exception('no engine can be made')
+          final = 'the engine failed for good; start it again'
+          self._fail(Failed(500, final), True)
 
   def _receive(self) -> None:
-    """Handles the inbox; waits for a message if there is no work."""
-    idle = not self._sampling
-    while idle or not self._inbox.empty():
-      action, jobs = self._inbox.get()
-      idle = False
-      with self._lock:
-        known = [job for job in jobs if job in self._jobs]
-      if action == 'drop':
-        self._cancel(jobs)
-        continue
-      for job in known:
-        job.request = dataclasses.replace(job.request, id=next(self._ids))
-        self._engine.submit(job.request)
-        self._sampling[job.request.id] = job
-
-  def _cancel(self, jobs: Sequence[SampleJob]) -> None:
-    for job in jobs:
-      if self._sampling.pop(job.request.id, None):
+    """Waits for work; submits new jobs, and frees the slots of dropped ones."""
+    with self._changed:
+      while not (self._to_sample or self._sampling or self.failure):
+        self._changed.wait()
+      accepted, self._to_sample = self._to_sample, []
+      dropped, self._dropped = self._dropped, []
+    for job in dropped:
+      if isinstance(job, SampleJob) and self._sampling.pop(job.request.id, 0):
         self._engine.cancel(job.request.id)
+    for job in accepted:
+      job.request = dataclasses.replace(job.request, id=next(self._ids))
+      self._engine.submit(job.request)
+      self._sampling[job.request.id] = job
 
   def _run_scoring(self) -> None:
-    while batch := self._next_batch():
+    while True:
+      with self._changed:
+        while not self._to_score and self.failure is None:
+          self._changed.wait()
+        if self.failure is not None:
+          return
+        batch = self._to_score[:ROWS]  # the oldest ones share a forward
+        del self._to_score[:ROWS]
       try:
-        results = token_logprobs.score(
-          self._policy.params,
-          self._policy.model,
-          [job.ids for job in batch],
-          [job.temperature for job in batch],
-        )
+        results = score(self._policy, batch)
       except Exception:  # any: no client may wait for ever
         logging.getLogger('absl').exception('scoring failed')
         failure = Failed(500, "scoring failed; see the server's log")
         results = [failure] * len(batch)
       for job, result in zip(batch, results, strict=True):
         self._finish(job, result)
-
-  def _next_batch(self) -> list[ScoreJob]:
-    """Waits for the oldest jobs, which share a forward; [] at the end."""
-    with self._lock:
-      while not self._to_score and self._failure is None:
-        self._score_changed.wait()
-      if self._failure is not None:
-        return []
-      batch = self._to_score[: token_logprobs.ROWS]
-      del self._to_score[: token_logprobs.ROWS]
-      return batch
 
   def _sample(self) -> None:
     """Decodes a chunk, and sends its events."""
@@ -293,27 +287,84 @@ class Worker:
         job.num_sent = len(ids)
 
   def _finish(self, job: Job, event: Event) -> None:
-    with self._lock:
+    with self._changed:
       is_open = job in self._jobs
       self._jobs.discard(job)
       self._counts['finished'] += is_open
     if is_open:
       job.notify(job, event)
 
-  def _fail_all(self, failure: Failed) -> None:
-    with self._lock:
+  def _fail(self, failure: Failed, for_good: bool = False) -> None:
+    """Fails the open jobs; with `for_good` those that would come, too."""
+    with self._changed:
+      if for_good:
+        self.failure = self.failure or failure
       jobs, self._jobs = self._jobs, set()
-      self._to_score = []
+      self._to_sample, self._to_score = [], []
+      self._changed.notify_all()
     for job in jobs:
       job.notify(job, failure)
-
-  def _shut_down(self, failure: Failed) -> None:
-    with self._lock:
-      self._failure = self._failure or failure
-      self._score_changed.notify()
-    self._fail_all(failure)
 
 
 def _new_tokens(job: SampleJob, ids, logprobs, reason: str | None) -> NewTokens:
   new = slice(job.num_sent, None)
   return NewTokens(ids[new].tolist(), logprobs[new].tolist(), reason)
+
+
+def score(policy: policies.Policy, batch: Sequence[ScoreJob]):
+  """Returns the `TokenLogprobs` of at most `ROWS` jobs."""
+  # The smallest power of two that is no less than the longest, at least 32.
+  longest = max(len(job.ids) for job in batch)
+  shape = (
+    1 if len(batch) == 1 else ROWS,
+    max(32, 1 << (longest - 1).bit_length()),
+  )
+  ids, valid = np.zeros((2, *shape), np.int32)
+  temperatures = np.ones(shape[0], np.float32)
+  for row, job in enumerate(batch):
+    ids[row, : len(job.ids)], valid[row, : len(job.ids)] = job.ids, 1
+    temperatures[row] = job.temperature
+  with sharding.use(sharding.one_device()):
+    arrays = jax.device_get(
+      _forward(policy.params, ids, valid, temperatures, policy.model)
+    )
+  return [
+    TokenLogprobs(*(x[row, : len(job.ids)].copy() for x in arrays))
+    for row, job in enumerate(batch)
+  ]
+
+
+@functools.partial(jax.jit, static_argnames='cfg')
+def _forward(params, ids, valid, temperatures, cfg):
+  """Returns logprobs f32[B, T], ranks i32[B, T], alternatives [B, T, A]."""
+  rows, width = ids.shape
+  positions = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), ids.shape)
+  hidden, _ = transformer.trunk(params, cfg, ids, positions, valid)
+  tokens = rows * width
+  block = max(
+    k
+    for k in range(1, tokens + 1)
+    if tokens % k == 0 and (k == 1 or k * cfg.vocab_size <= _LOGITS)
+  )
+
+  def score_block(inputs):
+    hidden, target, temperatures = inputs  # [K, D], [K] next tokens, [K]
+    logits = scoring.next_logits(params, cfg, hidden)
+    logprobs = jax.nn.log_softmax(logits / temperatures[:, None])
+    own = jnp.take_along_axis(logprobs, target[:, None], axis=1)
+    rank = 1 + jnp.sum(logprobs > own, axis=1, dtype=jnp.int32)
+    top, top_ids = jax.lax.top_k(
+      logprobs, min(cfg.vocab_size, MAX_ALTERNATIVES)
+    )
+    return own[:, 0], rank, top_ids.astype(jnp.int32), top
+
+  # Each place predicts its right neighbour; the last prediction wraps around
+  # to entry 0, which has no meaning.
+  inputs = (hidden, jnp.roll(ids, -1, axis=1), jnp.repeat(temperatures, width))
+  outputs = jax.lax.map(
+    score_block,
+    jax.tree.map(lambda x: x.reshape(-1, block, *x.shape[2:]), inputs),
+  )
+  return jax.tree.map(
+    lambda x: jnp.roll(x.reshape(rows, width, *x.shape[2:]), 1, axis=1), outputs
+  )

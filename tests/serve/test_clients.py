@@ -24,15 +24,6 @@ def client(served):
     yield openai_client
 
 
-def test_openai_client_completes_and_streams(client):
-  body = {'model': conftest.NAME, 'prompt': 'ab', 'max_tokens': 9, 'seed': 1}
-  whole = client.completions.create(**body, logprobs=1, n=2)
-  assert len(whole.choices[1].logprobs.token_logprobs) == 9
-  assert whole.usage.completion_tokens == 18
-  *_, last = client.completions.create(**body, stream=True)
-  assert last.choices[0].finish_reason == 'length'
-
-
 def test_openai_client_chats_and_streams(client):
   body = {'model': conftest.NAME, 'messages': MESSAGES, 'seed': 1}
   body['max_completion_tokens'] = 12
@@ -68,7 +59,7 @@ def test_openai_client_lists_models_and_raises(client, policy):
   [
     ([], '--checkpoint'),
     (['--prot=1'], "got '--prot=1'"),
-    (['--slots=0'], '--slots must be at least 1: got 0'),
+    (['--slots=0'], '--slots must be'),
     (['--api_key_env=NO_SUCH'], "got 'NO_SUCH'"),
     (['--host=0.0.0.0', '--port=0'], '--host'),
     (['--port=0'], "got 'x'"),

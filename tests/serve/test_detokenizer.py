@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from posttrain.serve import detokenizer
+from posttrain.serve import call
 from tests import fixtures
 
 decode = fixtures.RENDERER.tokenizer.decode
@@ -13,7 +13,7 @@ decode = fixtures.RENDERER.tokenizer.decode
 def feed(text, size, stops=(), reason='max_tokens', decode=decode):
   """Appends the bytes of a text in pieces; returns (detokenizer, texts)."""
   ids = [*(text.encode() if isinstance(text, str) else text)]
-  choice, pieces = detokenizer.Detokenizer(decode, stops), []
+  choice, pieces = call.Detokenizer(decode, stops), []
   for start in range(0, len(ids), size):
     if choice.finish:
       break
@@ -55,23 +55,6 @@ def test_stop_string_ends_the_choice_at_the_completing_token(
   choice, _ = feed(text, size, stops)
   assert (choice.text, choice.stop, len(choice.ids)) == expected
   assert choice.finish == 'stop'
-
-
-def test_an_eos_is_no_text_and_ends_with_stop():
-  choice, _ = feed([97, 257], 1, reason='eos')
-  assert (choice.text, choice.finish) == ('a', 'stop')
-
-
-def test_text_revised_by_the_decoder_is_sent_once():
-  """Byte fallback decodes a run of bytes only if all of it is valid."""
-
-  def fallback(ids):
-    try:
-      return bytes(ids).decode()
-    except UnicodeDecodeError:
-      return '\ufffd' * len(ids)
-
-  assert feed('aé€', 1, decode=fallback)[1] == ['a', '', 'é', '', '', '€']
 
 
 @pytest.mark.parametrize('seed', range(10))

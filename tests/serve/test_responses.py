@@ -148,12 +148,12 @@ def test_prompt_as_text_ids_and_parts(post):
   assert token_ids(two) == [both[0]] * 2 + [both[1]] * 2
   assert [choice['index'] for choice in two['choices']] == [0, 1, 2, 3]
   assert two['usage']['prompt_tokens'] == 6
-  parts = [{'type': 'text', 'text': 'What is '}, {'type': 'text', 'text': '1?'}]
+  parts = [{'type': 'text', 'text': 'Be '}, {'type': 'text', 'text': 'brief.'}]
   chats = [
-    post('chat/completions', messages=[{'role': 'user', 'content': x}], **body)
-    for x in (parts, 'What is 1?')
+    post('chat/completions', messages=[{'role': role, 'content': x}], **body)
+    for role, x in (('developer', parts), ('system', 'Be brief.'))
   ]
-  assert token_ids(chats[0]) == token_ids(chats[1])
+  assert chats[0]['prompt_token_ids'] == chats[1]['prompt_token_ids']
 
 
 def test_seeds_fix_the_tokens_alone_and_next_to_other_requests(post):
@@ -162,17 +162,12 @@ def test_seeds_fix_the_tokens_alone_and_next_to_other_requests(post):
   assert len({tuple(ids) for ids in alone}) == 3
   assert token_ids(post(**body, seed=6, n=3)) != alone
   assert token_ids(post(**body)) != token_ids(post(**body))  # no seed
-  with concurrent.futures.ThreadPoolExecutor(12) as pool:
-    noise = [
+  with concurrent.futures.ThreadPoolExecutor(9) as pool:
+    for i in range(6):
       pool.submit(post, prompt=[i, 1], max_tokens=20, n=2, **SAMPLED)
-      for i in range(6)
-    ]
-    again = [pool.submit(post, **body, seed=5, n=k) for k in (3, 3, 1, 2)]
-    for future in again:
+    for future in [pool.submit(post, **body, seed=5, n=k) for k in (3, 1, 2)]:
       ids = token_ids(future.result())
       assert ids == alone[: len(ids)]
-    assert all(len(token_ids(future.result())) == 2 for future in noise)
-  # tests/decode checks the engine's draws themselves.
 
 
 def test_stop_strings_and_stop_tokens_end_a_choice(post, served):
@@ -271,16 +266,3 @@ def test_failed_engine_fails_its_requests_and_is_replaced(
   assert 'out of luck' in caplog.text and 'luck' not in str(response)
   assert post(**body)['choices'] == expected
   assert served.client.get('/health').json()['under_way'] == 0
-
-
-def test_developer_messages_are_those_of_the_system(post):
-  prompts = [
-    post(
-      'chat/completions',
-      messages=[{'role': role, 'content': 'Be brief.'}, *MESSAGES],
-      max_tokens=1,
-      return_token_ids=True,
-    )['prompt_token_ids']
-    for role in ('developer', 'system')
-  ]
-  assert prompts[0] == prompts[1]
