@@ -237,7 +237,7 @@ def train(
     from posttrain import compilation, machine, train
     from posttrain.hosts import joining
     from posttrain.report import page
-    from posttrain.stage import summary
+    from posttrain.stage import plan
 
     # 1. Join the other processes, which must have the same options.
     stack.enter_context(joining.join(place, os.path.join(workdir, 'hosts')))
@@ -296,7 +296,7 @@ def train(
     is_first = processes.is_first()
   if not is_first:
     return None
-  print('\n'.join(summary.lines(run, workdir)), file=sys.stderr)
+  print('\n'.join(plan.results(run, workdir)), file=sys.stderr)
   return final
 
 

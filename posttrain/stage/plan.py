@@ -1,18 +1,25 @@
-"""The plan of a stage: batch sizes, parameters, memory and communication.
+"""What a run prints: the plan of each stage, and the results at the end.
 
-Printed by `--dry_run` and, in short, at the start of a run, below a head with
-devices, host, versions and seed; quoted when the device runs out of memory.
-Bytes are per device. Nothing is compiled:
+A plan has batch sizes, parameters, memory and communication. It is printed by
+`--dry_run` and, in short, at the start of a run, below a head with devices,
+host, versions and seed; quoted when the device runs out of memory. Bytes are
+per device. Nothing is compiled:
 
     arrays      that have a name are counted exactly, from shapes and sharding
                 rules: state, gradients, inputs that layers keep, cache, view
     work        of one layer and of the head is one measured term, see `_work`
     transfers   follow from the placement; XLA may fuse, split or reorder them
+
+`results` are the last lines: the main evaluated numbers, and next commands.
 """
 
 import dataclasses
 import functools
+import glob
+import json
 import math
+import os
+import shlex
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +27,8 @@ from typing import Any
 import jax
 
 from posttrain import machine, schema, sharding, tree
+from posttrain.config import checks
+from posttrain.metrics import estimates, statistics, writers
 from posttrain.models import transformer
 from posttrain.training import objectives, optim, step
 
@@ -128,49 +137,41 @@ class Plan:
     if self.sleep_bytes:
       freed = size(self.sleep_bytes)
       update += f', less {freed} of cache that rollout.sleep frees'
-    temporaries = [('  temporary arrays', update)]
-    if self.slots:
-      largest = max(self.update_bytes - self.sleep_bytes, self.rollout_bytes)
-      temporaries = [
-        ('  temporary arrays', f'{size(largest)}, the larger of'),
-        ('    update', update),
-        ('    rollout', size(self.rollout_bytes)),
-      ]
-    hosts = f'{self.hosts}'
-    if self.slots:
-      devices = math.prod(self.mesh.values()) // self.hosts
+    largest = max(self.update_bytes - self.sleep_bytes, self.rollout_bytes)
+    devices = math.prod(self.mesh.values()) // self.hosts
+    hosts = f'{self.hosts}' if self.hosts > 1 else ''
+    if hosts and self.slots:
       hosts += f', each of which decodes {self.slots // self.hosts} slots on '
       hosts += f'{devices} devices, which must hold the model'
-    tasks = '; '.join(
-      f'{name}: {train:,}, and {held_out:,} held out'
-      for name, (train, held_out) in self.tasks.items()
-    )
-    groups = ', '.join(f'{k}: {v}' for k, v in self.group_size.items())
-    rows = (
-      *([('tasks', tasks)] if tasks else []),
-      ('prompts_per_step', f'{self.prompts_per_step}'),
-      ('group_size', groups),
-      ('  samples per step', f'{self.samples_per_step}'),
-      ('micro_batch_tokens', f'{self.micro_batch_tokens}'),
-      ('  rows x tokens', f'{self.rows_per_micro_batch} x {self.row_tokens}'),
-      *([('rollout.slots', f'{self.slots}')] if self.slots else []),
-      *([('  tokens each', f'{self.slot_tokens}')] if self.slots else []),
-      ('steps', f'{self.steps}'),
-      ('mesh', ', '.join(f'{k} {v}' for k, v in self.mesh.items())),
-      *([('processes', hosts)] if self.hosts > 1 else []),
-      ('parameters', f'{self.parameters:,}'),
-      ('  that train', f'{self.trained:,}'),
-      (
-        'memory per device',
-        f'{size(self.total_bytes)} (on a GPU -{low} to +{high} % of what XLA '
-        'needs), the sum of',
+    rows = {
+      'tasks': '; '.join(
+        f'{name}: {train:,}, and {held_out:,} held out'
+        for name, (train, held_out) in self.tasks.items()
       ),
-      ('  training state', size(self.state_bytes)),
-      *([('  decoding', size(self.decode_bytes))] if self.slots else []),
-      ('  references', size(self.reference_bytes)),
-      *temporaries,
-    )
-    return [f'stage {self.stage}', *map(_row, rows)]
+      'prompts_per_step': self.prompts_per_step,
+      'group_size': ', '.join(f'{k}: {v}' for k, v in self.group_size.items()),
+      '  samples per step': self.samples_per_step,
+      'micro_batch_tokens': self.micro_batch_tokens,
+      '  rows x tokens': f'{self.rows_per_micro_batch} x {self.row_tokens}',
+      'rollout.slots': self.slots,
+      '  tokens each': self.slots and self.slot_tokens,
+      'steps': self.steps,
+      'mesh': ', '.join(f'{k} {v}' for k, v in self.mesh.items()),
+      'processes': hosts,
+      'parameters': f'{self.parameters:,}',
+      '  that train': f'{self.trained:,}',
+      'memory per device': f'{size(self.total_bytes)} (on a GPU -{low} to '
+      f'+{high} % of what XLA needs), the sum of',
+      '  training state': size(self.state_bytes),
+      '  decoding': self.slots and size(self.decode_bytes),
+      '  references': size(self.reference_bytes),
+      '  temporary arrays': f'{size(largest)}, the larger of'
+      if self.slots
+      else update,
+      '    update': self.slots and update,
+      '    rollout': self.slots and size(self.rollout_bytes),
+    }
+    return [f'stage {self.stage}', *_rows(rows)]
 
   def details(self) -> list[str]:
     """Returns the lines of the tables: weights, and what is communicated."""
@@ -212,13 +213,13 @@ def head(
   versions = machine.versions('posttrain', 'jax', 'python')
   kind, count, hosts = devices or (None, None, None)
   planned = ' (planned)' if devices else ''
-  rows = (
-    ('device', machine.devices(kind, count, hosts) + planned),
-    ('host', socket.gethostname()),
-    ('versions', ', '.join(map(' '.join, versions.items()))),
-    ('seed', f'{seed}'),
-  )
-  return ['run', *map(_row, rows)]
+  rows = {
+    'device': machine.devices(kind, count, hosts) + planned,
+    'host': socket.gethostname(),
+    'versions': ', '.join(map(' '.join, versions.items())),
+    'seed': f'{seed}',
+  }
+  return ['run', *_rows(rows)]
 
 
 def slot_tokens(longest: int, backend: str) -> int:
@@ -280,13 +281,26 @@ def make(
   decodes = generates_text or isinstance(stage.pairs, schema.MadePairs)
   cache = view = work = 0
   if decodes:
-    host, slots = _host_mesh(mesh, load.hosts), rollout.slot_count // load.hosts
-    cache = cache_bytes(model, host, slots, slot_tokens)
+    host, slots = mesh, rollout.slot_count // load.hosts
+    if load.hosts > 1:  # each decodes alone
+      devices = math.prod(mesh.shape.values()) // load.hosts
+      sizes = sharding.host_sizes(mesh.shape[sharding.TENSOR], devices)
+      host = sharding.abstract_mesh(schema.Mesh(**sizes), devices)
+    ways, token = sharding.batch_ways(host), cached_token_bytes(model, host)
+    # The slots: cache, drawn ids and their logprobs.
+    cache = slots // ways * slot_tokens * (model.layers * token + 4 + 4)
     view = view_bytes(model, host)
-    work = max(
-      _score_bytes(model, mesh, whole, batch),
-      _slot_work(model, host, rollout, slots, slot_tokens),
-    )
+    # Scoring a micro-batch, on all devices together.
+    score = _work(model, mesh, _local_tokens(mesh, batch), FORWARD)
+    if mesh.shape[sharding.FSDP] > 1:  # all layers are cast before the first
+      for x in jax.tree.leaves(whole['layers']):
+        score += _width(model) * device_bytes(x) // x.dtype.itemsize
+    # Prefill, and drawing a token.
+    rows = -(-min(rollout.prefill_rows, slots) // ways)
+    prefill = _work(model, host, rows * rollout.prefill_tokens, FORWARD)
+    prefill += rows * slot_tokens * token
+    logits = _LOGITS * 4 * _head(model, host) // model.embed_dim
+    work = max(score, prefill, slots // ways * logits)
   weight_ways = mesh.shape[sharding.FSDP] * mesh.shape[sharding.TENSOR]
   group_size = {k: entry.group_size for k, entry in stage.envs.items()}
   group_size = dict(load.group_sizes or group_size)
@@ -392,45 +406,6 @@ def _update_bytes(
   return held + model.layers * local * kept + gradient + work
 
 
-def _score_bytes(
-  model: schema.Model, mesh: Mesh, whole: Any, batch: schema.Batch
-) -> int:
-  """Returns the bytes of scoring a micro-batch, on all devices together."""
-  work = _work(model, mesh, _local_tokens(mesh, batch), FORWARD)
-  if mesh.shape[sharding.FSDP] > 1:  # all layers are cast before the first
-    layers = whole['layers']
-    numbers = sum(
-      device_bytes(x) // x.dtype.itemsize for x in jax.tree.leaves(layers)
-    )
-    work += _width(model) * numbers
-  return work
-
-
-def _slot_work(
-  model: schema.Model,
-  mesh: Mesh,
-  rollout: schema.Rollout,
-  slots: int,
-  slot_tokens: int,
-) -> int:
-  """Returns the bytes of prefill or of decoding a token, the larger."""
-  ways = sharding.batch_ways(mesh)
-  rows = -(-min(rollout.prefill_rows, slots) // ways)
-  prefill = _work(model, mesh, rows * rollout.prefill_tokens, FORWARD)
-  prefill += rows * slot_tokens * cached_token_bytes(model, mesh)
-  logits = _LOGITS * 4 * _head(model, mesh) // model.embed_dim
-  return max(prefill, slots // ways * logits)
-
-
-def _host_mesh(mesh: Mesh, hosts: int) -> Mesh:
-  """Returns the devices of one host, which decode alone."""
-  if hosts == 1:
-    return mesh
-  devices = math.prod(mesh.shape.values()) // hosts
-  sizes = sharding.host_sizes(mesh.shape[sharding.TENSOR], devices)
-  return sharding.abstract_mesh(schema.Mesh(**sizes), devices)
-
-
 def view_bytes(model: schema.Model, mesh: Mesh) -> int:
   """Returns the bytes of the decode view, which only `tensor` splits."""
   params = transformer.shapes(model)
@@ -444,14 +419,6 @@ def view_bytes(model: schema.Model, mesh: Mesh) -> int:
   )
   view = sharding.placed(like, transformer.VIEW_RULES, mesh)
   return device_bytes(view) + (model.layers - 1) * device_bytes(view['layers'])
-
-
-def cache_bytes(
-  model: schema.Model, mesh: Mesh, slots: int, capacity: int
-) -> int:
-  """Returns the bytes of the slots: cache, drawn ids and their logprobs."""
-  token = model.layers * cached_token_bytes(model, mesh) + 4 + 4
-  return slots // sharding.batch_ways(mesh) * capacity * token
 
 
 def cached_token_bytes(model: schema.Model, mesh: Mesh) -> int:
@@ -514,7 +481,26 @@ def _transfers(
     count = 1 if once else layers
     parts += [(f'{what}, unsplit{end}', 'all-reduce', axes, count, size)]
   if tensor > 1:
-    parts += _sums(model, _local_tokens(mesh, batch), params if adapts else {})
+    tokens, sums = _local_tokens(mesh, batch), ('all-reduce', 'tensor')
+    size = tokens * model.embed_dim
+    # The MLP's sum is not needed again where a layer is recomputed.
+    forward = 2 * layers + (model.remat != 'none') * layers
+    backward = 5 * layers  # of the inputs of q, k, v, gate and up
+    parts += [
+      ('embedded tokens', *sums, 1, 4 * size),
+      ('activations, forward', *sums, forward, forward * width * size),
+      ('activations, backward', *sums, backward, backward * width * size),
+      ('hidden states, gradient', *sums, 1, 4 * size),
+      ('logits, sums of a token', *sums, 2, 4 * 4 * tokens),
+    ]
+    columns = 0  # of x A, forward and recomputed, or of its gradient
+    for path, x in tree.flat(params if adapts else {}).items():
+      if sharding.TENSOR in x.sharding.spec:
+        a = path.endswith('/a')
+        columns += 2 * x.shape[0] * x.shape[-1] if a else math.prod(x.shape[:2])
+    if columns:
+      low_rank = tokens * width * columns
+      parts += [('products with A', *sums, layers, low_rank)]
   return [Transfer(*x) for x in parts]
 
 
@@ -534,35 +520,9 @@ def _by_fsdp(layers: Any) -> tuple[int, int]:
   return split, other
 
 
-def _sums(
-  model: schema.Model, tokens: int, adapter: Any
-) -> list[tuple[str, str, str, int, int]]:
-  """Returns the sums over `tensor`."""
-  width, layers, size = _width(model), model.layers, tokens * model.embed_dim
-  # The MLP's sum is not needed again where a layer is recomputed.
-  forward = 2 * layers + (model.remat != 'none') * layers
-  backward = 5 * layers  # of the inputs of q, k, v, gate and up
-  sums = 'all-reduce', 'tensor'
-  parts: list[tuple[str, str, str, int, int]] = [
-    ('embedded tokens', *sums, 1, 4 * size),
-    ('activations, forward', *sums, forward, forward * width * size),
-    ('activations, backward', *sums, backward, backward * width * size),
-    ('hidden states, gradient', *sums, 1, 4 * size),
-    ('logits, sums of a token', *sums, 2, 4 * 4 * tokens),
-  ]
-  columns = 0  # of x A, forward and recomputed, or of its gradient
-  for path, x in tree.flat(adapter).items():
-    if sharding.TENSOR in x.sharding.spec:
-      a = path.endswith('/a')
-      columns += 2 * x.shape[0] * x.shape[-1] if a else math.prod(x.shape[:2])
-  if columns:
-    low_rank = tokens * width * columns
-    parts += [('products with A', *sums, layers, low_rank)]
-  return parts
-
-
-def _row(row: tuple[str, str]) -> str:
-  return f'  {row[0]:<20} {row[1]}'
+def _rows(rows: Mapping[str, Any]) -> list[str]:
+  """Returns a line per entry that is neither 0 nor empty."""
+  return [f'  {name:<20} {value}' for name, value in rows.items() if value]
 
 
 def _table(rows: Sequence[tuple[str, str, str, str]]) -> list[str]:
@@ -572,3 +532,116 @@ def _table(rows: Sequence[tuple[str, str, str, str]]) -> list[str]:
     f'  {a:<{widths[0]}}  {b:<{widths[1]}}  {c:<{widths[2]}}  {d:>{widths[3]}}'
     for a, b, c, d in rows
   ]
+
+
+def results(run: schema.Run, workdir: str) -> list[str]:
+  """Returns the last lines of a finished run.
+
+  Args:
+    run: its options.
+    workdir: its folder.
+  """
+  rows = writers.read_metrics(os.path.join(workdir, 'metrics.jsonl'))
+  printed = evaluated(run, rows)
+  report = os.path.join(workdir, 'report.html')
+  if os.path.exists(report):
+    printed.append(f'report: {report}')
+  return [*printed, 'next:', *(f'  {x}' for x in commands(run, workdir, rows))]
+
+
+def evaluated(run: schema.Run, rows: list[writers.Row]) -> list[str]:
+  """Returns a table of the main evaluated numbers; [] without any.
+
+  A column for the first evaluation, and one for the weights that each stage
+  hands on.
+
+  Args:
+    run: the run's options.
+    rows: the rows of its metrics.jsonl.
+  """
+  rows = [row for row in rows if any(x.startswith('eval/') for x in row)]
+  columns = {'start': rows[0]} if rows else {}
+  for name in run.stages:
+    if own := [row for row in rows if row['stage'] == name]:
+      end = writers.end(own)
+      early = '' if end is own[-1] else f' (step {end["step"]})'
+      columns[name + early] = end
+  known = {
+    key: None
+    for row in columns.values()
+    for key in row
+    if not estimates.is_bound(key, row)
+  }
+  cells, note = [['held-out evaluation', *columns]], []
+  for key in statistics.held_out(known):
+    name, _, env = key.rpartition('/')
+    line = [key.removeprefix('eval/')]
+    for row in columns.values():
+      value = row.get(key)
+      bounds: list[Any] = [
+        row.get(f'{name}{side}/{env}') for side in estimates.BOUNDS
+      ]
+      text = f'{value:.3f}' if isinstance(value, int | float) else '-'
+      if text != '-' and None not in bounds:
+        text += ' [{:.3f}, {:.3f}]'.format(*bounds)
+        note = ['(in brackets: 95 % intervals, over tasks or pairs)']
+      line.append(text)
+    cells.append(line)
+  if len(cells) == 1:
+    return []
+  widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+  lines = [
+    '  '.join(
+      f'{x:>{n}}' if i else f'{x:<{n}}'
+      for i, (x, n) in enumerate(zip(line, widths, strict=True))
+    )
+    for line in cells
+  ]
+  return lines + note
+
+
+def commands(
+  run: schema.Run, workdir: str, rows: list[writers.Row]
+) -> list[str]:
+  """Returns the commands that fit the result of a run, three at most.
+
+  Args:
+    run: its options.
+    workdir: its folder.
+    rows: the rows of its metrics.jsonl.
+  """
+  start = 'python -m posttrain.'
+  name, stage = list(run.stages.items())[-1]
+  checkpoint = f'--checkpoint={shlex.quote(workdir)}'
+  if not objectives.TYPES[stage.kind].generates_text:
+    recipe = f'grpo:DIR,PROMPTS.jsonl,reward={os.path.abspath(workdir)}'
+    return [f'{start}main --config={shlex.quote(recipe)} --workdir=WORK']
+  # A prompt of the last evaluation, if it is one short line, or of the suite.
+  prompt = stage.eval.suite[0] if stage.eval.suite else 'Hello'
+  pattern = f'{name}_eval_[0-9]*.jsonl'
+  pattern = os.path.join(glob.escape(workdir), 'rollouts', pattern)
+  for path in sorted(glob.glob(pattern))[-1:]:
+    with open(path) as file:
+      line = file.readline()
+    answered = json.loads(line)['prompt'] if line else ''
+    if answered.isprintable() and 0 < len(answered) <= 100:
+      prompt = answered
+  lines = [f'{start}generate {checkpoint} --prompt={shlex.quote(prompt)}']
+  # `evaluate` compares tasks of environments with the start, if it is known:
+  # metrics eval/METRIC/ENV, eval/reward/NAME/ENV. On held-out pairs a start
+  # that is the reference ranks nothing, and answers to the suite have no grade.
+  keys = {key for row in rows if row['stage'] == name for key in row}
+  if any(
+    key.startswith('eval/') and key.rpartition('/')[2] in stage.envs
+    for key in keys
+    if not key.startswith(('eval/pairs/', 'eval/suite/'))
+  ):
+    kind, _, before = (init := stage.init).partition(':')
+    if kind == 'stage':
+      init = os.path.join(workdir, 'checkpoints', before)
+    against = '' if init == 'random' else f' --against={shlex.quote(init)}'
+    unlogged = dataclasses.replace(run, metrics=schema.Metrics())
+    trusted = ' --trust_config' if checks.untrusted(unlogged) else ''
+    lines.append(f'{start}evaluate {checkpoint}{against}{trusted}')
+  folder = shlex.quote(os.path.join(workdir, 'exported'))
+  return [*lines, f'{start}export {checkpoint} --folder={folder}']

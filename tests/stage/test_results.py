@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from posttrain import schema
-from posttrain.stage import summary
+from posttrain.stage import plan
 
 SFT = schema.Stage(envs={'sums': schema.EnvEntry()})
 RM = schema.Stage(kind='ranking', pairs=schema.PairFile(path='x'))
@@ -34,7 +34,7 @@ def test_the_table_has_the_start_and_the_end_of_each_stage():
     row('grpo', 4, **rated(0.5, 0.75, 1.0)),
     row('rm', 4, eval__pairs__rewards__accuracies=0.625),
   ]
-  head, *lines, _ = (x.split() for x in summary.table(run, rows))
+  head, *lines, _ = (x.split() for x in plan.evaluated(run, rows))
   assert head == 'held-out evaluation start sft (step 2) grpo rm'.split()
   assert lines == [
     'pass_rate/sums 0.125 [0.000, 0.250] 0.500 [0.250, 0.750] '
@@ -42,7 +42,7 @@ def test_the_table_has_the_start_and_the_end_of_each_stage():
     'pairs/rewards/accuracies - - - 0.625'.split(),
   ]
   rows = [row('grpo', 0, eval__reward__sums=2.0, eval__length__sums=9.0)]
-  assert summary.table(run, rows)[1].split()[0] == 'reward/sums'
+  assert plan.evaluated(run, rows)[1].split()[0] == 'reward/sums'
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_a_short_question_of_the_evaluation_is_asked(prompt, asked, tmp_path):
     path = tmp_path / f'rollouts/sft_eval_{step:06d}.jsonl'
     path.write_text(json.dumps({'prompt': text}) + '\n')
   run = schema.Run(stages={'sft': SFT})
-  generate, *_ = summary.commands(run, str(tmp_path), [])
+  generate, *_ = plan.commands(run, str(tmp_path), [])
   assert shlex.split(generate)[-1] == f'--prompt={asked}'
 
 
 def test_commands_fit_what_was_trained():
   stages = {'sft': SFT, 'grpo': schema.Stage(init='stage:sft', envs=SFT.envs)}
   ends = [row(name, 4, eval__pass_rate__sums=0.5) for name in ('sft', 'grpo')]
-  generate, evaluate, export = summary.commands(
+  generate, evaluate, export = plan.commands(
     schema.Run(stages=stages), 'my runs/a', ends
   )
   start = "python -m posttrain.{} --checkpoint='my runs/a'"
@@ -71,12 +71,12 @@ def test_commands_fit_what_was_trained():
   assert export == f"{start.format('export')} --folder='my runs/a/exported'"
   (evaluate,) = [
     x
-    for x in summary.commands(schema.Run(stages={'sft': SFT}), 'a', ends)
+    for x in plan.commands(schema.Run(stages={'sft': SFT}), 'a', ends)
     if 'evaluate' in x
   ]
   assert 'against' not in evaluate  # the start was random
   stages = {'sft': SFT, 'rm': RM}
-  (train,) = summary.commands(schema.Run(stages=stages), '/a', ends)
+  (train,) = plan.commands(schema.Run(stages=stages), '/a', ends)
   assert 'reward=/a ' in train and 'generate' not in train
 
 
@@ -85,7 +85,7 @@ def test_evaluate_is_named_where_it_measures_held_out_tasks():
     dpo = schema.Stage(init='stage:sft', kind='preference', envs=SFT.envs)
     run = schema.Run(stages={'sft': SFT, 'dpo': dpo})
     ends = [row('sft', 4, eval__pass_rate__sums=0.5), row('dpo', 4, **measured)]
-    return any('evaluate' in x for x in summary.commands(run, 'a', ends))
+    return any('evaluate' in x for x in plan.commands(run, 'a', ends))
 
   assert not named(eval__pairs__rewards__accuracies=0.5, eval__suite__length=8)
   assert named(eval__nll__sums=0.5)
