@@ -26,6 +26,7 @@ PAGES = (
 WITHOUT_PATHS = (
   'docs/api.md',
   'docs/changelog.md',
+  'docs/choosing.md',
   'docs/comparison.md',
   'docs/glossary.md',
   'docs/limits.md',

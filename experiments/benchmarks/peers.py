@@ -93,7 +93,7 @@ def llama(shape):
 
 
 def words(shape, rng):
-  """Returns a function: random texts; and a tokenizer with tokens t0, t1, ..."""
+  """Returns a function of random texts, and a tokenizer of t0, t1, ..."""
   import tokenizers
   import transformers
 
