@@ -26,7 +26,7 @@ import json
 import math
 import urllib.parse
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from posttrain import schema, types
 from posttrain.data import sources
@@ -78,35 +78,71 @@ class Episode:
   """One session with the server."""
 
   def __init__(self, task: types.Task, cfg: schema.OpenEnv):
+    from websockets import exceptions
+
+    url = urllib.parse.urlsplit(cfg.url)  # shown without password and query
+    self._url = f'{url.scheme}://{url.netloc.rpartition("@")[2]}{url.path}'
     self._task, self._cfg = task, cfg
-    self._session: Session | None = None
-    self._rewards: list[float] = []
-    self._steps = self._refused = 0  # refused: the steps with such an action
+    self._stack, self._socket = contextlib.ExitStack(), None
+    self._closed = exceptions.ConnectionClosed
+    self._failed = (OSError, EOFError, exceptions.WebSocketException)
+    self._rewards: list[float | None] = []  # per step
+    self._refused = 0  # steps whose action was refused
 
   def reset(self) -> types.Messages:
-    """Opens the session; the first observation is the prompt's last message."""
-    self._rewards, self._steps, self._refused = [], 0, 0
-    if self._session is None:
-      self._session = Session(self._cfg)
-    reply = self._session.request('reset', {'seed': self._task.info['seed']})
-    return (*self._task.prompt[:-1], self._show(reply.observation))
+    """Opens the session; the first observation is the prompt's last message.
+
+    Raises:
+      ConnectionError: there is no WebSocket server at the url; and as `step`.
+    """
+    from websockets.sync import client
+
+    cfg, self._rewards, self._refused = self._cfg, [], 0
+    if self._socket is None:
+      try:
+        self._socket = self._stack.enter_context(
+          client.connect(
+            cfg.url,
+            open_timeout=cfg.connect_timeout,
+            close_timeout=cfg.connect_timeout,
+            # Pings keep an idle connection open. A server may answer late: it
+            # has `message_timeout`.
+            ping_timeout=None,
+            max_size=_MAX_BYTES,
+          )
+        )
+      except self._failed as error:
+        raise ConnectionError(
+          f'url must name a server that answers in connect_timeout='
+          f'{cfg.connect_timeout:g} s: got {self._url!r}; {errors.text(error)}'
+        ) from None
+    out = self._request('reset', {'seed': self._task.info['seed']})
+    self._rewards = []
+    return (*self._task.prompt[:-1], *out.messages)
 
   def step(self, text: str, truncated: bool) -> types.StepOut:
-    """Sends the action to the server."""
+    """Sends the action to the server.
+
+    Raises:
+      ConnectionError: the server did not answer in time, or closed the
+        connection.
+      RuntimeError: the server answered with an error or with anything but an
+        observation, or has no free session.
+    """
     del truncated  # the server refuses an incomplete action
-    assert self._session is not None, 'reset comes first'
-    self._steps += 1
     try:
-      reply = self._session.request('step', self._action(text))
+      if self._cfg.action_field is not None:
+        return self._request('step', {self._cfg.action_field: text})
+      try:
+        action = {**json.loads(text)}
+      except (ValueError, TypeError, RecursionError) as error:
+        raise BadAction(f'an action must be a JSON object; {error}') from error
+      return self._request('step', action)
     except BadAction as error:
+      self._rewards.append(None)
       self._refused += 1
       message = {'role': 'user', 'content': f'error: {error}'}
       return types.StepOut((message,), done=False)
-    if reply.reward is not None:
-      self._rewards.append(reply.reward)
-    return types.StepOut(
-      (self._show(reply.observation),), reply.reward or 0.0, done=reply.done
-    )
 
   def grade(self) -> types.Score:
     """Returns the sum of the rewards, None if no step had one.
@@ -116,8 +152,9 @@ class Episode:
     Metrics: `refused`, the steps whose action was refused; `all_refused`, 1 if
     it was every step.
     """
-    all_refused = 0 < self._refused == self._steps
-    reward = sum(self._rewards) if self._rewards else None
+    rewards = [reward for reward in self._rewards if reward is not None]
+    all_refused = 0 < self._refused == len(self._rewards)
+    reward = sum(rewards) if rewards else None
     return adapters.score(
       self._cfg.refused_reward if all_refused else reward,
       self._cfg.correct_at,
@@ -125,92 +162,19 @@ class Episode:
     )
 
   def close(self) -> None:
-    session, self._session = self._session, None
-    if session is not None:
-      session.close()
+    """Closes the session and waits until the server has freed it."""
+    if self._socket is not None:
+      with contextlib.suppress(self._closed, TimeoutError):
+        self._socket.send('{"type": "close"}')
+        self._socket.recv(timeout=self._cfg.connect_timeout)
+    self._stack.close()
 
-  def _action(self, text: str) -> Mapping[str, Any]:
-    if self._cfg.action_field is not None:
-      return {self._cfg.action_field: text}
-    try:
-      return {**json.loads(text)}
-    except (ValueError, TypeError, RecursionError) as error:
-      raise BadAction(f'an action must be a JSON object; {error}') from error
-
-  def _show(self, observation: Mapping[str, Any]) -> types.Message:
-    hidden, field = ('reward', 'done'), self._cfg.observation_field
-    value: Any = {x: observation[x] for x in observation if x not in hidden}
-    if field is not None:
-      if field not in value:
-        raise ValueError(
-          'observation_field must name a field of the observation: got '
-          f'{field!r}, expected one of {errors.text(sorted(value))}'
-        )
-      value = value[field]
-    if not isinstance(value, str):
-      value = json.dumps(value, ensure_ascii=False)
-    return {'role': 'user', 'content': value}
-
-
-class BadAction(Exception):
-  """An action that the server refused; the message is the server's reason."""
-
-
-class Reply(NamedTuple):
-  """An observation of the server."""
-
-  observation: Mapping[str, Any]
-  reward: float | None
-  done: bool
-
-
-class Session:
-  """An open connection, with its own environment on the server."""
-
-  def __init__(self, cfg: schema.OpenEnv):
-    """Opens the connection.
-
-    Raises:
-      ConnectionError: there is no WebSocket server at the url.
-    """
-    from websockets import exceptions
-    from websockets.sync import client
-
-    url = urllib.parse.urlsplit(cfg.url)  # shown without password and query
-    self._url = f'{url.scheme}://{url.netloc.rpartition("@")[2]}{url.path}'
-    self._cfg, self._closed = cfg, exceptions.ConnectionClosed
-    self._stack = contextlib.ExitStack()
-    try:
-      self._socket = self._stack.enter_context(
-        client.connect(
-          cfg.url,
-          open_timeout=cfg.connect_timeout,
-          close_timeout=cfg.connect_timeout,
-          # Pings keep an idle connection open. A server may answer late: it has
-          # `message_timeout`.
-          ping_timeout=None,
-          max_size=_MAX_BYTES,
-        )
-      )
-    except (OSError, EOFError, exceptions.WebSocketException) as error:
-      raise ConnectionError(
-        f'url must name a server that answers in connect_timeout='
-        f'{cfg.connect_timeout:g} s: got {self._url!r}; {errors.text(error)}'
-      ) from None
-
-  def request(self, kind: str, data: Mapping[str, Any]) -> Reply:
-    """Sends a message and returns the server's reply.
+  def _request(self, kind: str, data: Mapping[str, Any]) -> types.StepOut:
+    """Sends a message and returns the server's reply; see `step`.
 
     Args:
       kind: 'reset' or 'step'.
       data: options of the reset, or the action.
-
-    Raises:
-      BadAction: the server refused the action.
-      ConnectionError: the server did not answer in time, or closed the
-        connection.
-      RuntimeError: the server answered with an error or with anything but an
-        observation, or has no free session.
     """
     try:
       # A server that closes sends the reason first: it can still be received.
@@ -237,15 +201,24 @@ class Session:
         raise BadAction(reason[:_MAX_REASON])
       reward = data.get('reward')
       if reward is None or math.isfinite(reward):
-        return Reply(dict(data['observation']), reward, bool(data.get('done')))
+        shown = self._show(dict(data['observation']))
+        self._rewards.append(reward)
+        return types.StepOut((shown,), reward or 0.0, bool(data.get('done')))
     raise RuntimeError(
-      f'{self._url} must answer a {kind} with an observation, a finite reward '
-      f'or null, and done: got {errors.text(message)}'
+      f'{self._url} must answer a {kind} with an observation that has the '
+      f'observation_field {self._cfg.observation_field!r}, and a finite reward '
+      f'or null: got {errors.text(message)}'
     )
 
-  def close(self) -> None:
-    """Closes the session and waits until the server has freed it."""
-    with contextlib.suppress(self._closed, TimeoutError):
-      self._socket.send('{"type": "close"}')
-      self._socket.recv(timeout=self._cfg.connect_timeout)
-    self._stack.close()
+  def _show(self, observation: Mapping[str, Any]) -> types.Message:
+    hidden, field = ('reward', 'done'), self._cfg.observation_field
+    value: Any = {x: observation[x] for x in observation if x not in hidden}
+    if field is not None:
+      value = value[field]
+    if not isinstance(value, str):
+      value = json.dumps(value, ensure_ascii=False)
+    return {'role': 'user', 'content': value}
+
+
+class BadAction(Exception):
+  """An action that the server refused; the message is the server's reason."""
