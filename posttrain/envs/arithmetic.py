@@ -75,31 +75,30 @@ def demonstrate(
       too small: by ten where it is a multiple of ten but not 0, else by one.
       Later steps continue correctly from the wrong number.
   """
-  steps = []
-
-  def result(value: int, num_steps: int) -> int:
-    """Returns the result of the next step, wrong if it is the mistake's."""
-    if not mistake or (abs(mistake) - 1) % num_steps != len(steps):
-      return value
-    return value + (10 if value and value % 10 == 0 else 1) * (
-      1 if mistake > 0 else -1
-    )
-
-  if not worked:
-    return f'\\boxed{{{result(solve(a, op, b), 1)}}}'
-  if op == 'x':
-    terms = [(p, q) for p in _places(a) for q in _places(b) if p and q]
-    terms = terms or [(a, b)]
-  else:
+  terms = [(a, b)]
+  if worked and op == 'x':
+    terms = [(p, q) for p in _places(a) for q in _places(b) if p and q] or terms
+  elif worked:
     width = max(2, len(str(max(a, b))))
     terms = list(zip(_places(a, width), _places(b, width), strict=True))
-  num_steps, values = 2 * len(terms) - 1, []
+  wrong = (abs(mistake) - 1) % (2 * len(terms) - 1) if mistake else None
+  steps, values = [], []
+
+  def result(value: int) -> int:
+    """Returns the result of the next step, wrong if it is the mistake's."""
+    if len(steps) != wrong:
+      return value
+    by = 10 if value and value % 10 == 0 else 1
+    return value + by if mistake > 0 else value - by
+
   for p, q in terms:
-    values.append(result(solve(p, op, q), num_steps))
+    values.append(result(solve(p, op, q)))
     steps.append(f'{p}{op}{q}={values[-1]}')
+  if not worked:
+    return f'\\boxed{{{values[0]}}}'
   total = values[0]
   for value in values[1:]:
-    before, total = total, result(total + value, num_steps)
+    before, total = total, result(total + value)
     # A zero takes the sign before it. Equal signs then always join digits, and
     # unequal signs always borrow: given `-50+0`, small models borrowed and
     # answered -40.

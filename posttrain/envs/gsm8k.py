@@ -90,11 +90,18 @@ class Gsm8k(base.Env):
     return base.OneTurn(task, score)
 
   def _task(self, raw: Mapping[str, Any], where: str) -> types.Task:
-    question, solution, answer = parse_row(raw, where)
+    question, answer = (_text(raw, column, where) for column in COLUMNS)
+    match = _ANSWER.fullmatch(answer)
+    if match is None or numeric.parse(match[2]) is None:
+      raise ValueError(
+        f'{where}: answer must end in a line `#### N`, where N is a number: '
+        f'got {errors.quote(answer[-80:])}'
+      )
+    solution = numeric.without_marks(match[1]).strip()
+    answer = match[2].replace(',', '')
+    last = f'The answer is \\boxed{{{answer}}}.'
     prompt = '\n\n'.join(filter(None, (question, self._cfg.instruction)))
-    demonstration = '\n'.join(
-      filter(None, (solution, f'The answer is \\boxed{{{answer}}}.'))
-    )
+    demonstration = '\n'.join(filter(None, (solution, last)))
     return types.Task(
       id=where,
       env=self.name,
@@ -103,31 +110,6 @@ class Gsm8k(base.Env):
       demonstration=({'role': 'assistant', 'content': demonstration},),
       info={key: raw[key] for key in raw if key not in COLUMNS},
     )
-
-
-def parse_row(raw: Mapping[str, Any], where: str) -> tuple[str, str, str]:
-  """Reads a row of GSM8K.
-
-  Args:
-    raw: a mapping with `question` and `answer`; other columns are ignored.
-    where: the row's name in error messages.
-
-  Returns:
-    The question; the solution without calculator marks and last line; the
-    number of the last line, without commas.
-
-  Raises:
-    ValueError: a column is missing, or the answer does not end in a number.
-  """
-  question, answer = (_text(raw, column, where) for column in COLUMNS)
-  match = _ANSWER.fullmatch(answer)
-  if match is None or numeric.parse(match[2]) is None:
-    raise ValueError(
-      f'{where}: answer must end in a line `#### N`, where N is a number: got '
-      f'{errors.quote(answer[-80:])}'
-    )
-  solution = numeric.without_marks(match[1]).strip()
-  return question, solution, match[2].replace(',', '')
 
 
 def read_solutions(

@@ -25,13 +25,15 @@ class Flags:
   """The command line."""
 
   folder: str = commands.required(
-    'DIR', 'The output; a new or empty folder.', by_position=True
+    'DIR', 'The output; a folder without databases.', by_position=True
   )
-  databases: int = commands.flag(100, 'Number of databases.')
+  databases: int = commands.flag(100, 'Number of databases.', least=1)
   split: str = commands.flag(
     'train', 'The split they belong to.', choices=synth.SPLITS
   )
-  seed0: int = commands.flag(0, 'Number of the first database of the split.')
+  seed0: int = commands.flag(
+    0, 'Number of the first database of the split.', least=0
+  )
 
 
 PARSER = commands.Parser(Flags, __doc__)
@@ -46,43 +48,39 @@ def export(args: Flags) -> None:
   """Writes databases and the questions about them; prints their counts.
 
   Raises:
-    ValueError: the folder is not empty, or a seed is out of range.
+    FileExistsError: the folder has databases.
   """
-  path, split = pathlib.Path(args.folder), args.split
-  seeds = range(args.seed0, args.seed0 + args.databases)
-  if path.exists() and (not path.is_dir() or any(path.iterdir())):
-    raise ValueError(
-      f'DIR must be a new or empty folder: got {args.folder!r}; choose another'
-    )
-  if not 0 <= seeds.start < seeds.stop <= synth.SPLIT_SEEDS:
-    raise ValueError(
-      f'--seed0 and --databases must name some of the databases 0 .. '
-      f'{synth.SPLIT_SEEDS - 1}: got --seed0={args.seed0} '
-      f'--databases={args.databases}'
-    )
+  folder = pathlib.Path(args.folder)
+  numbers = synth.numbers(args.split, args.databases, args.seed0)
   records, counts = [], Counter()
-  for seed in seeds:
-    for question in synth.ask(seed, split):
+  (folder / 'database').mkdir(parents=True)
+  for number in numbers:
+    db_id = f'synth_{number}'
+    file = folder / 'database' / db_id / f'{db_id}.sqlite'
+    file.parent.mkdir()
+    file.write_bytes(synth.write(number))
+    for question in synth.ask(number):
       counts[question.difficulty] += 1
-      fields = vars(question)
       records.append(
-        {x: fields[x] for x in ('id', 'db_id')}
-        | {'question': question.text}
-        | {x: fields[x] for x in ('gold_sql', 'answer_type')}
-        | {'gold_answer': question.gold_rows, 'n_rows': len(question.gold_rows)}
-        | {x: fields[x] for x in ('tables', 'difficulty')}
+        {
+          'id': question.id,
+          'db_id': db_id,
+          'question': question.text,
+          'gold_sql': question.gold_sql,
+          'answer_type': question.answer_type,
+          'gold_answer': question.gold_rows,
+          'n_rows': len(question.gold_rows),
+          'tables': question.tables,
+          'difficulty': question.difficulty,
+        }
       )
-    db_id = records[-1]['db_id']
-    db_folder = path / 'database' / db_id
-    db_folder.mkdir(parents=True)
-    (db_folder / f'{db_id}.sqlite').write_bytes(synth.write(seed, split))
   text = ',\n'.join(map(json.dumps, records))
-  (path / 'questions.json').write_text(f'[\n{text}\n]\n')
-  (path / 'tokenizer.json').write_text(synth.tokenizer())
+  (folder / 'questions.json').write_text(f'[\n{text}\n]\n')
+  (folder / 'tokenizer.json').write_text(synth.tokenizer())
   print(
-    f'{path}: {len(seeds)} databases, {len(records)} questions ('
+    f'{folder}: {len(numbers)} databases, {len(records)} questions ('
     + ', '.join(f'{counts[kind]} {kind}' for kind in synth.TEMPLATES)
-    + f'), fingerprint {synth.fingerprint(seeds, split)}'
+    + f'), fingerprint {synth.fingerprint(numbers)}'
   )
 
 

@@ -83,7 +83,6 @@ class Result:
   """The result of a query: rows or an error."""
 
   rows: Rows = ()
-  columns: tuple[str, ...] = ()
   more: bool = False  # whether there were further rows
   error: str | None = None  # text for the policy; there are no rows then
 
@@ -232,7 +231,6 @@ class Database:
       self._spent = limits.steps * 4 // 5
     try:
       with contextlib.closing(self._connection.execute(sql)) as cursor:
-        columns = tuple(column for column, *_ in cursor.description)
         result, size = [], 0
         while len(result) < rows and (row := cursor.fetchone()):
           row = [_decode(x) if isinstance(x, bytes) else x for x in row]
@@ -240,7 +238,7 @@ class Database:
           result.append(tuple(row))
           if size > limits.result:
             return Result(error='the result is too big; select less')
-        return Result(tuple(result), columns, cursor.fetchone() is not None)
+        return Result(tuple(result), cursor.fetchone() is not None)
     except MemoryError:  # from `vdbe_op` or `HEAP`
       return Result(error='the query is too complex')
     except (sqlite3.Error, sqlite3.Warning) as error:

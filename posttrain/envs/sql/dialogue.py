@@ -208,51 +208,33 @@ the cells of a row by " | "; a value with such a character in it stands in \
 double quotes."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Style:
+class _Compact:
   """Text templates and limits of a style."""
 
-  system: str
-  prompt: str
-  left: str
-  result: str
-  error: str
-  table: str
-  between_columns: str
-  between_rows: str
-  sample_rows: int
-  characters: int  # maximum of a result
-  error_characters: int  # maximum of an error
+  system = ''
+  prompt = '{}\ntables: {}'
+  left = '\nleft: {}'
+  result = 'result: '
+  error = 'error: '
+  table = '{columns}; {count} rows'
+  between_columns = ', '
+  between_rows = '; '
+  sample_rows = 3
+  characters = 400  # maximum of a result
+  error_characters = 60  # maximum of an error
 
 
-_STYLES = {
-  'compact': _Style(
-    system='',
-    prompt='{}\ntables: {}',
-    left='\nleft: {}',
-    result='result: ',
-    error='error: ',
-    table='{columns}; {count} rows',
-    between_columns=', ',
-    between_rows='; ',
-    sample_rows=3,
-    characters=400,
-    error_characters=60,
-  ),
-  'verbose': _Style(
-    system=_SYSTEM,
-    prompt='Question: {}\nTables: {}',
-    left='\nSteps left: {}',
-    result='Result:\n',
-    error='Error: ',
-    table='{table}, {count} rows\n{columns}',
-    between_columns='\n',
-    between_rows='\n',
-    sample_rows=5,
-    characters=2000,
-    error_characters=500,
-  ),
-}
+class _Verbose(_Compact):
+  system = _SYSTEM
+  prompt = 'Question: {}\nTables: {}'
+  left = '\nSteps left: {}'
+  result = 'Result:\n'
+  error = 'Error: '
+  table = '{table}, {count} rows\n{columns}'
+  between_columns = between_rows = '\n'
+  sample_rows = 5
+  characters = 2000
+  error_characters = 500
 
 
 class Writer:
@@ -269,7 +251,8 @@ class Writer:
       style: 'compact' or 'verbose'.
       role: role of the observations, 'tool' or 'user'.
     """
-    self._style, self._role = _STYLES[style], role
+    self._role = role
+    self._style = {'compact': _Compact, 'verbose': _Verbose}[style]
     self.sample_rows = self._style.sample_rows
 
   def prompt(

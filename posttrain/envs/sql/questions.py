@@ -212,24 +212,18 @@ class Files:
 
   def _load(self, difficulties: Sequence[str]) -> list[Question]:
     """Returns the usable questions of these difficulties."""
-    # 1. The rows of a JSON list, or the lines of JSONL; by number, from 1 on.
+    # The rows of a JSON list, or the lines of JSONL.
     data = self._path.read_bytes().removeprefix(codecs.BOM_UTF8)
-    values = data.splitlines()
+    rows = data.splitlines()
     if data.lstrip().startswith(b'['):
-      values = disk.parse_json(data, str(self._path))
-    rows = {
-      i: value
-      for i, value in enumerate(values, start=1)
-      if not isinstance(value, bytes) or value.strip()
-    }
-    # 2. The questions, by database and row.
-    refusals: dict[int, str] = {}
-    by_database: dict[str, dict[int, Question]] = {}
-    ids, kinds = set(), set()
-    for i, row in rows.items():
+      rows = disk.parse_json(data, str(self._path))
+    usable, refusals, ids = [], [], set()
+    for i, row in enumerate(rows, start=1):
+      if isinstance(row, bytes) and not row.strip():
+        continue
       try:
         if isinstance(row, bytes):
-          rows[i] = row = disk.parse_json(row, 'the line')
+          row = disk.parse_json(row, 'the line')
         question = parse(row)
         if question.id in ids:
           raise ValueError(
@@ -237,74 +231,38 @@ class Files:
             f'{errors.quote(question.id)}'
           )
         ids.add(question.id)
-        kinds.add(question.difficulty)
-        by_database.setdefault(question.db_id, {})[i] = question
-      except ValueError as error:
-        refusals[i] = str(error)
-    # 3. Their gold SQL.
-    usable: dict[int, Question] = {}
-    for db_id, parsed in by_database.items():
-      with contextlib.ExitStack() as stack:
-        try:
-          db, wide = (
-            stack.enter_context(contextlib.closing(self.open(db_id, limits)))
-            for limits in (self._limits, self._gold_limits())
-          )
-        except ValueError as error:
-          refusals |= dict.fromkeys(parsed, f'data.databases: {error}')
-          continue
-        self._tables[db_id] = db.tables
-        for i, question in parsed.items():
+        with contextlib.closing(self.open(question.db_id)) as db:
+          self._tables[question.db_id] = db.tables
           if question.difficulty in difficulties:
-            try:
-              usable[i] = self._complete(db, wide, question, rows[i])
-            except (ValueError, database.Timeout) as error:
-              refusals[i] = str(error)
-    # 4. All refusals at once, in the order of the file.
-    texts = [f'{self._path}:{i}: {refusals[i]}' for i in sorted(refusals)]
+            usable.append(self._complete(db, question, row))
+      except (ValueError, database.Timeout) as error:
+        refusals.append(f'{self._path}:{i}: {error}')
     logger, skips = logging.getLogger('absl'), self._cfg.skip_refused
-    for text in texts:
-      logger.warning('refused: %s', text)
-    if not usable or (texts and not skips):
+    for refusal in refusals:
+      logger.warning('refused: %s', refusal)
+    if not usable or (refusals and not skips):
       raise ValueError(
         f'envs.{self._name}.env.data.questions must hold questions that can be '
-        f'used, of difficulties {tuple(difficulties)}: got {len(rows)} of '
-        f'{sorted(kinds)} and {len(texts)} refusals, listed above '
-        f'({errors.text("; ".join(texts), 1200)}); skip_refused=True beside '
+        f'used, of difficulties {tuple(difficulties)}: got {len(usable)} and '
+        f'{len(refusals)} refusals, listed above '
+        f'({errors.text("; ".join(refusals), 1200)}); skip_refused=True beside '
         'questions leaves them out'
       )
-    if texts:
+    if refusals:
       logger.warning(
-        'envs.%s.env.data: %d of %d questions are left out (skip_refused)',
+        'envs.%s.env.data: %d questions are left out (skip_refused)',
         self._name,
-        len(texts),
-        len(rows),
+        len(refusals),
       )
-    return [usable[i] for i in sorted(usable)]
-
-  def _gold_limits(self) -> database.Limits:
-    """Returns the limits of a gold query: a long result, and more keys."""
-    limits = self._limits
-    return dataclasses.replace(
-      limits,
-      steps=10 * limits.steps,
-      result=100_000_000,
-      sql_length=2 * limits.sql_length,
-      column=2 * limits.column,
-    )
+    return usable
 
   def _complete(
-    self,
-    db: database.Database,
-    wide: database.Database,
-    question: Question,
-    row: Mapping[str, Any],
+    self, db: database.Database, question: Question, row: Mapping[str, Any]
   ) -> Question:
     """Adds gold rows that are not in the file, and the ties of their order.
 
     Args:
-      db: the question's database, with the policy's limits.
-      wide: the same with those of a gold query.
+      db: the question's database.
       question: the question.
       row: its object in the file.
 
@@ -325,10 +283,19 @@ class Files:
         f"'n_rows' must be a whole number, {len(rows)} or more, and 'ordered' "
         f'true or false: got {errors.quote((count, ordered))}'
       )
-    if count > len(rows):
-      rows = _run(wide, gold_sql, count)
-      question = dataclasses.replace(question, gold_rows=rows)
-    order = read_order(wide, gold_sql, count) if ordered else None
+    # A gold query may have a long result, and more keys of ORDER BY.
+    limits = dataclasses.replace(
+      self._limits,
+      steps=10 * self._limits.steps,
+      result=100_000_000,
+      sql_length=2 * self._limits.sql_length,
+      column=2 * self._limits.column,
+    )
+    with contextlib.closing(self.open(question.db_id, limits)) as wide:
+      if count > len(rows):
+        rows = _run(wide, gold_sql, count)
+        question = dataclasses.replace(question, gold_rows=rows)
+      order = read_order(wide, gold_sql, count) if ordered else None
     # If only the options say that the order counts, gold SQL without ORDER BY
     # has no order.
     if ordered and order is None and 'ordered' in row:

@@ -116,6 +116,8 @@ TEMPLATES = {
   'medium': ('M1', 'M2', 'M3', 'M4'),
   'hard': ('H1', 'H2', 'H3', 'H4'),
 }
+# Types of answers other than integer.
+_TYPES = {'E2': 'string', 'M2': 'string', 'H3': 'list', 'H4': 'string'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,23 +147,25 @@ class Table:
     return next(keys, None)
 
 
-def number(seed: int, split: str) -> int:
-  """Returns a database's number, unique over all splits.
+def numbers(split: str, count: int, first: int = 0) -> range:
+  """Returns the numbers of databases, unique over all splits.
 
   Args:
-    seed: number of the database within its split, below `SPLIT_SEEDS`.
     split: one of `SPLITS`.
+    count: how many databases.
+    first: number of the first one within its split.
   """
-  assert 0 <= seed < SPLIT_SEEDS, seed
-  return SPLITS.index(split) * SPLIT_SEEDS + seed
+  assert 0 <= first <= first + count <= SPLIT_SEEDS, (first, count)
+  start = SPLITS.index(split) * SPLIT_SEEDS + first
+  return range(start, start + count)
 
 
 @functools.lru_cache(maxsize=16)  # a database and its questions share it
-def make(seed: int, split: str) -> tuple[Table, ...]:
-  """Draws the tables of a database; see `number`."""
+def make(number: int) -> tuple[Table, ...]:
+  """Draws the tables of a database; see `numbers`."""
   # Python hashes text seeds by SHA-512: the same in every process.
-  draw = random.Random(f'db:{number(seed, split)}')
-  ood = split == 'ood'
+  draw = random.Random(f'db:{number}')
+  ood = SPLITS[number // SPLIT_SEEDS] == 'ood'
   names = OOD_NAMES if ood else NAMES
   nouns = draw.sample(OOD_NOUNS if ood else NOUNS, draw.randint(2, 4))
   tables: list[Table] = []
@@ -200,9 +204,9 @@ def make(seed: int, split: str) -> tuple[Table, ...]:
 
 
 @functools.lru_cache(maxsize=8192)
-def write(seed: int, split: str = 'train') -> bytes:
-  """Returns a database as the bytes of a SQLite file; see `number`."""
-  tables = make(seed, split)
+def write(number: int) -> bytes:
+  """Returns a database as the bytes of a SQLite file; see `numbers`."""
+  tables = make(number)
   with contextlib.closing(sqlite3.connect(':memory:')) as connection:
     connection.execute('PRAGMA page_size = 512')  # a quarter of the bytes
     for table in tables:
@@ -222,18 +226,18 @@ def write(seed: int, split: str = 'train') -> bytes:
 
 
 @functools.lru_cache(maxsize=8192)
-def ask(seed: int, split: str = 'train') -> tuple[questions.Question, ...]:
-  """Returns the questions about a database, with distinct texts; see `number`.
+def ask(number: int) -> tuple[questions.Question, ...]:
+  """Returns the questions about a database, with distinct texts; see `numbers`.
 
   Returns:
     [3 * PER_DIFFICULTY] easy, medium, hard, easy, ...
   """
-  tables, db_id = make(seed, split), f'synth_{number(seed, split)}'
-  draw = random.Random(f'q:{number(seed, split)}')
+  tables, db_id = make(number), f'synth_{number}'
+  draw = random.Random(f'q:{number}')
   by_text: dict[str, questions.Question] = {}
   kinds = tuple(TEMPLATES)
   with contextlib.closing(sqlite3.connect(':memory:')) as connection:
-    connection.deserialize(write(seed, split))
+    connection.deserialize(write(number))
     while len(by_text) < PER_DIFFICULTY * len(kinds):
       index = len(by_text)
       difficulty = kinds[index % len(kinds)]
@@ -243,7 +247,7 @@ def ask(seed: int, split: str = 'train') -> tuple[questions.Question, ...]:
       )
       if draft is None or draft[0] in by_text:
         continue
-      text, gold_sql, answer_type, names = draft
+      text, gold_sql, names = draft
       rows = tuple(connection.execute(gold_sql))
       assert rows and None not in rows[0], draft
       by_text[text] = questions.Question(
@@ -252,7 +256,7 @@ def ask(seed: int, split: str = 'train') -> tuple[questions.Question, ...]:
         text=text,
         gold_sql=gold_sql,
         gold_rows=rows,
-        answer_type=answer_type,
+        answer_type=_TYPES.get(template, 'integer'),
         difficulty=difficulty,
         tables=names,
         template=template,
@@ -260,8 +264,7 @@ def ask(seed: int, split: str = 'train') -> tuple[questions.Question, ...]:
   return tuple(by_text.values())
 
 
-# Text, gold SQL, type of the answer, tables.
-_Draft = tuple[str, str, str, tuple[str, ...]]
+_Draft = tuple[str, str, tuple[str, ...]]  # text, gold SQL, tables
 
 
 def _about_one(
@@ -269,12 +272,12 @@ def _about_one(
 ) -> _Draft:
   """Draws a question about one table."""
   table = draw.choice(tables)
-  name, kind = table.name, 'integer'
+  name = table.name
   column = None if template[0] == 'E' else draw.choice(table.concepts)
   if template == 'E1':
     text, sql = f'how many {name} are there', f'SELECT COUNT(*) FROM {name}'
   elif template == 'E2':
-    kind, number = 'string', draw.randint(1, len(table.rows))
+    number = draw.randint(1, len(table.rows))
     text = f'which of the {name} is number {number}'
     sql = f'SELECT name FROM {name} WHERE id = {number}'
   elif template == 'M1':
@@ -282,7 +285,6 @@ def _about_one(
     text = f'what is the {column.concept} of {owner} in {name}'
     sql = f"SELECT {column.name} FROM {name} WHERE name = '{owner}'"
   elif template == 'M2':
-    kind = 'string'
     end, order = draw.choice((('highest', ' DESC'), ('lowest', '')))
     text = f'which of the {name} has the {end} {column.concept}'
     sql = f'SELECT name FROM {name} ORDER BY {column.name}{order} LIMIT 1'
@@ -294,7 +296,7 @@ def _about_one(
   else:
     text = f'what is the total {column.concept} of {name}'
     sql = f'SELECT SUM({column.name}) FROM {name}'
-  return text, sql, kind, (name,)
+  return text, sql, (name,)
 
 
 def _about_two(
@@ -316,11 +318,10 @@ def _about_two(
     sql = (
       f'SELECT {b}.name {source} GROUP BY {b}.id ORDER BY COUNT(*) DESC LIMIT 1'
     )
-    return text, sql, 'string', (a, b)
+    return text, sql, (a, b)
   # Drawn by rows, so that owners of one row, the best guess, are rare.
   owner = parent.rows[draw.choice(owners) - 1][1]
   source += f" WHERE {b}.name = '{owner}'"
-  kind = 'integer'
   if template == 'H1':
     text = f'how many {a} belong to {owner} in {b}'
     sql = f'SELECT COUNT(*) {source}'
@@ -332,26 +333,24 @@ def _about_two(
     )
     sql = f'SELECT MAX({a}.{column.name}) {source}'
   else:
-    kind = 'list'
     text = f'which {a} belong to {owner} in {b}'
     sql = f'SELECT {a}.name {source}'
-  return text, sql, kind, (a, b)
+  return text, sql, (a, b)
 
 
-def fingerprint(seeds: Iterable[int], split: str = 'train') -> str:
+def fingerprint(numbers: Iterable[int]) -> str:
   """Returns the SHA-256 of databases and the questions about them.
 
   It hashes the tables' contents and not the file's bytes, which depend on the
   version of SQLite.
 
   Args:
-    seeds: numbers of the databases within their split.
-    split: one of `SPLITS`.
+    numbers: of the databases, see `numbers`.
   """
   digest = hashlib.sha256()
-  for seed in seeds:
+  for number in numbers:
     with contextlib.closing(sqlite3.connect(':memory:')) as connection:
-      connection.deserialize(write(seed, split))
+      connection.deserialize(write(number))
       tables = connection.execute(
         'SELECT name, sql FROM sqlite_master ORDER BY rowid'
       ).fetchall()
@@ -359,7 +358,7 @@ def fingerprint(seeds: Iterable[int], split: str = 'train') -> str:
         (sql, connection.execute(f'SELECT * FROM {name}').fetchall())
         for name, sql in tables
       ]
-    records = [dataclasses.asdict(question) for question in ask(seed, split)]
+    records = [dict(vars(question)) for question in ask(number)]
     for fields in records:  # those of files alone
       del fields['other_golds'], fields['ranks']
     digest.update(json.dumps([contents, records], sort_keys=True).encode())
@@ -380,44 +379,42 @@ class Synth:
       difficulties: difficulties of the questions.
     """
     del name
-    self._cfg, self._difficulties = cfg, tuple(difficulties)
+    self._difficulties = difficulties
+    self._numbers = {
+      'train': numbers('train', cfg.train_databases),
+      'eval': numbers(cfg.eval_split, cfg.eval_databases),
+    }
 
   def select(self, split: str) -> Sequence[questions.Question]:
     """Returns the questions of a split, database by database."""
-    count, split = self._range(split)
+    databases = self._numbers[split]
     each = PER_DIFFICULTY * len(self._difficulties)
 
     def question(index: int) -> questions.Question:
-      seed, place = divmod(index, each)
-      kept = (x for x in ask(seed, split) if x.difficulty in self._difficulties)
-      return next(itertools.islice(kept, place, None))
+      kept = (
+        x
+        for x in ask(databases[index // each])
+        if x.difficulty in self._difficulties
+      )
+      return next(itertools.islice(kept, index % each, None))
 
-    return base.Tasks(range(count * each), question)
+    return base.Tasks(range(each * len(databases)), question)
 
   def fingerprint(self, split: str) -> str:
     """Returns the hash of the split's first eight databases and questions."""
-    count, split = self._range(split)
-    return fingerprint(range(min(count, 8)), split)
+    return fingerprint(self._numbers[split][:8])
 
   def open(self, db_id: str) -> database.Database:
     """Opens a database in memory."""
-    return database.Database.from_bytes(write(*_locate(db_id)))
+    return database.Database.from_bytes(write(_number(db_id)))
 
   def tables(self, db_id: str) -> tuple[str, ...]:
     """Returns the names of a database's tables."""
-    return tuple(table.name for table in make(*_locate(db_id)))
-
-  def _range(self, split: str) -> tuple[int, str]:
-    """Returns the number of databases, and the split that they belong to."""
-    if split == 'train':
-      return self._cfg.train_databases, split
-    return self._cfg.eval_databases, self._cfg.eval_split
+    return tuple(table.name for table in make(_number(db_id)))
 
 
-def _locate(db_id: str) -> tuple[int, str]:
-  """Returns (seed, split) of the database with an id."""
-  split, seed = divmod(int(db_id.removeprefix('synth_')), SPLIT_SEEDS)
-  return seed, SPLITS[split]
+def _number(db_id: str) -> int:
+  return int(db_id.removeprefix('synth_'))
 
 
 def vocabulary() -> tuple[str, ...]:

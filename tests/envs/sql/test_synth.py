@@ -30,17 +30,19 @@ def all_questions():
 @pytest.mark.parametrize('split', synth.SPLITS)
 def test_the_fingerprint_of_the_data_is_pinned(split):
   """A change makes results incomparable with earlier ones."""
-  assert synth.fingerprint(range(30), split) == GOLDEN[split], (
+  assert synth.fingerprint(synth.numbers(split, 30)) == GOLDEN[split], (
     f'sqlite {sqlite3.sqlite_version}'
   )
 
 
 def test_splits_share_nothing():
   made = {
-    split: [synth.make(seed, split) for seed in range(100)]
+    split: list(map(synth.make, synth.numbers(split, 100)))
     for split in synth.SPLITS
   }
-  ids = [synth.ask(99, split)[0].id for split in synth.SPLITS]
+  ids = [
+    synth.ask(synth.numbers(split, 1, 99)[0])[0].id for split in synth.SPLITS
+  ]
   assert ids == ['synth_99_000', 'synth_1000099_000', 'synth_2000099_000']
   assert len({tables for each in made.values() for tables in each}) == 300
   for split, each in made.items():
@@ -118,9 +120,9 @@ def answer(text, tables):
 @pytest.mark.parametrize('split', synth.SPLITS)
 def test_gold_rows_answer_the_text(split):
   """There is no tie, whose text would ask for all of the highest."""
-  for seed in range(60):
-    tables = synth.make(seed, split)
-    for one in synth.ask(seed, split):
+  for number in synth.numbers(split, 60):
+    tables = synth.make(number)
+    for one in synth.ask(number):
       found = sorted(row[0] for row in one.gold_rows)
       assert sorted(answer(one.text, tables)) == found, one
       assert all(len(row) == 1 for row in one.gold_rows)
@@ -155,11 +157,11 @@ def test_no_word_has_two_roles():
 @pytest.mark.parametrize('split', synth.SPLITS)
 def test_the_vocabulary_covers_generated_data(split):
   texts = []
-  for seed in range(100):
-    for table in synth.make(seed, split):
+  for number in synth.numbers(split, 100):
+    for table in synth.make(number):
       texts += [table.name, *(column.name for column in table.columns)]
       texts += [str(cell) for row in table.rows for cell in row]
-    for question in synth.ask(seed, split):
+    for question in synth.ask(number):
       texts += [question.text, question.gold_sql, str(question.gold_rows)]
   said = {piece for text in texts for piece in pieces(text)}
   assert said - set(synth.vocabulary()) == set()
@@ -204,14 +206,14 @@ def test_files_hold_databases_and_questions(tmp_path, capsys):
   command_line.main([str(folder), '--databases=3', '--split=eval', '--seed0=5'])
   said = capsys.readouterr().out
   assert '3 databases, 27 questions (9 easy, 9 medium, 9 hard)' in said
-  assert synth.fingerprint(range(5, 8), 'eval') in said
+  assert synth.fingerprint(synth.numbers('eval', 3, 5)) in said
   assert sorted(path.name for path in folder.iterdir()) == [
     'database',
     'questions.json',
     'tokenizer.json',
   ]
   rows = json.loads((folder / 'questions.json').read_text())
-  asked = [q for seed in (5, 6, 7) for q in synth.ask(seed, 'eval')]
+  asked = [q for i in synth.numbers('eval', 3, 5) for q in synth.ask(i)]
   assert [row['question'] for row in rows] == [q.text for q in asked]
   for row in rows:
     path = folder / 'database' / row['db_id'] / f'{row["db_id"]}.sqlite'
