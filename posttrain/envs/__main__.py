@@ -19,7 +19,7 @@ from posttrain.data import row_files, rows
 from posttrain.envs import base, registry
 from posttrain.util import commands
 
-OPTIONS = [x for x in dataclasses.fields(schema.Arithmetic) if x.name != 'type']
+OPTIONS = dataclasses.fields(schema.Arithmetic)[1:]  # all but `type`
 
 
 @dataclasses.dataclass

@@ -12,6 +12,7 @@ The evaluation tasks depend on the options alone. The training tasks also depend
 on the seed of the source, which shuffles their order too.
 """
 
+import operator
 import re
 
 import numpy as np
@@ -20,7 +21,9 @@ from posttrain import schema, types
 from posttrain.data import sources
 from posttrain.envs import base
 
-OPS = ('+', '-', 'x')  # index = the hash's; never reorder
+# Index = the hash's; never reorder.
+SOLVE = {'+': operator.add, '-': operator.sub, 'x': operator.mul}
+OPS = tuple(SOLVE)
 EVAL_SHARE = 5  # one key in 5 is an evaluation key
 _BOX = re.compile(r'\\boxed\{(?: *([+-]?[0-9]{1,18}) *\})?')
 
@@ -48,11 +51,6 @@ def grade(text: str, answer: int) -> types.Score:
     formatted=parsed is not None,
     answer=None if parsed is None else str(parsed),
   )
-
-
-def solve(a: int, op: str, b: int) -> int:
-  """Returns the answer to `What is a op b?`."""
-  return a + b if op == '+' else a - b if op == '-' else a * b
 
 
 def demonstrate(
@@ -92,7 +90,7 @@ def demonstrate(
     return value + by if mistake > 0 else value - by
 
   for p, q in terms:
-    values.append(result(solve(p, op, q)))
+    values.append(result(SOLVE[op](p, q)))
     steps.append(f'{p}{op}{q}={values[-1]}')
   if not worked:
     return f'\\boxed{{{values[0]}}}'
@@ -174,7 +172,7 @@ class Arithmetic(base.Env):
       id=f'{a}{op}{b}',
       env=self.name,
       prompt=prompt,
-      answer=solve(a, op, b),
+      answer=SOLVE[op](a, b),
       demonstration=({'role': 'assistant', 'content': demonstration},),
       info={'op': op},
     )

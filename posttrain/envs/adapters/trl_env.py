@@ -24,8 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from posttrain import schema, types
-from posttrain.chat import rendering
-from posttrain.data import row_files, sources
+from posttrain.data import row_files, rows, sources
 from posttrain.envs import adapters, base, tools
 from posttrain.util import errors, imports
 
@@ -68,30 +67,21 @@ class Trl(base.Env):
     path = cfg.eval_path if evaluates else cfg.path
     if cfg.path is None:
       count = cfg.eval_tasks if evaluates else cfg.train_tasks
-      rows, fingerprint = [({}, f'{split}:{i}') for i in range(count)], ''
+      objects, fingerprint = [({}, f'{split}:{i}') for i in range(count)], ''
     elif path is None:
       return sources.Shuffled((), seed)
     else:
       file = base.find(self.name, 'eval_path' if evaluates else 'path', path)
-      rows = row_files.objects(file)
+      objects = row_files.objects(file)
       fingerprint = sources.file_fingerprint(file)
-    tasks = [self._task(row, where) for row, where in rows]
+    tasks = [self._task(row, where) for row, where in objects]
     return sources.Shuffled(tasks, seed, fingerprint)
 
   def make(self, task: types.Task) -> 'Episode':
     return Episode(task, self._factory, self._cfg.correct_at)
 
   def _task(self, row: Mapping[str, Any], where: str) -> types.Task:
-    prompt = row.get('prompt', '')
-    if isinstance(prompt, str):
-      prompt = [{'role': 'user', 'content': prompt}]
-    if not isinstance(prompt, list):
-      raise ValueError(
-        f'{where}: prompt must be a string or a list of messages: got '
-        f'{errors.quote(prompt)}'
-      )
-    for index, message in enumerate(prompt):
-      rendering.check_message(message, f'{where}: prompt[{index}]')
+    prompt = rows.turns_of(row.get('prompt', ''), 'prompt', 'user', where)
     if not prompt or prompt[-1]['role'] != 'user':
       raise ValueError(
         f'{where}: prompt must end in a user message, to which reset '
@@ -100,7 +90,7 @@ class Trl(base.Env):
     return types.Task(
       id=where,
       env=self.name,
-      prompt=tuple(prompt),
+      prompt=prompt,
       answer=row.get('answer'),
       info=row,
       tools=self._tools,

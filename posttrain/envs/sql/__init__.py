@@ -66,9 +66,9 @@ class Sql(base.Env):
     # Options that came later are not in the `repr`, and count if they are set:
     # sources saved before them keep their fingerprint.
     later = {
-      x.name: getattr(data, x.name)
+      x.name: value
       for x in dataclasses.fields(data)
-      if not x.repr and getattr(data, x.name) != x.default
+      if not x.repr and (value := getattr(data, x.name)) != x.default
     }
     return sources.Shuffled(
       base.Tasks(self._data.select(split), self.task),
@@ -81,8 +81,7 @@ class Sql(base.Env):
 
   def make(self, task: types.Task) -> 'Episode':
     """Returns an episode, which opens the task's database on its first step."""
-    db_id = task.info['db_id']
-    return Episode(lambda: self._data.open(db_id), task, self.cfg, self._writer)
+    return Episode(task, self._data, self.cfg, self._writer)
 
   def task(self, question: questions.Question) -> types.Task:
     """Returns the task of a question, with a demonstration by the teacher.
@@ -109,24 +108,24 @@ class Episode:
 
   def __init__(
     self,
-    open_database: Callable[[], database.Database],
     task: types.Task,
+    data: synth.Synth | questions.Files,
     cfg: schema.Sql,
     writer: dialogue.Writer,
   ):
     """Builds an episode.
 
     Args:
-      open_database: opens the task's database, on the first step that needs it.
       task: the task, with `info` as `Sql.task` writes it.
+      data: opens the task's database, on the first step that needs it.
       cfg: the environment's options.
       writer: writes the dialogue.
     """
-    self._open_database = open_database
+    self._task, self._data, self._cfg = task, data, cfg
+    self._writer = writer
     self._database: database.Database | None = None
-    self._task, self._cfg, self._writer = task, cfg, writer
     self._ledger = functions.Ledger(
-      cfg.reward, task.info['gold_rows'], task.info.get('other_golds', ())
+      cfg.reward, task.info['gold_rows'], task.info['other_golds']
     )
     self._rewards: list[float] = []  # per step
     self._num_failed = self._num_unparsed = 0
@@ -186,7 +185,7 @@ class Episode:
   ) -> tuple[str, bool, database.Rows | None]:
     """Runs an action; returns (text, whether it failed, rows of a query)."""
     if self._database is None:  # a waiting episode holds no file
-      self._database = self._open_database()
+      self._database = self._data.open(self._task.info['db_id'])
     db = self._database
     if action.type == 'QUERY':
       result = db.query(action.argument, dialogue.QUERY_ROWS)

@@ -98,43 +98,61 @@ class Database:
   """One database; several threads may use it, one at a time."""
 
   def __init__(
-    self, connection: sqlite3.Connection, limits: Limits, now: str = NOW
+    self,
+    source: bytes | pathlib.Path,
+    limits: Limits = Limits(),
+    now: str = NOW,
   ):
-    """Sets up a connection; call `from_bytes` or `from_file` instead.
+    """Opens a database.
 
     Args:
-      connection: an open connection; the database closes it.
+      source: the bytes of a database file, of which it opens a copy in memory;
+        or a file, which must not change while it is open.
       limits: limits of each query.
       now: the time of `date('now')`, as 'YYYY-MM-DD HH:MM:SS', UTC.
 
     Raises:
-      ValueError: there is no table.
+      ValueError: the file is missing or no database with tables.
     """
-    self._connection, self._limits, self._now = connection, limits, now
+    self._limits, self._now = limits, now
     self._refusal: str | None = None  # why SQLite was stopped
     self._spent, self._timed_out, self._start = 0, False, 0.0
-    connection.text_factory = _decode
-    # The authorizer checks the schema as it checks queries, so the schema may
-    # be trusted. Otherwise views could not call the functions defined here.
-    connection.executescript(
-      'PRAGMA query_only = ON; PRAGMA trusted_schema = ON; '
-      f'PRAGMA temp_store = MEMORY; PRAGMA hard_heap_limit = {HEAP}'
-    )
-    tables = connection.execute(
-      "SELECT name FROM sqlite_master WHERE type = 'table' AND "
-      "name NOT LIKE 'sqlite!_%' ESCAPE '!' AND "
-      "sql NOT LIKE 'CREATE VIRTUAL%' ORDER BY rowid"
-    ).fetchall()
-    info = 'SELECT name, type FROM pragma_table_xinfo(?)'
-    self._columns = {
-      table: tuple(connection.execute(info, (table,))) for (table,) in tables
-    }
+    uri = ':memory:'
+    if not isinstance(source, bytes):
+      uri = f'{source.absolute().as_uri()}?mode=ro&immutable=1'
+    try:
+      self._connection = connection = sqlite3.connect(
+        uri,
+        uri=True,
+        isolation_level=None,
+        cached_statements=0,
+        check_same_thread=False,
+      )
+      if isinstance(source, bytes):
+        connection.deserialize(source)
+      connection.text_factory = _decode
+      # The authorizer checks the schema as it checks queries, so the schema may
+      # be trusted. Otherwise views could not call the functions defined here.
+      connection.executescript(
+        'PRAGMA query_only = ON; PRAGMA trusted_schema = ON; '
+        f'PRAGMA temp_store = MEMORY; PRAGMA hard_heap_limit = {HEAP}'
+      )
+      tables = connection.execute(
+        "SELECT name, type = 'table' FROM sqlite_master WHERE "
+        "type IN ('table', 'view') AND name NOT LIKE 'sqlite!_%' ESCAPE '!' "
+        "AND sql NOT LIKE 'CREATE VIRTUAL%' ORDER BY rowid"
+      ).fetchall()
+      info = 'SELECT name, type FROM pragma_table_xinfo(?)'
+      self._columns = {
+        name: tuple(connection.execute(info, (name,)))
+        for name, is_table in tables
+        if is_table
+      }
+    except (sqlite3.Error, MemoryError) as error:
+      raise ValueError(f'{source!s} must be a SQLite file: {error}') from error
     if not self._columns:
-      raise ValueError('there is no table')
-    views = "SELECT name FROM sqlite_master WHERE type = 'view'"
-    self._names = {
-      name.lower() for (name,) in (*tables, *connection.execute(views))
-    }
+      raise ValueError(f'{source!s} must have tables: got none')
+    self._names = {name.lower() for name, _ in tables}  # views, too
     # SQLite's own date functions, without a database.
     self._plain = sqlite3.connect(':memory:', check_same_thread=False)
     self._plain.text_factory = _decode
@@ -151,30 +169,6 @@ class Database:
       )
     connection.set_progress_handler(self._tick, _TICK)
     connection.set_authorizer(self._authorize)
-
-  @classmethod
-  def from_bytes(
-    cls, data: bytes, limits: Limits = Limits(), now: str = NOW
-  ) -> 'Database':
-    """Opens a copy, in memory, of the bytes of a database file."""
-    connection = _connect(':memory:')
-    connection.deserialize(data)
-    return cls(connection, limits, now)
-
-  @classmethod
-  def from_file(
-    cls, path: str | pathlib.Path, limits: Limits = Limits(), now: str = NOW
-  ) -> 'Database':
-    """Opens a database file, which must not change while it is open.
-
-    Raises:
-      ValueError: the file is missing or no database with tables.
-    """
-    uri = pathlib.Path(path).absolute().as_uri()
-    try:
-      return cls(_connect(f'{uri}?mode=ro&immutable=1'), limits, now)
-    except (sqlite3.Error, ValueError, MemoryError) as error:
-      raise ValueError(f'{path} must be a SQLite file: {error}') from error
 
   @property
   def tables(self) -> tuple[str, ...]:
@@ -326,16 +320,6 @@ def growth(sql: str) -> int:
     elif not word.startswith(('--', '/*')):
       counts[-1][word] += 1
   return math.prod(1 + max(count.values(), default=0) for count in counts)
-
-
-def _connect(uri: str) -> sqlite3.Connection:
-  return sqlite3.connect(
-    uri,
-    uri=True,
-    isolation_level=None,
-    cached_statements=0,
-    check_same_thread=False,
-  )
 
 
 def _decode(data: bytes) -> str:

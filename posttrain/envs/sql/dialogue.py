@@ -189,7 +189,6 @@ def write(type: str, argument: str, *, colon: bool) -> str:
     argument: without line breaks, unless it is SQL.
     colon: whether to write a colon, as in text for language models.
   """
-  assert type in TYPES, type
   return f'{type}{":" if colon else ""} {argument}'.rstrip()
 
 

@@ -199,7 +199,7 @@ class Files:
     self, db_id: str, limits: database.Limits | None = None
   ) -> database.Database:
     """Opens a database's file, read-only."""
-    return database.Database.from_file(
+    return database.Database(
       self._database(db_id), limits or self._limits, self._cfg.now
     )
 
@@ -411,9 +411,8 @@ def _run(db: database.Database, sql: str, count: int) -> database.Rows:
   """Returns the rows of a query; ValueError unless there are `count`."""
   result = db.query(sql, count)
   if result.error or result.more or len(result.rows) != count:
-    more = ' or more' if result.more else ''
     raise ValueError(
-      f'the query must have {count} rows: got '
-      f'{result.error or f"{len(result.rows)}{more}"}'
+      f'the query must have {count} rows: got {len(result.rows)} (more: '
+      f'{result.more}, error: {result.error})'
     )
   return result.rows

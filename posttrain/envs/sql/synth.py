@@ -406,7 +406,7 @@ class Synth:
 
   def open(self, db_id: str) -> database.Database:
     """Opens a database in memory."""
-    return database.Database.from_bytes(write(_number(db_id)))
+    return database.Database(write(_number(db_id)))
 
   def tables(self, db_id: str) -> tuple[str, ...]:
     """Returns the names of a database's tables."""

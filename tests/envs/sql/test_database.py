@@ -47,7 +47,7 @@ DATA = _make()
 def db(tmp_path, monkeypatch):
   """Yields a database, in an empty folder that must stay empty."""
   monkeypatch.chdir(tmp_path)
-  db = database.Database.from_bytes(DATA)
+  db = database.Database(DATA)
   yield db
   assert db._connection.serialize() == DATA
   assert not list(tmp_path.iterdir())
@@ -234,7 +234,7 @@ TEXT = 'x.s || a.id || b.id || c.id'
 )
 def test_slow_functions_end_by_their_time_at_the_latest(where):
   limits = database.Limits(seconds=0.2)
-  db = database.Database.from_bytes(DATA, limits)
+  db = database.Database(DATA, limits)
   start = time.thread_time()
   try:
     result = db.query(
@@ -250,7 +250,7 @@ def test_slow_functions_end_by_their_time_at_the_latest(where):
 
 def test_a_collation_leaves_a_fifth_of_the_steps():
   sql = 'SELECT count(*) FROM pet a, pet b'  # 2500 rows
-  db = database.Database.from_bytes(DATA, database.Limits(steps=20_000))
+  db = database.Database(DATA, database.Limits(steps=20_000))
   assert db.query(sql, 1).rows == ((2500,),)
   error = db.query(f"{sql} WHERE a.Name > '' COLLATE NOCASE", 1).error
   assert error == 'the query took too long; ask for less'
@@ -261,7 +261,7 @@ def test_a_collation_leaves_a_fifth_of_the_steps():
 def test_a_query_over_the_time_limit_raises():
   sql = 'SELECT count(*) FROM pet, pet, pet, pet, pet, pet, pet, pet'
   limits = database.Limits(steps=10**12, seconds=0.05)
-  db = database.Database.from_bytes(DATA, limits)
+  db = database.Database(DATA, limits)
   with pytest.raises(database.Timeout, match=r'0\.05 s'):
     db.query(sql, 1)
   assert db.query('SELECT 1', 1).rows == ((1,),)
@@ -274,7 +274,7 @@ def test_files_without_a_database_are_refused(data, tmp_path):
   path.write_bytes(data)
   for file in (path, tmp_path / 'none.sqlite'):
     with pytest.raises(ValueError, match=f'{file} must be a SQLite file'):
-      database.Database.from_file(file)
+      database.Database(file)
   assert list(tmp_path.iterdir()) == [path]
 
 
@@ -282,7 +282,7 @@ def test_queries_leave_a_file_unchanged(tmp_path):
   path = tmp_path / 'a ?#%41 b.sqlite'  # nothing of it may count as a URI
   path.write_bytes(DATA)
   path.chmod(0o444)
-  db = database.Database.from_file(str(path))
+  db = database.Database(path)
   assert db.query('DROP TABLE pet', 5).error == ONLY
   assert db.sample('pet', 1).rows == ((1, 'pet1', 0.5),)
   db.close()
@@ -291,7 +291,7 @@ def test_queries_leave_a_file_unchanged(tmp_path):
 
 
 NOW = '2012-03-04 05:06:07'
-DATED = database.Database.from_bytes(DATA, now=NOW)
+DATED = database.Database(DATA, now=NOW)
 
 
 def value(expression):

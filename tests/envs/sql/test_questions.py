@@ -259,7 +259,7 @@ def database_of(rows):
   connection.executemany('INSERT INTO t VALUES (?, ?, ?)', rows)
   connection.commit()
   limits = database.Limits(steps=10_000_000, sql_length=9000, column=128)
-  return database.Database.from_bytes(connection.serialize(), limits)
+  return database.Database(connection.serialize(), limits)
 
 
 ROWS = [('x', 3, 1), ('y', 1, 2), ('X', 1, 1), ('z', 2, 2), ('y', 1, 3)]
