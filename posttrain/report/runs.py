@@ -166,7 +166,7 @@ def read(workdir: str, name: str) -> Run:
   )
   rows = writers.read_metrics(metrics)
   config, about = (
-    disk.read_json_object(path) if os.path.exists(path) else {} for path in others
+    disk.read_json_object(x) if os.path.exists(x) else {} for x in others
   )
   written = os.path.getmtime(metrics) if rows else None
   return Run(workdir, name, rows, config, about, written)
