@@ -27,7 +27,7 @@ from typing import Any, TextIO
 
 from posttrain import config, processes, schema
 from posttrain.config import checks, names
-from posttrain.metrics import display, trackers
+from posttrain.metrics import trackers
 from posttrain.util import (
   commands,
   disk,
@@ -255,14 +255,16 @@ def train(
         )
 
     # 2. Check everything that can be checked before anything is written.
-    shows = run.metrics.progress and processes.is_first()
-    stack.enter_context(display.show(run.metrics.log_seconds, shows))
     with watchdog.phase('plan', first=True):
       stages = _preflight(run)
 
     # 3. Claim the workdir.
     me = f'process {os.getpid()} on {socket.gethostname()}'
     peers = processes.gather(me)[1:]
+
+    steps = {name: stage.steps for name, stage in run.stages.items()}
+    sent = trackers.Trackers(run.metrics.trackers, steps)
+    stack.callback(sent.finish)
 
     def begin() -> None:
       os.makedirs(workdir, exist_ok=True)
@@ -274,17 +276,14 @@ def train(
         for name, x in stages.items()
       }
       machine.begin(workdir, sizes)
-      steps = {name: stage.steps for name, stage in run.stages.items()}
-      stack.enter_context(
-        trackers.use(run.metrics.trackers, steps, options, workdir)
-      )
+      sent.start(options, workdir)
 
     processes.on(0, begin)
     _print_plans(run, stages, sys.stderr)
 
     # 4. Train; write the report, without which a finished run is finished.
     compilation.enable_compilation_cache(run.compilation_cache)
-    report = page.Periodic(workdir, trackers.log)
+    report = page.Periodic(workdir, sent.log)
     final = train.run(stages, workdir, stop, profile, report)
 
     def end() -> None:

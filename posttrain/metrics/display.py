@@ -1,10 +1,8 @@
 """Signs of life on stderr: a bar on a terminal, lines elsewhere.
 
-    with display.show(log_seconds=60.0):
-      shown = display.current()
-      shown.begin('sft', step=0, steps=400)
-      shown.update(1, {'loss': 0.4}, {})
-      shown.end()
+    shown = display.Display('sft', step=0, steps=400, log_seconds=60.0)
+    shown.update(1, {'loss': 0.4}, {})
+    shown.end()
 
 On a terminal and in a notebook tqdm shows a bar per stage. Elsewhere a line
 follows the begin and the first step of a stage, and one the steps after that,
@@ -12,39 +10,38 @@ every `log_seconds` at most.
 """
 
 import contextlib
-import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import tqdm
 
 
 class Display:
-  """Progress display of a run."""
+  """Progress display of a stage."""
 
-  def __init__(self, log_seconds: float, on: bool = True):
-    """Shows nothing yet.
+  def __init__(
+    self, stage: str, step: int, steps: int, log_seconds: float, on: bool = True
+  ):
+    """Shows that the stage begins.
 
     Args:
+      stage: its name.
+      step: the step that it continues from.
+      steps: the number of its steps.
       log_seconds: seconds between two lines where there is no bar.
       on: whether to show anything.
     """
-    self._on, self._log_seconds = on, log_seconds
-    self._bar: tqdm.tqdm | None = None
-
-  def begin(self, stage: str, step: int, steps: int) -> None:
-    """Shows a stage of `steps` steps, which continues from `step`."""
-    self._stage, self._steps, self._next_line = stage, steps, 0.0
+    self._stage, self._steps, self._on = stage, steps, on
+    self._log_seconds, self._next_line = log_seconds, 0.0
     self._start: tuple[int, float] | None = None  # first step that is measured
-    if not self._on:
-      return
-    if sys.stderr.isatty() or 'ipykernel' in sys.modules:
+    self._bar: tqdm.tqdm | None = None
+    if on and (sys.stderr.isatty() or 'ipykernel' in sys.modules):
       self._bar = tqdm.tqdm(
         desc=stage, total=steps, initial=step, unit='step', dynamic_ncols=True
       )
     else:
-      self._print(f'stage {stage}: {steps - step} steps to go')
+      self._print(f'{steps - step} steps to go')
 
   def update(
     self, step: int, numbers: Mapping[str, float], times: Mapping[str, float]
@@ -54,15 +51,13 @@ class Display:
     Args:
       step: its number.
       numbers: by name, in order.
-      times: the seconds of its parts; those of a step that compiles,
-        `time/compile`, stand in the place of its tokens per second.
+      times: the seconds of its parts; `time/compile` is shown.
     """
     now, compiled = time.monotonic(), times.get('time/compile', 0.0)
-    shown = {k: _short(v) for k, v in numbers.items()}
-    speed = shown.pop('tokens/s', None)
-    texts = [f'{name} {text}' for name, text in shown.items()]
-    if speed is not None and not compiled:
-      texts.append(f'{speed} tokens/s')
+    texts = [
+      f'{name} {x:,.0f}' if abs(x) >= 1e4 else f'{name} {float(x):.4g}'
+      for name, x in numbers.items()
+    ]
     if self._bar is not None:
       self._bar.set_postfix_str(', '.join(texts), refresh=False)
       self._bar.update(step - self._bar.n)
@@ -73,9 +68,9 @@ class Display:
       parts += texts
       if self._start is not None and step > self._start[0]:
         seconds = (now - self._start[1]) / (step - self._start[0])
-        left = _duration(seconds * (self._steps - step))
+        left = tqdm.tqdm.format_interval(seconds * (self._steps - step))
         parts.append(f'about {left} left of the stage')
-      self._print(f'stage {self._stage}: {", ".join(parts)}')
+      self._print(', '.join(parts))
     if step and self._start is None:
       self._start = step, now
 
@@ -86,36 +81,7 @@ class Display:
     self._bar = None
 
   def _print(self, text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # stderr is closed
-      print(text, file=sys.stderr, flush=True)
-
-
-_current: Display | None = None
-
-
-def current() -> Display:
-  """Returns the run's display; outside of `show` one that shows nothing."""
-  return _current or Display(math.inf, on=False)
-
-
-@contextlib.contextmanager
-def show(log_seconds: float, on: bool = True) -> Iterator[Display]:
-  """Shows a run while the block runs; see `Display`."""
-  global _current
-  _current = Display(log_seconds, on)
-  try:
-    yield _current
-  finally:
-    _current.end()
-    _current = None
-
-
-def _short(value: float) -> str:
-  return f'{value:,.0f}' if abs(value) >= 1e4 else f'{float(value):.4g}'
-
-
-def _duration(seconds: float) -> str:
-  if seconds < 90:
-    return f'{seconds:.0f} s'
-  unit, size = ('min', 60) if seconds < 5400 else ('h', 3600)
-  return f'{seconds / size:.1f} {unit}'
+    """Prints a line about the stage."""
+    if self._on:
+      with contextlib.suppress(OSError, ValueError):  # stderr is closed
+        print(f'stage {self._stage}: {text}', file=sys.stderr, flush=True)

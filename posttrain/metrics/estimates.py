@@ -5,6 +5,7 @@ answers to different ones. So an interval is over tasks, for any number of
 answers per task. Everything is computed exactly, without random draws.
 """
 
+import collections
 import math
 import statistics
 from collections.abc import Collection, Sequence
@@ -94,11 +95,10 @@ def majority_at(
     rivals = [len(x) for other, x in grades.items() if other != value]
     # A subset leaves out n - k answers, so that some votes for this value stay.
     for votes in range(max(1, len(own) - (n - k)), min(len(own), k) + 1):
-      ways += (
-        np.mean(own)
-        * math.comb(len(own), votes)
-        * _wins(rivals, unparsed, votes, k - votes)
+      drawn = math.comb(len(own), votes) * _wins(
+        rivals, unparsed, votes, k - votes
       )
+      ways += np.mean(own) * drawn
   return min(1.0, float(ways / math.comb(n, k)))
 
 
@@ -115,25 +115,19 @@ def _wins(rivals: Sequence[int], unparsed: int, votes: int, left: int) -> float:
   """
   # A rival that cannot reach `votes` counts like unparsed answers.
   free = unparsed + sum(count for count in rivals if count < votes)
-  strong = [count for count in rivals if count >= votes]
-  # ways[t, d]; each row is followed by space for the overflow of products.
-  ways = np.zeros((1 + min(len(strong), left // votes), 2 * left + 1))
-  ways[0, : left + 1] = _binomials(free, left)
-  for count in strong:
-    below = np.convolve(ways.ravel(), _binomials(count, min(votes - 1, left)))[
-      : ways.size
-    ].reshape(ways.shape)
-    if votes <= left:
-      tied = ways[:-1, : left + 1 - votes] * math.comb(count, votes)
-      below[1:, votes : left + 1] += tied
-    ways = below
-    ways[:, left + 1 :] = 0
-  return float((ways[:, left] / np.arange(1, len(ways) + 1)).sum())
-
-
-def _binomials(n: int, largest: int) -> np.ndarray:
-  """Returns C(n, 0), C(n, 1), ...: f64[largest + 1]."""
-  return np.array([math.comb(n, d) for d in range(largest + 1)], np.float64)
+  ways = {(0, 0): 1}  # (t, d) -> coefficient of x^d y^t
+  for count in rivals:
+    if count >= votes:
+      product = collections.Counter()
+      for (ties, drawn), number in ways.items():
+        for own in range(min(votes, left - drawn) + 1):
+          place = ties + (own == votes), drawn + own
+          product[place] += number * math.comb(count, own)
+      ways = product
+  return sum(
+    number * math.comb(free, left - drawn) / (1 + ties)
+    for (ties, drawn), number in ways.items()
+  )
 
 
 def interval(
@@ -223,15 +217,10 @@ def paired(
   Returns:
     (mean, low, high); None where fewer than two tasks count.
   """
-  d = np.array(
-    [
-      a - b
-      for a, b in zip(first, second, strict=True)
-      if a is not None and b is not None
-    ],
-    np.float64,
-  )
-  if len(d) < 2:
-    return None
-  mean, half = float(d.mean()), Z * float(d.std(ddof=1)) / math.sqrt(len(d))
-  return mean, mean - half, mean + half
+  differences = [
+    a - b
+    for a, b in zip(first, second, strict=True)
+    if a is not None and b is not None
+  ]
+  bounds = normal(differences)
+  return bounds and (float(np.mean(differences)), *bounds)

@@ -35,9 +35,9 @@ def errors(rollouts: Sequence[types.Rollout], budget: int) -> tuple[str, ...]:
   failures = tuple(r.error for r in rollouts if r.stop_reason == 'error')
   if len(failures) > budget:
     raise TooManyErrors(
-      f'environments must fail at most rollout.max_errors={budget} times in '
-      f'a step or an evaluation: got {len(failures)}, the first: '
-      f'{failures[0]}; fix the environment, or raise the budget',
+      f'environments must fail at most rollout.max_errors={budget} times: got '
+      f'{len(failures)}, the first: {failures[0]}; fix the environment, or '
+      'raise the budget',
       failures,
     )
   return failures
@@ -172,17 +172,18 @@ def bounds(
     tasks: the values of each task's answers, in [0, 1]; see
       `estimates.interval`.
   """
-  known = [[value for value in task if value is not None] for task in tasks]
-  known = [task for task in known if task]
+  known = [
+    values
+    for task in tasks
+    if (values := [value for value in task if value is not None])
+  ]
   if not known:
     return {}
   interval = estimates.interval(
     [float(np.mean(task)) for task in known], [len(task) for task in known]
   )
-  return {
-    f'{name}{side}': value
-    for side, value in zip(estimates.BOUNDS, interval, strict=True)
-  }
+  low, high = (f'{name}{side}' for side in estimates.BOUNDS)
+  return {low: interval[0], high: interval[1]}
 
 
 def _rate(name: str, values: Sequence[float]) -> dict[str, float]:
@@ -198,125 +199,88 @@ def _means(values: dict[str, list]) -> dict[str, float]:
 # --- The main numbers of a held-out evaluation --------------------------------
 
 _ENV = '(?P<env>.+)'
-_NAMED = r'(?P<name>[^/]+)/(?P<env>.+)'
+_NAMED = '(?P<name>[^/]+)/(?P<env>.+)'
+_RATE, _NUMBER = '{:.1%}', '{:.3f}'
 
 
 class Measure(NamedTuple):
   """A number that is measured on held-out tasks or pairs.
 
   Fields:
-    pattern: regular expression of the metric, with the group `env`, and `name`
-      where the measure is one of several functions.
+    key: the metric, or its prefix up to a slash.
     title: its title in a table; {} is the name.
     style: format of a value.
     panel: title of its curves.
-    key: the metric, or its prefix up to a slash.
-    kind: how the curves are drawn, see `report.runs.PANELS`.
+    rest: regular expression of the rest of the metric, with the group `env`,
+      and `name` where the measure is one of several functions; without `env`
+      the environment is the second part of the key.
   """
 
-  pattern: str
+  key: str
   title: str
   style: str
   panel: str = ''
-  key: str = 'eval/'
-  kind: str = ''
+  rest: str = _ENV
 
 
-class Match(NamedTuple):
-  """A metric of a measure: its environment, and its title in a table."""
-
-  env: str
-  title: str
-
-
-_RATE, _NUMBER = '{:.1%}', '{:.3f}'
 MEASURES = (
+  Measure('eval/pass_rate/', 'pass rate, greedy', _RATE, 'Pass rate, greedy'),
   Measure(
-    f'eval/pass_rate/{_ENV}',
-    'pass rate, greedy',
-    _RATE,
-    'Pass rate, greedy',
-    'eval/pass_rate/',
-    'rate',
+    'eval/sampled_pass_rate/', 'pass rate, sampled', _RATE, 'Pass rate, sampled'
   ),
   Measure(
-    f'eval/sampled_pass_rate/{_ENV}',
-    'pass rate, sampled',
-    _RATE,
-    'Pass rate, sampled',
-    'eval/sampled_pass_rate/',
-    'rate',
-  ),
-  Measure(
-    f'eval/reward/{_NAMED}',
+    'eval/reward/',
     'reward {}, greedy',
     _NUMBER,
     'Held-out reward, greedy',
-    'eval/reward/',
-    'plain',
+    _NAMED,
   ),
   Measure(
-    f'eval/sampled_reward/{_NAMED}',
+    'eval/sampled_reward/',
     'reward {}, sampled',
     _NUMBER,
     'Held-out reward, sampled',
-    'eval/sampled_reward/',
-    'plain',
+    _NAMED,
   ),
   Measure(
-    f'eval/nll/{_ENV}',
+    'eval/nll/',
     'NLL of demonstrations, nats per token',
     '{:.4f}',
     'Held-out NLL, nats per token',
-    'eval/nll/',
-    'plain',
   ),
   Measure(
-    f'eval/token_accuracy/{_ENV}',
+    'eval/token_accuracy/',
     'token accuracy on demonstrations',
     _RATE,
     'Held-out token accuracy',
-    'eval/token_accuracy/',
-    'rate',
   ),
   Measure(
-    'eval/(?P<env>pairs)/rewards/accuracies',
+    'eval/pairs/rewards/accuracies',
     'accuracy on held-out pairs',
     _RATE,
     'Accuracy on held-out pairs',
-    'eval/pairs/rewards/accuracies',
-    'rate',
+    '',
   ),
 )
 # For a run that has none of them. The reward of an environment is the weighted
 # sum of its functions, or its own grade.
 OTHERWISE = (
+  Measure('eval/reward/', 'reward, greedy', _NUMBER, rest='(?P<env>[^/]+)'),
   Measure(
-    'eval/reward/(?P<env>[^/]+)',
-    'reward, greedy',
-    _NUMBER,
-    'Held-out reward, greedy',
-    'eval/reward/',
-    'plain',
-  ),
-  Measure(
-    'eval/sampled_reward/(?P<env>[^/]+)',
-    'reward, sampled',
-    _NUMBER,
-    'Held-out reward, sampled',
-    'eval/sampled_reward/',
-    'plain',
+    'eval/sampled_reward/', 'reward, sampled', _NUMBER, rest='(?P<env>[^/]+)'
   ),
 )
 
 
-def match(measure: Measure, metric: str) -> Match | None:
+def match(measure: Measure, metric: str) -> tuple[str, str] | None:
   """Returns the environment and the title of a metric, None for others."""
-  groups = re.fullmatch(measure.pattern, metric)
+  if not metric.startswith(measure.key):
+    return None
+  groups = re.fullmatch(measure.rest, metric.removeprefix(measure.key))
   if groups is None:
     return None
-  names = groups.groupdict()
-  return Match(names['env'], measure.title.format(names.get('name', '')))
+  names = {'env': measure.key.split('/')[1], 'name': ''} | groups.groupdict()
+  return names['env'], measure.title.format(names['name'])
 
 
 def held_out(known: Iterable[str]) -> list[str]:

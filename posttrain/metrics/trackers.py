@@ -1,9 +1,17 @@
 """Trackers: the rows of metrics.jsonl, in other tools as well.
 
-    with trackers.use(('wandb',), stages, config, workdir):
-      trackers.log(row)
+    sent = trackers.Trackers(('wandb',), stages)
+    sent.start(config, workdir)
+    sent.log(row)
+    sent.finish()
 
-metrics.jsonl is the primary record; a tracker gets a copy of its numbers.
+metrics.jsonl is the primary record; a tracker gets a copy of its numbers. It is
+an object with three methods:
+
+    start(name, config, workdir)  # begins, or continues, the run of this name,
+                                  # which is unique; config as in config.json
+    log(step, values)             # numbers by name; the steps of a run grow
+    finish()                      # ends this start; another may continue it
 
 1. A tracker's step grows over all stages: it is the stage's own step plus the
    steps of the stages before it, plus one for each of them, because a stage
@@ -11,12 +19,9 @@ metrics.jsonl is the primary record; a tracker gets a copy of its numbers.
 2. WORKDIR/trackers.json holds the run's name, made at its first start, and the
    trackers that have begun. A later start continues the tracker's run of this
    name.
-3. No step is logged twice. A tracker that continues names its last step, and
-   first gets the later rows of metrics.jsonl, which were not sent when the
-   process was killed. If a tracker does not report its last step, the
-   rows that are in metrics.jsonl at a start count as logged.
-4. A tracker that is new to the workdir gets all rows of metrics.jsonl first.
-5. A tracker that raises is warned about once, and never stops the run; it gets
+3. No step is logged twice: the rows that are in metrics.jsonl at a start count
+   as logged. A tracker that is new to the workdir gets them first.
+4. A tracker that raises is warned about once, and never stops the run; it gets
    the next rows nevertheless, unless it failed to start. The output of
    trackers goes to stderr.
 """
@@ -30,7 +35,7 @@ import re
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from posttrain.metrics import writers
 from posttrain.util import disk, errors, imports
@@ -38,34 +43,6 @@ from posttrain.util import disk, errors, imports
 FILE = 'trackers.json'
 KEY = 'config.metrics.trackers'
 PROJECT = 'posttrain'  # name for W&B (but WANDB_PROJECT) and trackio
-
-
-class Tracker(Protocol):
-  """A tool that keeps the metrics of runs."""
-
-  def start(
-    self, name: str, config: dict[str, Any], workdir: str
-  ) -> int | None:
-    """Begins a run, or continues the run of this name.
-
-    Args:
-      name: the run's name, unique, the same at every start of the run.
-      config: the run's options, as in config.json.
-      workdir: the run's folder.
-
-    Returns:
-      The last step that the tracker holds of the run, -1 without any; None if
-      it cannot say.
-    """
-    ...
-
-  def log(self, step: int, values: dict[str, float]) -> None:
-    """Logs numbers by name; the steps of a run grow."""
-    ...
-
-  def finish(self) -> None:
-    """Ends this start of the run; another may continue it."""
-    ...
 
 
 class TensorBoard:
@@ -92,9 +69,7 @@ class TensorBoard:
 class Wandb:
   """W&B, configured by its variables (WANDB_MODE, WANDB_PROJECT, ...)."""
 
-  def start(
-    self, name: str, config: dict[str, Any], workdir: str
-  ) -> int | None:
+  def start(self, name: str, config: dict[str, Any], workdir: str) -> None:
     import wandb
 
     self._run = wandb.init(
@@ -106,8 +81,6 @@ class Wandb:
       dir=workdir,
       settings=wandb.Settings(console='off', quiet=True),
     )
-    # Offline no run is resumed: each start has a file, which `wandb sync` adds.
-    return self._run.starting_step - 1 if self._run.resumed else None
 
   def log(self, step: int, values: dict[str, float]) -> None:
     self._run.log(values, step=step)
@@ -119,18 +92,14 @@ class Wandb:
 class Trackio:
   """Trackio, in its local folder, or by its variables."""
 
-  def start(
-    self, name: str, config: dict[str, Any], workdir: str
-  ) -> int | None:
+  def start(self, name: str, config: dict[str, Any], workdir: str) -> None:
     import trackio
 
     del workdir
     self._trackio = trackio
-    run = trackio.init(
+    trackio.init(
       project=PROJECT, name=name, resume='allow', config=config, embed=False
     )
-    after = getattr(run, '_next_step', None)  # no public name has it
-    return None if after is None else after - 1
 
   def log(self, step: int, values: dict[str, float]) -> None:
     self._trackio.log(values, step=step)
@@ -140,12 +109,7 @@ class Trackio:
     self._trackio.finish()
 
 
-# Name -> its package, its class.
-ADAPTERS = {
-  'tensorboard': ('tensorboardX', TensorBoard),
-  'wandb': ('wandb', Wandb),
-  'trackio': ('trackio', Trackio),
-}
+ADAPTERS = {'tensorboard': TensorBoard, 'wandb': Wandb, 'trackio': Trackio}
 
 
 def check(names: Sequence[str]) -> None:
@@ -158,58 +122,72 @@ def check(names: Sequence[str]) -> None:
     if name not in ADAPTERS:
       imports.function(name, KEY)
       continue
-    package = ADAPTERS[name][0]
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:  # a folder may have its name
+    package = 'tensorboardX' if name == 'tensorboard' else name
+    if importlib.util.find_spec(package) is None:
       raise ValueError(
-        f'{KEY} must name installed packages: got {name!r} without {package}; '
+        f'{KEY} must name installed packages: got {name!r}; '
         f"run pip install 'posttrain[{name}]', or leave it out"
       )
 
 
-class _Trackers:
-  """The trackers of a run under way."""
+class Trackers:
+  """The trackers of a run; without a name it does nothing."""
 
-  def __init__(
-    self,
-    names: Sequence[str],
-    stages: Mapping[str, int],
-    config: dict[str, Any],
-    workdir: str,
-  ):
-    """Starts the trackers; see `use`."""
+  def __init__(self, names: Sequence[str], stages: Mapping[str, int]):
+    """Starts nothing yet.
+
+    Args:
+      names: keys of `ADAPTERS`, or import paths 'package.module:Class'.
+      stages: name -> number of steps, in order.
+    """
+    self._names = names
     self._offsets, offset = {}, 0
     for stage, steps in stages.items():
       self._offsets[stage] = offset
       offset += steps + 1
-    run, begun = _read(workdir)
-    rows = writers.read_metrics(os.path.join(workdir, 'metrics.jsonl'))
-    written = max(map(self._step, rows), default=-1)
-    self._last: dict[str, int] = {}  # the step that a tracker has
+    self._last = -1  # the step that all have
+    self._active: dict[str, Any] = {}
     self._failed: set[str] = set()
-    self._active: dict[str, Tracker] = {}
-    for name in names:
+
+  def start(self, config: dict[str, Any], workdir: str) -> None:
+    """Starts the trackers.
+
+    Args:
+      config: the run's options, as in config.json.
+      workdir: the run's folder, locked by this process.
+    """
+    if not self._names:
+      return
+    path = os.path.join(workdir, FILE)
+    if os.path.exists(path):
+      stored = disk.read_json_object(path)
+    else:
+      folder = os.path.basename(os.path.abspath(workdir))
+      # Signs that every tracker takes.
+      folder = re.sub(r'[^A-Za-z0-9_.-]+', '-', folder)
+      stored = {'run': f'{folder}-{uuid.uuid4().hex[:8]}', 'trackers': []}
+    begun = stored['trackers']
+    rows = writers.read_metrics(os.path.join(workdir, 'metrics.jsonl'))
+    for name in self._names:
       with self._tolerant(name):
-        tracker = _class(name)()
-        last = tracker.start(run, config, workdir)
-        if name not in begun:
-          last = -1
-        self._last[name] = written if last is None else last
+        tracker = (ADAPTERS.get(name) or imports.function(name, KEY))()
+        tracker.start(stored['run'], config, workdir)
         self._active[name] = tracker
-    begun = list(dict.fromkeys([*begun, *self._active]))
-    with disk.replacing(os.path.join(workdir, FILE)) as f:
-      json.dump({'run': run, 'trackers': begun}, f)
-    for row in rows:
-      self.log(row)
+        for row in rows if name not in begun else ():
+          tracker.log(*self._numbers(row))
+    self._last = max((self._numbers(row)[0] for row in rows), default=-1)
+    stored['trackers'] = sorted({*begun, *self._active})
+    with disk.replacing(path) as f:
+      json.dump(stored, f)
 
   def log(self, row: writers.Row) -> None:
-    """Logs a row to the trackers that do not have its step."""
-    step = self._step(row)
-    for name, tracker in self._active.items():
-      if step > self._last[name]:
-        self._last[name] = step
+    """Logs a row that was written to metrics.jsonl, unless it repeats one."""
+    step, numbers = self._numbers(row)
+    if step > self._last:
+      self._last = step
+      for name, tracker in self._active.items():
         with self._tolerant(name):
-          tracker.log(step, _numbers(row))
+          tracker.log(step, numbers)
 
   def finish(self) -> None:
     """Ends all trackers."""
@@ -217,10 +195,13 @@ class _Trackers:
       with self._tolerant(name):
         tracker.finish()
 
-  def _step(self, row: writers.Row) -> int:
-    """Returns the step of a row over all stages; -1 of one that is gone."""
-    offset = self._offsets.get(row['stage'])
-    return -1 if offset is None else offset + row['step']
+  def _numbers(self, row: writers.Row) -> tuple[int, dict[str, float]]:
+    """Returns the step of a row over all stages, and its numbers."""
+    return self._offsets[row['stage']] + row['step'], {
+      name: value
+      for name, value in row.items()
+      if name != 'step' and isinstance(value, int | float)
+    }
 
   @contextlib.contextmanager
   def _tolerant(self, name: str) -> Iterator[None]:
@@ -237,66 +218,3 @@ class _Trackers:
           errors.describe(error),
         )
       self._failed.add(name)
-
-
-_current: _Trackers | None = None
-
-
-@contextlib.contextmanager
-def use(
-  names: Sequence[str],
-  stages: Mapping[str, int],
-  config: dict[str, Any],
-  workdir: str,
-) -> Iterator[None]:
-  """Starts trackers, and finishes them at the end of the block.
-
-  Args:
-    names: keys of `ADAPTERS`, or import paths 'package.module:Class'.
-    stages: name -> number of steps, in order.
-    config: the run's options, as in config.json.
-    workdir: the run's folder, locked by this process.
-  """
-  global _current
-  if not names:
-    yield
-    return
-  _current = _Trackers(names, stages, config, workdir)
-  try:
-    yield
-  finally:
-    trackers, _current = _current, None
-    trackers.finish()
-
-
-def log(row: writers.Row) -> None:
-  """Logs a row that was written to metrics.jsonl; nothing outside of `use`."""
-  if _current is not None:
-    _current.log(row)
-
-
-def _class(name: str) -> Any:
-  """Returns the class of a tracker."""
-  if name in ADAPTERS:
-    return ADAPTERS[name][1]
-  return imports.function(name, KEY)
-
-
-def _numbers(row: writers.Row) -> dict[str, float]:
-  return {
-    name: value
-    for name, value in row.items()
-    if name != 'step' and isinstance(value, int | float)
-  }
-
-
-def _read(workdir: str) -> tuple[str, list[str]]:
-  """Returns the run's name, and the trackers that have begun."""
-  path = os.path.join(workdir, FILE)
-  if os.path.exists(path):
-    values = disk.read_json_object(path)
-    return values['run'], values['trackers']
-  folder = os.path.basename(os.path.abspath(workdir))
-  # Signs that every tracker takes.
-  folder = re.sub(r'[^A-Za-z0-9_.-]+', '-', folder)
-  return f'{folder}-{uuid.uuid4().hex[:8]}', []

@@ -20,7 +20,10 @@ from posttrain.metrics import estimates, statistics, writers
 from posttrain.util import disk
 
 PANELS = (  # title, metric or its prefix, how it is drawn
-  *((x.panel, x.key, x.kind) for x in statistics.MEASURES),
+  *(
+    (x.panel, x.key, 'rate' if '%' in x.style else 'plain')
+    for x in statistics.MEASURES
+  ),
   ('Pass rate of k answers', 'eval/pass@', 'rate'),
   ('Format rate', 'eval/format_rate/', 'rate'),
   ('Reward of rollouts', 'rollout/reward/', 'noisy'),
@@ -36,40 +39,34 @@ PANELS = (  # title, metric or its prefix, how it is drawn
   ('Tokens trained on', 'batch/tokens', 'sum'),
 )
 
-# After `statistics.MEASURES`: metric, title ({} = the metric), number format.
+# Beside `statistics.MEASURES`: key, title, format, rest of the metric.
 _RESULTS = (
-  (r'(?P<name>pass_rate_\w+)/', '{}, greedy', '{:.1%}'),  # of some tasks
-  (r'(?P<name>pass@\d+)/', '{}', '{:.1%}'),
-  (r'(?P<name>maj@\d+)/', '{}, majority vote', '{:.1%}'),
+  # A rate over some of the tasks.
+  ('', '{}, greedy', '{:.1%}', r'(?P<name>pass_rate_\w+)/(?P<env>.+)'),
+  ('', '{}', '{:.1%}', r'(?P<name>pass@\d+)/(?P<env>.+)'),
+  ('', '{}, majority vote', '{:.1%}', r'(?P<name>maj@\d+)/(?P<env>.+)'),
   ('format_rate/', 'format rate, greedy', '{:.1%}'),
   ('entropy/', 'entropy, nats per token', '{:.4f}'),
   ('kl/', 'KL to the start of the stage, nats per token', '{:.4f}'),
   ('length/', 'length, tokens', '{:.1f}'),
-)
-_SUITE = (  # the same, of the answers to `eval.suite`
-  ('repetition', 'repeated 4-grams', '{:.1%}'),
-  ('broken_characters', 'broken characters', '{:.1%}'),
-  ('refusal', 'refusals in English', '{:.1%}'),
-  ('code_syntax', 'blocks of code that parse', '{:.1%}'),
-  ('truncated', 'answers cut off', '{:.1%}'),
-  ('length', 'length, tokens', '{:.1f}'),
+  # Of the answers to `eval.suite`.
+  ('suite/repetition', 'repeated 4-grams', '{:.1%}', ''),
+  ('suite/broken_characters', 'broken characters', '{:.1%}', ''),
+  ('suite/refusal', 'refusals in English', '{:.1%}', ''),
+  ('suite/code_syntax', 'blocks of code that parse', '{:.1%}', ''),
+  ('suite/truncated', 'answers cut off', '{:.1%}', ''),
+  ('suite/length', 'length, tokens', '{:.1f}', ''),
 )
 _MEASURES = (
   *statistics.MEASURES,
   *statistics.OTHERWISE,
   *(
-    statistics.Measure(f'eval/{pattern}(?P<env>.+)', title, style)
-    for pattern, title, style in _RESULTS
-  ),
-  *(
-    statistics.Measure(f'eval/(?P<env>suite)/{name}', title, style)
-    for name, title, style in _SUITE
+    statistics.Measure(f'eval/{key}', title, style, '', *rest)
+    for key, title, style, *rest in _RESULTS
   ),
 )
 # The main number of a run without an evaluation.
-_LOSS = statistics.Measure(
-  'loss/(?P<env>total)', 'training loss', '{:.4g}', '', 'loss/total', 'noisy'
-)
+_LOSS = statistics.Measure('loss/total', 'training loss', '{:.4g}', '', '')
 # The headline is the first that a run has, for each environment.
 HEADLINES = (*statistics.MEASURES, *statistics.OTHERWISE, _LOSS)
 MAX_HEADLINES = 6
@@ -201,14 +198,10 @@ def read_rows(path: str, keys: Sequence[str]) -> Rows:
     keys: the names that each row must have, with a text or a whole number.
   """
   try:
-    rows = writers.read(path)
-    for row in rows:
-      if not all(isinstance(row.get(key), str | int) for key in keys):
-        raise ValueError(f'{path} must have {" and ".join(keys)} in each row')
+    return writers.read(path, keys)
   except (OSError, ValueError) as error:
     warnings.warn(f'the report leaves rollouts out: {error}', stacklevel=2)
     return []
-  return rows
 
 
 def names(workdirs: Sequence[str]) -> list[str]:
@@ -276,7 +269,7 @@ def keys(all_runs: Sequence[Run], table: Columns) -> list[tuple[str, str]]:
 
 def headlines(run: Run) -> list[Row]:
   """Returns the main number of each environment, at the start and the end."""
-  points: dict[statistics.Match, list[tuple[Row, str]]] = {}
+  points: dict[tuple[str, str], list[tuple[Row, str]]] = {}
   for measure in HEADLINES:
     for row in run.rows:
       for key in row:
@@ -286,7 +279,7 @@ def headlines(run: Run) -> list[Row]:
       break
   lines = []
   # The environments of the last stage come first.
-  for match, cells in sorted(
+  for (env, title), cells in sorted(
     points.items(), key=lambda x: -run.stages.index(x[1][-1][0]['stage'])
   )[:MAX_HEADLINES]:
     (first, key), (last, _) = cells[0], cells[-1]
@@ -299,7 +292,8 @@ def headlines(run: Run) -> list[Row]:
     text = f'{100 * change:+.1f} points' if is_rate else f'{change:+.4g}'
     lines.append(
       {
-        **match._asdict(),
+        'env': env,
+        'title': title,
         'first': _value(first, key, measure.style),
         'last': _value(last, key, measure.style),
         'change': text.replace('-', '\N{MINUS SIGN}'),
@@ -312,12 +306,10 @@ def headlines(run: Run) -> list[Row]:
 
 def _match(
   measure: statistics.Measure, key: str, row: Mapping[str, Any]
-) -> statistics.Match | None:
+) -> tuple[str, str] | None:
   """Returns the match of a measured metric; None for bounds and nulls."""
-  if not key.startswith(measure.key) or row[key] is None:
-    return None
   # A bound has the name of a metric, and no bounds.
-  if estimates.is_bound(key, row):
+  if row[key] is None or estimates.is_bound(key, row):
     return None
   return statistics.match(measure, key)
 
@@ -328,7 +320,7 @@ def _evaluated(row: Row) -> dict[tuple[str, str], Value]:
   for measure in _MEASURES:
     for key in row:
       if match := _match(measure, key, row):
-        cells[match.env, match.title] = _value(row, key, measure.style)
+        cells[match] = _value(row, key, measure.style)
   return dict(sorted(cells.items(), key=lambda item: item[0][0]))
 
 

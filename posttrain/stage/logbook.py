@@ -165,7 +165,6 @@ class Logbook:
 
   def close(self) -> None:
     """Closes the files."""
-    self.writer.close()
     self.shown.end()
     self.compiling.close()
 
@@ -220,9 +219,15 @@ def make(
       print(f'stage {name} {start}{rows if again else ""}', file=sys.stderr)
   shared = shared or Shared(writers.Goodput(path))
   shared.seconds.keep(writers.read_metrics(path, position))
-  shown = display.current()
-  shown.begin(name, step, cfg.stages[name].steps)
-  every = cfg.metrics.rollouts_every
+  options = cfg.metrics
+  shown = display.Display(
+    name,
+    step,
+    cfg.stages[name].steps,
+    options.log_seconds,
+    options.progress and processes.is_first(),
+  )
+  every = options.rollouts_every
   return Logbook(name, workdir, writer, shown, clock, compiling, shared, every)
 
 

@@ -17,8 +17,7 @@ def now(monkeypatch):
 
 
 def test_lines_say_how_far_the_stage_is(now, capsys):
-  shown = display.Display(log_seconds=60.0)
-  shown.begin('grpo', 10, 30)
+  shown = display.Display('grpo', 10, 30, log_seconds=60.0)
   for step, seconds, compiled in (
     (11, 101.0, 3.0),
     (12, 103.0, 0.0),
@@ -31,9 +30,10 @@ def test_lines_say_how_far_the_stage_is(now, capsys):
   shown.end()
   assert capsys.readouterr().err.splitlines() == [
     'stage grpo: 20 steps to go',
-    'stage grpo: step 11 of 30, compiled for 3 s, reward 0.1235',
-    'stage grpo: step 15 of 30, reward 0.1235, 13,400 tokens/s, '
-    'about 3.8 min left of the stage',
+    'stage grpo: step 11 of 30, compiled for 3 s, tokens/s 13,400, '
+    'reward 0.1235',
+    'stage grpo: step 15 of 30, tokens/s 13,400, reward 0.1235, '
+    'about 03:48 left of the stage',
   ]
 
 
@@ -42,10 +42,9 @@ def test_a_terminal_has_a_bar(on, monkeypatch):
   terminal = io.StringIO()
   terminal.isatty = lambda: True
   monkeypatch.setattr(sys, 'stderr', terminal)
-  with display.show(log_seconds=0.001, on=on):
-    shown = display.current()
-    shown.begin('sft', 30, 40)
-    shown.update(40, {'loss': 0.25, 'tokens/s': 12.0}, {})
+  shown = display.Display('sft', 30, 40, log_seconds=0.001, on=on)
+  shown.update(40, {'loss': 0.25, 'tokens/s': 12.0}, {})
+  shown.end()
   text = terminal.getvalue()
-  assert ('40/40' in text and 'loss 0.25, 12 tokens/s' in text) == on
+  assert ('40/40' in text and 'loss 0.25, tokens/s 12' in text) == on
   assert bool(text) == on

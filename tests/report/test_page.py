@@ -31,7 +31,6 @@ def make_run(folder):
       if step % 60 == 0:
         values['eval/pass_rate/arithmetic'] = first + 0.4 * share
       writer.write(stage, step, values)
-  writer.close()
   (folder / 'rollouts').mkdir()
   for stage, step, right in (('sft', 0, False), ('grpo', 120, True)):
     rows = [
