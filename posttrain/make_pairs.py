@@ -81,8 +81,10 @@ def make(flags: Flags) -> None:
 
   path = pathlib.Path(flags.output)
   path.parent.mkdir(parents=True, exist_ok=True)
-  with path.open('a'):  # an error before any work, if it cannot be written
-    pass
+  with path.open('a') as file:  # an error before any work
+    is_new = not file.tell()
+  if is_new:
+    path.unlink()
   if flags.gsm8k is not None:
     pairs = gsm8k.read_solutions(flags.gsm8k)
     questions = {str(pair.prompt) for pair in pairs}
