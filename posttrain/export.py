@@ -90,8 +90,6 @@ def export(flags: Flags) -> None:
   with joining.join(place, None):
     folder = weights.find(flags.checkpoint)
     checkpoint = weights.read(folder)
-    if processes.is_first():
-      checkpoint.print_named()
     content = save(flags, folder, checkpoint)
     processes.on(0, lambda: cards.write(folder, flags.folder, flags.format))
     if processes.is_first():

@@ -157,7 +157,7 @@ def test_a_changed_tokenizer_or_a_damaged_checkpoint_is_refused(
     if path.is_file():
       path.write_bytes(path.read_bytes()[:-20])
   assert generate.main(argv) == 2
-  assert 'a checkpoint must be sound' in capsys.readouterr().err
+  assert 'must be a sound checkpoint' in capsys.readouterr().err
 
 
 def test_an_unwritable_compilation_cache_is_ignored(generate_json, tmp_path):

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jinja2
 import yaml
 
 from posttrain import machine
@@ -25,12 +26,65 @@ from posttrain.metrics import estimates, writers
 from posttrain.util import disk, errors, hub
 
 FILE, BASE_FILE = 'README.md', 'BASE_README.md'
-_LIBRARIES = {'hf': 'transformers', 'peft': 'peft'}
 _LONGEST = 120  # characters of a name
-_ON_PAIRS = ('preference', 'ranking')  # kinds of stages
 _WITHOUT_RL = ('sft', 'opd', 'opsd')  # algorithms that do not use `loss.rl`
 # Metrics left out of the card.
 _LEFT_OUT = re.compile('eval/(errors|stop)/')
+# `span` is the filter that makes a code span, within a table or outside of one.
+_TEMPLATE = """\
+---
+{{ matter }}# license: yours to fill in; that of the base model may bind you
+---
+
+# Model card
+
+{{ 'A LoRA adapter' if is_adapter else 'A language model' }} that started from
+{%- if base %} {{ base | span }}{% else %} random weights{% endif %}
+{%- if commit %} at commit {{ commit | span }}{% endif %}
+{%- if stages %}, trained in {{ stages | length }} stage
+{{- 's' if stages | length > 1 }}{% endif %} with posttrain.
+
+{% for name, rows in stages %}
+## Stage {{ name | span }}
+
+| option | value |
+|---|---|
+{% for key, value in rows if value %}
+| {{ key }} | {{ value }} |
+{% endfor %}
+
+{% endfor %}
+{% if step is not none %}
+## Held-out evaluation at step {{ step | span }}
+
+{% if measured %}
+| metric | value | 95 % interval |
+|---|---|---|
+{% for key, value, interval in measured %}
+| {{ key | span }} | {{ value }} | {{ interval }} |
+{% endfor %}
+
+{% if measured | selectattr(2) | list %}
+Intervals are over tasks.
+
+{% endif %}
+{% else %}
+Not measured at this step; `python -m posttrain.evaluate` does so.
+
+{% endif %}
+{% endif %}
+## Reproduction
+
+Exported with {{ versions }}.
+{% if stages %}
+The run's config.json has all options; with it, and the data, the run is
+repeated by
+
+```bash
+python -m posttrain.main --config=config.json --workdir=repeated
+```
+{% endif %}
+"""
 
 
 def write(folder: str, exported: str | pathlib.Path, form: str) -> None:
@@ -56,190 +110,101 @@ def text(folder: str, form: str) -> str:
   chain = weights.chain(folder)
   all_read = [weights.read(x) for x in chain[::-1] if x != 'random']
   runs = [x for x in all_read if x.kind == 'run']
-  origin = None if chain[-1] == 'random' else chain[-1]
-  lines = [
-    '---',
-    yaml.safe_dump(
-      _front_matter(runs, origin, form), sort_keys=False, allow_unicode=True
-    ).rstrip('\n'),
-    '# license: yours to fill in; that of the base model may bind you',
-    '---',
-    '',
-    '# Model card',
-    '',
-    _summary(runs, origin, form),
-    '',
-  ]
-  for run in runs:
-    lines += _stage(run.host)
-  if runs and runs[-1].folder == folder:
-    lines += _evaluation(folder)
-  return '\n'.join([*lines, *_reproduction(runs), ''])
-
-
-def _front_matter(
-  runs: list[weights.Checkpoint], origin: str | None, form: str
-) -> dict[str, Any]:
-  matter: dict[str, Any] = {'library_name': _LIBRARIES[form]}
-  if origin is not None:
+  origin = '' if chain[-1] == 'random' else chain[-1]
+  is_adapter = form == 'peft'
+  matter = {'library_name': 'peft' if is_adapter else 'transformers'}
+  if origin:
     matter['base_model'] = _name(origin)
-    is_adapter = form == 'peft'
     matter['base_model_relation'] = 'adapter' if is_adapter else 'finetune'
   stages = [run.host['stage'] for run in runs]
-  has_lora = any(run.is_adapter for run in runs)
-  tags = ['posttrain', *stages, *(['lora'] if has_lora else [])]
+  lora = ['lora'] if any(run.is_adapter for run in runs) else []
+  tags = dict.fromkeys(['posttrain', *stages, *lora])
   matter['pipeline_tag'] = 'text-generation'
-  matter['tags'] = [errors.text(x, _LONGEST) for x in dict.fromkeys(tags)]
-  return matter
-
-
-def _summary(
-  runs: list[weights.Checkpoint], origin: str | None, form: str
-) -> str:
-  what = 'A LoRA adapter' if form == 'peft' else 'A language model'
-  start = 'random weights' if origin is None else _span(_name(origin))
-  if commit := hub.commit(origin or ''):
-    start += f' at commit {_span(commit)}'
-  stages = len(runs)
-  trained = f', trained in {stages} stage{"s" if stages != 1 else ""}'
-  return (
-    f'{what} that started from {start}{trained if runs else ""} with posttrain.'
+  matter['tags'] = [errors.text(x, _LONGEST) for x in tags]
+  versions = machine.versions('posttrain', 'jax', 'flax')
+  is_run = runs and runs[-1].folder == folder
+  environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True)
+  environment.filters['span'] = _span
+  return environment.from_string(_TEMPLATE).render(
+    matter=yaml.safe_dump(matter, sort_keys=False, allow_unicode=True),
+    is_adapter=is_adapter,
+    base=_name(origin) if origin else '',
+    commit=hub.commit(origin),
+    stages=[(run.host['stage'], list(_options(run.host))) for run in runs],
+    step=runs[-1].host.get('step') if is_run else None,
+    measured=_measured(folder, runs[-1].host) if is_run else [],
+    versions=', '.join(map(' '.join, versions.items())),
   )
 
 
-def _stage(host: Mapping[str, Any]) -> list[str]:
-  """Returns the section of a stage: its options that matter most."""
-  name = host['stage']
-  options = host['config'][name]
-  optim, batch = options['optim'], _node(options, 'batch')
-  lora = _node(options, 'lora')
-  rows = [
-    ('kind', _span(options.get('kind', 'tokens'))),
-    ('steps', _span(host.get('step'))),
-    *(_pairs(options) if options.get('kind') in _ON_PAIRS else _envs(options)),
-    (
-      'optimizer',
-      f'learning rate {_span(optim.get("lr"))}, schedule '
-      f'{_span(optim.get("schedule"))}, weight decay '
-      f'{_span(optim.get("weight_decay"))}',
-    ),
-    (
-      'batch',
-      f'{_span(batch.get("prompts_per_step"))} tasks or pairs per step, in '
-      f'rows of {_span(batch.get("row_tokens"))} tokens',
-    ),
-    (
-      'trained weights',
-      f'LoRA of rank {_span(lora["rank"])}' if lora.get('rank') else 'all',
-    ),
-    ('dtype', _span(host['model'].get('dtype'))),
-    ('seed', _span(host['config'].get('seed'))),
-  ]
+def _options(host: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+  """Yields the options of a stage that matter most: (name, value)."""
+  options = host['config'][host['stage']]
+  optim, batch, lora, losses, pairs, envs = (
+    options.get(name) or {}
+    for name in ('optim', 'batch', 'lora', 'loss', 'pairs', 'envs')
+  )
+  kind = options.get('kind', 'tokens')
+  yield 'kind', _span(kind)
+  yield 'steps', _span(host.get('step'))
+  if kind != 'tokens':
+    path, loss = pairs.get('path'), losses['preference'].get('type')
+    yield 'pairs', _span(_name(path) if path else pairs.get('type'))
+    yield 'loss', _span(loss) if kind == 'preference' else 'Bradley-Terry'
+    envs = {}
+  for name, entry in envs.items():
+    env, algorithm = entry['env'], entry['algorithm']['type']
+    text = _span(env['type'])
+    if env.get('path'):
+      text += f' of {_span(_name(env["path"]))}'
+    text += f' with the algorithm {_span(algorithm)}'
+    if algorithm not in _WITHOUT_RL:
+      text += f' and the loss {_span(losses["rl"].get("type"))}'
+      text += f' in groups of {_span(entry.get("group_size"))}'
+    if rewards := entry.get('rewards'):
+      text += f' on the rewards {", ".join(map(_span, rewards))}'
+    yield f'environment {_span(name)}', text
+  yield (
+    'optimizer',
+    f'learning rate {_span(optim.get("lr"))}, schedule '
+    f'{_span(optim.get("schedule"))}, weight decay '
+    f'{_span(optim.get("weight_decay"))}',
+  )
+  yield (
+    'batch',
+    f'{_span(batch.get("prompts_per_step"))} tasks or pairs per step, in rows '
+    f'of {_span(batch.get("row_tokens"))} tokens',
+  )
+  rank = lora.get('rank')
+  yield 'trained weights', f'LoRA of rank {_span(rank)}' if rank else 'all'
+  yield 'dtype', _span(host['model'].get('dtype'))
+  yield 'seed', _span(host['config'].get('seed'))
   if optim.get('average') is not None:
-    rows.append(('exported weights', 'the moving average'))
-  return [
-    f'## Stage {_span(name)}',
-    '',
-    '| option | value |',
-    '|---|---|',
-    *(f'| {key} | {value} |' for key, value in rows if value),
-    '',
-  ]
+    yield 'exported weights', 'the moving average'
 
 
-def _pairs(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-  """Yields rows of the pairs and their loss."""
-  pairs, losses = _node(options, 'pairs'), _node(options, 'loss')
-  path = pairs.get('path')
-  shown = _name(path) if isinstance(path, str) else pairs.get('type')
-  yield 'pairs', _span(shown)
-  if options.get('kind') == 'preference':
-    yield 'loss', _span(_node(losses, 'preference').get('type'))
-  else:
-    yield 'loss', 'Bradley-Terry'
-
-
-def _envs(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-  """Yields rows of environments: their data, algorithm, loss and rewards."""
-  envs, losses = _node(options, 'envs'), _node(options, 'loss')
-  for name in envs:
-    entry = _node(envs, name)
-    env, kind = _node(entry, 'env'), _node(entry, 'algorithm').get('type')
-    parts = [_span(env.get('type'))]
-    if isinstance(env.get('path'), str):
-      parts.append(f'of {_span(_name(env["path"]))}')
-    parts.append(f'with the algorithm {_span(kind)}')
-    if kind not in _WITHOUT_RL:
-      loss = _node(losses, 'rl').get('type')
-      parts.append(f'and the loss {_span(loss)}')
-      parts.append(f'in groups of {_span(entry.get("group_size"))}')
-    if rewards := _node(entry, 'rewards'):
-      parts.append(f'on the rewards {", ".join(map(_span, rewards))}')
-    yield f'environment {_span(name)}', ' '.join(parts)
-
-
-def _evaluation(folder: str) -> list[str]:
-  """Returns the section of the numbers that were measured at a step."""
-  host = weights.read(folder).host
-  row = _measured(folder, host)
-  keys = [
-    key
-    for key, value in row.items()
-    if key.startswith('eval/')
-    and isinstance(value, int | float)
-    and not estimates.is_bound(key, row)
-    and not _LEFT_OUT.match(key)
-  ]
-  head = [f'## Held-out evaluation at step {_span(host.get("step"))}', '']
-  if not keys:
-    return [
-      *head,
-      'Not measured at this step; `python -m posttrain.evaluate` does so.',
-      '',
-    ]
-  lines = [*head, '| metric | value | 95 % interval |', '|---|---|---|']
-  for key in keys:
-    name, _, env = key.rpartition('/')
-    ends = [row.get(f'{name}{side}/{env}') for side in estimates.BOUNDS]
-    numbers = [x for x in ends if isinstance(x, int | float)]
-    interval = ' to '.join(f'{x:.4g}' for x in numbers)
-    interval = interval if len(numbers) == 2 else ''
-    lines.append(f'| {_span(key)} | {row[key]:.4g} | {interval} |')
-  has_intervals = not all(line.endswith('|  |') for line in lines)
-  return [*lines, '', *(['Intervals are over tasks.', ''] * has_intervals)]
-
-
-def _measured(folder: str, host: Mapping[str, Any]) -> Mapping[str, Any]:
-  """Returns the row of a step in metrics.jsonl; {} without one."""
+def _measured(
+  folder: str, host: Mapping[str, Any]
+) -> list[tuple[str, str, str]]:
+  """Returns (metric, value, interval) of a step, from metrics.jsonl."""
   path = pathlib.Path(folder).parents[2] / 'metrics.jsonl'
   try:
     rows = writers.read_metrics(str(path))
   except ValueError:  # the weights do not need it
-    return {}
+    rows = []
   place = host['stage'], host.get('step')
-  mine = [row for row in rows if (row['stage'], row['step']) == place]
-  return mine[-1] if mine else {}
-
-
-def _reproduction(runs: list[str]) -> list[str]:
-  versions = machine.versions('posttrain', 'jax', 'flax')
-  names = ', '.join(map(' '.join, versions.items()))
-  lines = ['## Reproduction', '', f'Exported with {names}.']
-  if runs:
-    lines += [
-      "The run's config.json has all options; with it, and the data, the run "
-      'is repeated by',
-      '',
-      '```bash',
-      'python -m posttrain.main --config=config.json --workdir=repeated',
-      '```',
-    ]
-  return lines
-
-
-def _node(options: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-  value = options.get(name)
-  return value if isinstance(value, dict) else {}
+  row = next((x for x in rows[::-1] if (x['stage'], x['step']) == place), {})
+  measured = []
+  for key, value in row.items():
+    is_shown = key.startswith('eval/') and not _LEFT_OUT.match(key)
+    is_shown &= isinstance(value, int | float)
+    if is_shown and not estimates.is_bound(key, row):
+      name, _, env = key.rpartition('/')
+      ends = [row.get(f'{name}{side}/{env}') for side in estimates.BOUNDS]
+      known = all(isinstance(x, int | float) for x in ends)
+      interval = ' to '.join(f'{x:.4g}' for x in ends) if known else ''
+      measured.append((key, f'{value:.4g}', interval))
+  return measured
 
 
 def _name(path: str) -> str:

@@ -68,7 +68,6 @@ def load(
 
   folder = weights.find(path)
   checkpoint = weights.read(folder)
-  checkpoint.print_named()
   max_tokens, default = DEFAULT_MAX_TOKENS, schema.Run.compilation_cache
   if checkpoint.kind == 'run':
     max_tokens = checkpoint.stage['eval']['max_tokens']

@@ -120,7 +120,14 @@ def check_params(path: str, like: State) -> None:
     ValueError: the step is missing or damaged, or its params differ from
       `like`; names the first that differs.
   """
-  read_named(find(path), _read_metadata, {'params': like}, 'params/')
+
+  def read_headers(folder) -> None:
+    with _reader(ocp.PyTreeCheckpointHandler()) as reader:
+      _check_arrays(
+        reader, folder, _read_record(folder), {'params': like}, 'params/'
+      )
+
+  read_named(find(path), read_headers)
 
 
 def read_host(path: str) -> Host:
@@ -160,20 +167,19 @@ def is_sound(folder: str) -> bool:
   def shapes() -> State:
     _read_record(step)
     with _reader(ocp.PyTreeCheckpointHandler()) as reader:
-      return jax.tree.map(_saved_shape, _saved_tree(reader, step))
+      saved = _saved_tree(reader, step)
+    try:
+      return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved
+      )
+    except (AttributeError, TypeError):
+      raise Damaged('one of its values is no array') from None
 
   try:
     read(step, sharding.spread(processes.together(shapes)))
   except Damaged:
     return False
   return True
-
-
-def _saved_shape(leaf: Any) -> jax.ShapeDtypeStruct:
-  try:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-  except (AttributeError, TypeError):
-    raise Damaged('one of its values is no array') from None
 
 
 def read_sums(path: str, averaged: bool = False) -> dict[str, int]:
@@ -206,18 +212,19 @@ def find(path: str) -> epath.Path:
     step for stage in stages if (step := newest_step(str(stage))) is not None
   ]
   if not newest:
-    raise ValueError(
-      'a checkpoint path must be a workdir, a checkpoints/<stage> folder or '
-      f'a step folder: got {path!r}, which has no saved step'
-    )
-  last = newest[0] if len(newest) == 1 else max(newest, key=_saved_at)
+    raise ValueError(f'{path!r:.200} must be or hold a checkpoint: got none')
+
+  def saved_at(step) -> float:
+    try:
+      return _read_record(step)['time']
+    except Damaged:
+      return 0.0
+
+  last = newest[0] if len(newest) == 1 else max(newest, key=saved_at)
   number = best_step(last)
   best = last if number is None else last.parent / str(number)
   if not _is_step(best):
-    raise ValueError(
-      f'{best} must hold the best step of its stage: it is missing; put it '
-      'back, or name another step'
-    )
+    raise ValueError(f'{best} must hold the best step of its stage: got none')
   return best
 
 
@@ -248,34 +255,30 @@ def best_step(folder) -> int | None:
   return None if best is None else best['step']
 
 
-def _saved_at(folder) -> float:
-  try:
-    return _read_record(folder)['time']
-  except Damaged:
-    return 0.0
-
-
 def read_named(folder, read, *args) -> Any:
   """Reads one given step, without falling back to an older one."""
-  if not folder.exists():
-    raise ValueError(f'a checkpoint must exist: got {folder}')
   try:
     return read(folder, *args)
   except Damaged as error:
     raise ValueError(
-      f'a checkpoint must be sound: got {folder}, which is damaged '
-      f'({error}); delete it or name another step'
+      f'{folder} must be a sound checkpoint: it is missing or damaged ({error})'
     ) from error
 
 
 def read(folder, like: State, prefix='') -> tuple[State, Host]:
   """Reads and checks a step's arrays with the prefix; may raise `Damaged`."""
-  like = jax.tree.map(_abstract, like)
+  first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+  like = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=getattr(x, 'sharding', None) or first
+    ),
+    like,
+  )
 
   def read_arrays() -> tuple[State, dict[str, Any]]:
     record = _read_record(folder)
     with _reader(ocp.PyTreeCheckpointHandler()) as reader:
-      _check_metadata(reader, folder, record, like, prefix)
+      _check_arrays(reader, folder, record, like, prefix)
       state = _attempt(
         reader.restore,
         folder / 'state',
@@ -310,12 +313,28 @@ def _reader(handler) -> ocp.Checkpointer:
   return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
-def _check_metadata(reader, folder, record, like: State, prefix) -> None:
-  """Checks names, shapes and dtypes of a step's arrays; reads none."""
-  saved = tree.flat(_saved_tree(reader, folder))
+def _check_arrays(reader, folder, record, like: State, prefix) -> None:
+  """Compares the names, shapes and dtypes of a step's arrays with `like`.
+
+  Raises:
+    Damaged: they are not those that were written.
+    ValueError: they differ from `like`; names the first that does.
+  """
+  saved, like = tree.flat(_saved_tree(reader, folder)), tree.flat(like)
   if saved.keys() != record['state_sums'].keys():
     raise Damaged('its arrays differ from those written')
-  _check_same(folder, saved, tree.flat(like), prefix)
+  for path in dict.fromkeys([*like, *saved]):
+    want, got = (
+      f'{np.dtype(side[path].dtype)}{list(side[path].shape)}'
+      if path in side
+      else 'nothing'
+      for side in (like, saved)
+    )
+    if path.startswith(prefix) and want != got:
+      raise ValueError(
+        f"the checkpoint {folder} must hold this run's arrays: got {got} "
+        f'at {path!r}, expected {want}'
+      )
 
 
 def _saved_tree(reader, folder) -> Any:
@@ -327,12 +346,6 @@ def _saved_tree(reader, folder) -> Any:
     raise Damaged('the names of its arrays cannot be read') from None
 
 
-def _read_metadata(folder, like: State, prefix: str) -> None:
-  record = _read_record(folder)
-  with _reader(ocp.PyTreeCheckpointHandler()) as reader:
-    _check_metadata(reader, folder, record, like, prefix)
-
-
 def _read_record(folder) -> dict[str, Any]:
   """Reads and checks the `host` item."""
   with _reader(ocp.JsonCheckpointHandler()) as reader:
@@ -340,31 +353,6 @@ def _read_record(folder) -> dict[str, Any]:
   if not isinstance(record, dict) or record.pop('crc', None) != crc(record):
     raise Damaged('the checksum of its host item is wrong')
   return record
-
-
-def _check_same(folder, saved: dict, like: dict, prefix: str) -> None:
-  """Checks `like` against the saved arrays; names the first that differs."""
-  for path in dict.fromkeys([*like, *saved]):
-    if not path.startswith(prefix):
-      continue
-    want, got = (
-      f'{np.dtype(side[path].dtype)}{list(side[path].shape)}'
-      if path in side
-      else 'nothing'
-      for side in (like, saved)
-    )
-    if want != got:
-      raise ValueError(
-        f"the checkpoint {folder} must hold this run's arrays: got {got} "
-        f'at {path!r}, expected {want}; use the model it was saved with'
-      )
-
-
-def _abstract(leaf) -> jax.ShapeDtypeStruct:
-  sharding = getattr(leaf, 'sharding', None)
-  if sharding is None:
-    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def crc(record: dict[str, Any]) -> int:
@@ -500,8 +488,7 @@ class Checkpointer:
     if damaged:
       raise ValueError(
         f'{self._folder} must hold a sound checkpoint: got steps {damaged}, '
-        'all damaged or unreadable; rename or delete the folder to start the '
-        'stage again'
+        'all damaged; rename or delete the folder to start the stage again'
       )
     return None
 

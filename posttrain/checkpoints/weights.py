@@ -19,7 +19,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import sys
 from typing import Any, Literal
 
 import jax
@@ -31,6 +30,8 @@ from posttrain.checkpoints import store
 from posttrain.data import sources
 from posttrain.models import hf, hf_config, lora, peft, transformer
 from posttrain.util import disk, errors, hub
+
+Params = Any
 
 
 def is_hf(path: str) -> bool:
@@ -67,16 +68,12 @@ def find(path: str) -> str:
     if os.path.isfile(config):
       disk.read_json_object(config)  # raises if it cannot be read
     place = os.path.abspath(os.path.expanduser(path))
-    if not os.path.exists(place):
-      raise ValueError(
-        f'a checkpoint path must exist: got {errors.quote(path)}, but there '
-        f'is no {errors.text(place)}; it names a workdir, a folder in it, or '
-        f'a HuggingFace or PEFT directory{hub.hint(path)}'
-      ) from error
+    got = f'there is no {errors.text(place)}'
+    if os.path.exists(place):
+      got = f'{error}; it has no config.json with a model_type either'
     raise ValueError(
-      f'{error}; it is not a HuggingFace directory (a config.json with a '
-      'model_type) or a PEFT directory (an adapter_config.json) either'
-      f'{hub.hint(path)}'
+      'a checkpoint path must be a workdir, a folder in it, or a HuggingFace '
+      f'or PEFT directory: got {errors.quote(path)}, but {got}{hub.hint(path)}'
     ) from error
 
 
@@ -131,8 +128,7 @@ class Checkpoint:
       return find(self.origin)
     except ValueError as error:
       raise ValueError(
-        f'{self.origin} must hold the weights that {self.folder} started from: '
-        'got none; put them, or a link to them, there'
+        f'{self.origin} must hold the weights that {self.folder} started from'
       ) from error
 
   def renderer(self, variables: str = '{}') -> rendering.Renderer | None:
@@ -165,23 +161,6 @@ class Checkpoint:
     )
     return stored
 
-  def print_named(self) -> None:
-    """Prints the folders and files that the folder names, to stderr.
-
-    They are read as data: the base weights of an adapter, and the tokenizer.
-    """
-    lines = []
-    if self.is_adapter:
-      folders = [x for x in chain(self.folder)[1:] if x != 'random']
-      lines = [f'base weights {x}' for x in folders]
-    if self.kind == 'run':
-      options = self.host['config']['tokenizer']
-      paths = (options.get('path'), options.get('chat_template'))
-      lines += [f'tokenizer {x}' for x in paths if x is not None]
-    for line in lines:
-      named = f'{self.folder} names {errors.text(line)}, read as data'
-      print(named, file=sys.stderr)
-
 
 def read(folder: str) -> Checkpoint:
   """Parses a folder.
@@ -199,21 +178,14 @@ def read(folder: str) -> Checkpoint:
     if not is_hf(base):
       raise ValueError(
         f'{folder}/{peft.CONFIG}: base_model_name_or_path must be a local '
-        f'HuggingFace directory: got {errors.quote(base)}; download it, and '
-        'name its folder'
+        f'HuggingFace directory: got {errors.quote(base)}'
       )
     return Checkpoint(folder, 'peft', read(find(base)).model, base)
   host = store.read_host(folder)
-  try:
-    stage = host['config'][host['stage']]
-    adapter = schema.Lora(**stage.get('lora', {}))
-    model = schema.Model.from_json(host['model'])
-    origin = str(host.get('start', 'random'))
-  except (AttributeError, KeyError, TypeError, ValueError) as error:
-    raise ValueError(
-      f'the host item of {folder} must have the model and the options of '
-      f'its stage: {errors.describe(error)}'
-    ) from error
+  stage = host['config'][host['stage']]
+  adapter = schema.Lora(**stage.get('lora', {}))
+  model = schema.Model.from_json(host['model'])
+  origin = host.get('start', 'random')
   if origin != 'random':
     origin = os.path.join(pathlib.Path(folder).parents[2], origin)
   return Checkpoint(
@@ -231,15 +203,11 @@ def chain(folder: str) -> list[str]:
   """Returns a folder and all that it started from, in turn; 'random' is one.
 
   Raises:
-    ValueError: a folder on the way is missing, or comes twice.
+    ValueError: a folder on the way is missing.
   """
   chain = [folder]
   while chain[-1] != 'random' and read(chain[-1]).kind != 'hf':
     chain.append(read(chain[-1]).start())
-    if chain[-1] in chain[:-1]:
-      raise ValueError(
-        f'{folder} must not have started from itself: got {chain[-1]} twice'
-      )
   return chain
 
 
@@ -277,9 +245,6 @@ def _inside(path: str, name: str) -> str:
   return os.path.join(os.path.expanduser(path), name)
 
 
-Params = Any
-
-
 def check(
   folder: str,
   cfg: schema.Model,
@@ -301,49 +266,42 @@ def check(
   """
   checkpoint = read(folder)
   check_kind(checkpoint, reward=reward)
-  if checkpoint.kind == 'peft':
-    check(checkpoint.start(), cfg, tokens)
-    peft.check(folder, cfg)
-    return
-  remedy = 'use the model it was saved with'
-  if checkpoint.kind == 'hf':
-    rendering.check_tokenizer(folder, tokens.tokenizer)
-    remedy = f'--config.model={folder} sets all model options'
-  else:
+  if checkpoint.kind == 'run':
     rendering.check_fingerprint(
       tokens.fingerprint,
       checkpoint.host['tokenizer'],
       'config.tokenizer',
       f'the checkpoint {folder}',
     )
+  else:
+    source = checkpoint.start() if checkpoint.kind == 'peft' else folder
+    rendering.check_tokenizer(source, tokens.tokenizer)
   for field in hf_config.differing(checkpoint.model, cfg):
     raise ValueError(
       f'{folder} must hold weights of this model: its {field} is '
       f'{getattr(checkpoint.model, field)!r}, and config.model.{field} is '
-      f'{getattr(cfg, field)!r}; {remedy}'
+      f'{getattr(cfg, field)!r}'
     )
-  _check_headers(folder, checkpoint.model, reward)
-
-
-def _check_headers(folder: str, cfg: schema.Model, reward: bool) -> None:
-  """Checks names, shapes and dtypes of a folder's weights, and of its base."""
-  if folder == 'random':
-    return
-  checkpoint = read(folder)
+  # The headers of the weights, and of those under an adapter.
+  like = transformer.shapes(checkpoint.model)
+  while checkpoint.is_adapter:
+    if checkpoint.kind == 'peft':
+      peft.check(checkpoint.folder, checkpoint.model)
+    else:
+      adapted = lora.shapes(checkpoint.adapter, like)
+      store.check_params(checkpoint.folder, adapted)
+    start = checkpoint.start()
+    if start == 'random':
+      return
+    checkpoint = read(start)
   if checkpoint.kind == 'hf':
-    hf.find(folder, hf.shapes(cfg))
+    hf.find(checkpoint.folder, hf.shapes(checkpoint.model))
     return
-  like = transformer.shapes(cfg)
-  if checkpoint.adapter is not None:
-    like = lora.shapes(checkpoint.adapter, like)
-  elif reward:
+  if reward:
     sums = store.read_sums(folder)
     has_lm_head = any(path.startswith('params/head/') for path in sums)
     like = transformer.reward_shapes(cfg, has_lm_head)
-  store.check_params(folder, like)
-  if checkpoint.adapter is not None:
-    chain(folder)  # refuses one that started from itself
-    _check_headers(checkpoint.start(), cfg, reward=False)
+  store.check_params(checkpoint.folder, like)
 
 
 def check_kind(checkpoint: Checkpoint, *, reward: bool = False) -> None:
@@ -356,8 +314,7 @@ def check_kind(checkpoint: Checkpoint, *, reward: bool = False) -> None:
   if is_reward != reward:
     kinds = 'a policy', "a reward model (kind 'ranking')"
     raise ValueError(
-      f'{checkpoint.folder} must hold {kinds[reward]}: got {kinds[is_reward]}; '
-      'name another stage'
+      f'{checkpoint.folder} must hold {kinds[reward]}: got {kinds[is_reward]}'
     )
 
 
@@ -384,18 +341,25 @@ def load(folder: str, like: Params, *, average: bool = False) -> Params:
       lambda x: jax.ShapeDtypeStruct(x.shape, 'float32', sharding=x.sharding),
       like,
     )
-    params = store.restore_params(
-      folder, stored, average=average and _has_average(checkpoint)
-    )
-    params = jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
-    _check_finite(params, folder)
-    return params
-  chain(folder)  # refuses one that started from itself
+    params = _restored(checkpoint, stored, average)
+    return jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
   base = load_start(folder, like)
   if checkpoint.kind == 'run':
     check_base(folder, base)
   params, options = correction
   return lora.absorb(base, params, lora.scale(options))
+
+
+def _restored(checkpoint: Checkpoint, like: Params, average: bool) -> Params:
+  """Reads the params of a run's step, or their average; checks them."""
+  average = average and checkpoint.stage['optim'].get('average') is not None
+  params = store.restore_params(checkpoint.folder, like, average=average)
+  for path in tree.not_finite(params)[:1]:
+    raise ValueError(
+      f'{checkpoint.folder} must hold finite weights: got NaN or infinity in '
+      f'{path}'
+    )
+  return params
 
 
 def load_start(folder: str, like: Params) -> Params:
@@ -430,44 +394,22 @@ def adapter(
     return None
   if checkpoint.kind == 'peft':
     params, options = peft.load(folder, checkpoint.model)
-    shapes = _adapter_like(options, checkpoint.model, like)
-    params = jax.tree.map(
-      lambda x, y: sharding.put(x, y.sharding) if y.sharding else x,
-      params,
-      shapes,
-    )
-    return params, options
-  options = checkpoint.adapter
-  assert options is not None
-  params = store.restore_params(
-    folder,
-    _adapter_like(options, checkpoint.model, like),
-    average=average and _has_average(checkpoint),
-  )
-  _check_finite(params, folder)
-  return params, options
-
-
-def _check_finite(params: Params, folder: str) -> None:
-  """Raises ValueError for an array with NaN or infinity; names it."""
-  for path in tree.not_finite(params)[:1]:
-    raise ValueError(
-      f'{folder} must hold finite weights: got NaN or infinity in {path}; name '
-      'another step'
-    )
-
-
-def _has_average(checkpoint: Checkpoint) -> bool:
-  return checkpoint.stage['optim'].get('average') is not None
-
-
-def _adapter_like(options: schema.Lora, cfg: schema.Model, like: Params | None):
-  """Returns an adapter's shapes, on the mesh of the base weights."""
-  shapes = lora.shapes(options, transformer.shapes(cfg))
+  else:
+    params, options = None, checkpoint.adapter
+  # The adapter's shapes, on the mesh of the base weights.
+  shapes = lora.shapes(options, transformer.shapes(checkpoint.model))
   spec = jax.tree.leaves(like)[0].sharding if like is not None else None
-  if not isinstance(spec, jax.sharding.NamedSharding):
-    return shapes
-  return sharding.placed(shapes, transformer.SHARDING_RULES, spec.mesh)
+  if isinstance(spec, jax.sharding.NamedSharding):
+    rules = transformer.SHARDING_RULES
+    shapes = sharding.placed(shapes, rules, spec.mesh)
+  if params is None:
+    return _restored(checkpoint, shapes, average), options
+  params = jax.tree.map(
+    lambda x, y: sharding.put(x, y.sharding) if y.sharding else x,
+    params,
+    shapes,
+  )
+  return params, options
 
 
 def base_sums(base: Params) -> dict[str, Any]:
@@ -496,7 +438,6 @@ def check_base(folder: str, base: Params) -> None:
     (total,) = tree.checksums([leaf.astype(dtype)]).values()
     if total != stored['sums'][path]:
       raise ValueError(
-        f'{checkpoint.start()} must hold the base weights of '
-        f'{folder}: {path} has changed since the adapter was trained; put the '
-        'old files back'
+        f'{checkpoint.start()} must hold the base weights of {folder}: {path} '
+        'has changed since the adapter was trained'
       )
