@@ -162,7 +162,7 @@ def test_the_init_reference_shares_the_base_weights(folder, tmp_path):
   made = build.make(stage, str(tmp_path), 0, preemption.Signal())
   base = made.learner.base.params
   for other in (
-    made.sampling.references.model('init').params,
+    made.sampling.scorers.model('init').params,
     made.learner.policy(made.learner.state.params),
   ):
     assert other['embed']['table'] is base['embed']['table']
