@@ -34,7 +34,21 @@ class CompileCounter:
     self._taken = 0.0
 
   def __enter__(self) -> 'CompileCounter':
-    _listen()
+    global _listening
+    if not _listening:  # registers the listeners with jax, once per process
+      _listening = True
+
+      def on_duration(event: str, seconds: float, **_) -> None:
+        for counter in _counters if event == _COMPILED else ():
+          counter.count += 1
+          counter.seconds += seconds
+
+      def on_event(event: str, **_) -> None:
+        for counter in _counters if event == _CACHE_HIT else ():
+          counter.cached += 1
+
+      jax.monitoring.register_event_duration_secs_listener(on_duration)
+      jax.monitoring.register_event_listener(on_event)
     _counters.append(self)
     return self
 
@@ -54,28 +68,6 @@ class CompileCounter:
     """Stops counting; keeps the numbers."""
     if self in _counters:
       _counters.remove(self)
-
-
-def _listen() -> None:
-  """Registers the listeners with jax, once per process."""
-  global _listening
-  if _listening:
-    return
-  _listening = True
-
-  def on_duration(event: str, seconds: float, **_) -> None:
-    if event == _COMPILED:
-      for counter in _counters:
-        counter.count += 1
-        counter.seconds += seconds
-
-  def on_event(event: str, **_) -> None:
-    if event == _CACHE_HIT:
-      for counter in _counters:
-        counter.cached += 1
-
-  jax.monitoring.register_event_duration_secs_listener(on_duration)
-  jax.monitoring.register_event_listener(on_event)
 
 
 def enable_compilation_cache(folder: str | None) -> None:

@@ -32,23 +32,23 @@ def begin(workdir: str, sizes: dict[str, dict[str, int]]) -> None:
     workdir: the run's folder, claimed.
     sizes: stage -> its numbers of `parameters` and of `trained` ones.
   """
-  starts = [*_about(workdir).get('starts', []), start()][-MAX_STARTS:]
+  if hasattr(os, 'sched_getaffinity'):  # the cores that it may use
+    cores = len(os.sched_getaffinity(0))
+  else:
+    cores = os.cpu_count() or 1
+  start = {
+    'time': _now(),
+    'devices': devices(),
+    'host': f'{cores} CPU cores, {platform.system()} {platform.machine()}',
+    'versions': versions(*_VERSIONS),
+  }
+  starts = [*_about(workdir).get('starts', []), start][-MAX_STARTS:]
   _write(workdir, {'starts': starts, 'stages': sizes, 'ended': None})
 
 
 def end(workdir: str) -> None:
   """Notes that the last stage has ended."""
   _write(workdir, {**_about(workdir), 'ended': _now()})
-
-
-def start() -> dict[str, Any]:
-  """Returns time, devices, host and versions of this process."""
-  return {
-    'time': _now(),
-    'devices': devices(),
-    'host': host(),
-    'versions': versions(*_VERSIONS),
-  }
 
 
 def _now() -> str:
@@ -85,29 +85,17 @@ def devices(
   return f'{text} on {hosts} hosts' if hosts > 1 else text
 
 
-def host() -> str:
-  """Returns cores and system of this host, without its name."""
-  return f'{_cores()} CPU cores, {platform.system()} {platform.machine()}'
-
-
 def versions(*names: str) -> dict[str, str]:
   """Returns {name: version} of packages, of 'posttrain' and of 'python'."""
-  return {name: _version(name) for name in names}
-
-
-def _version(name: str) -> str:
-  if name == 'posttrain':  # may be on the path, and not installed
-    return posttrain.__version__
-  if name == 'python':
-    return platform.python_version()
-  try:
-    return importlib.metadata.version(name)
-  except importlib.metadata.PackageNotFoundError:  # on the path
-    return 'unknown'
-
-
-def _cores() -> int:
-  """Returns the number of cores that this process may use."""
-  if hasattr(os, 'sched_getaffinity'):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
+  # posttrain may be on the path, and not installed.
+  found = {
+    'posttrain': posttrain.__version__,
+    'python': platform.python_version(),
+  }
+  for name in names:
+    if name not in found:
+      try:
+        found[name] = importlib.metadata.version(name)
+      except importlib.metadata.PackageNotFoundError:  # on the path
+        found[name] = 'unknown'
+  return {name: found[name] for name in names}

@@ -101,7 +101,18 @@ def attempt(fn: Callable[[], T]) -> list[T]:
   try:
     own = _pickled(fn())
   except Exception as error:
-    own = _pickled(_failure(error))
+    # The error as it can be sent, with the process that raised it.
+    note = f'(process {index()} on {socket.gethostname()})'
+    error.add_note(note)
+    failure = _Failure(type(error), error.args, dict(error.__dict__))
+    try:
+      sent = str(pickle.loads(pickle.dumps(failure)).error())
+    except Exception:  # a class of a function, or attributes that stay here
+      sent = None
+    if sent != str(error):
+      kind = ValueError if isinstance(error, ValueError) else RuntimeError
+      failure = _Failure(kind, (f'{errors.describe(error)} {note}',), {})
+    own = _pickled(failure)
   results = [pickle.loads(x) for x in gather(own)]
   for result in results:
     if isinstance(result, _Failure):
@@ -184,20 +195,6 @@ class _Failure(NamedTuple):
     error.args = self.args
     error.__dict__.update(self.state)
     return error
-
-
-def _failure(error: Exception) -> _Failure:
-  """Returns an error that can be sent, with the process that raised it."""
-  note = f'(process {index()} on {socket.gethostname()})'
-  error.add_note(note)
-  failure = _Failure(type(error), error.args, dict(error.__dict__))
-  try:
-    if str(pickle.loads(pickle.dumps(failure)).error()) == str(error):
-      return failure
-  except Exception:  # a class of a function, or attributes that stay here
-    pass
-  kind = ValueError if isinstance(error, ValueError) else RuntimeError
-  return _Failure(kind, (f'{errors.describe(error)} {note}',), {})
 
 
 def _pickled(value: Any) -> bytes:

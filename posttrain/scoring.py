@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from posttrain import schema, sharding
 from posttrain.data import packing
-from posttrain.losses import logprobs as logprobs_lib
+from posttrain.losses import logprobs
 from posttrain.models import transformer
 from posttrain.util import watchdog
 
@@ -70,7 +70,7 @@ def score_hidden(
   """Computes `score` from hidden states [B, T, D] of `transformer.trunk`."""
   weight, softcap = transformer.head(params, cfg)
   # Each position predicts the next token; the last prediction is dropped.
-  outputs = logprobs_lib.linear(
+  outputs = logprobs.linear(
     hidden,
     weight,
     jnp.roll(ids, -1, axis=1),
@@ -105,7 +105,7 @@ def is_top(
     f32[B, T], 0 or 1; 0 for first tokens and pads.
   """
   weight, _ = transformer.head(params, cfg)
-  top = logprobs_lib.is_top(hidden, weight, jnp.roll(ids, -1, axis=1))
+  top = logprobs.is_top(hidden, weight, jnp.roll(ids, -1, axis=1))
   predicted = (positions > 0) & (segment_ids != 0)
   return jnp.where(predicted, jnp.roll(top, 1, axis=1), False).astype(
     jnp.float32
@@ -124,44 +124,28 @@ def next_logits(params: Any, cfg: schema.Model, hidden: jax.Array) -> jax.Array:
     f32[..., V]; `score` reads log_softmax(logits / temperature).
   """
   weight, softcap = transformer.head(params, cfg)
-  return logprobs_lib.logits(hidden, weight, softcap=softcap)
+  return logprobs.logits(hidden, weight, softcap=softcap)
+
+
+# What a `Scorer` computes of each token: f32, nats; f32; f32[2], see `is_top`.
+READS = 'logprobs', 'rewards', 'logprobs_and_top'
 
 
 # At module level, so that all `Scorer`s of a shape share one program.
-@functools.partial(jax.jit, static_argnames=('cfg', 'place'))
-def _logprobs(params, rows, cfg, place):
-  with sharding.use(place and place.mesh):
-    logprobs, _ = score(params, cfg, *rows)
-  return _placed(logprobs, place)
-
-
-@functools.partial(jax.jit, static_argnames=('cfg', 'place'))
-def _rewards(params, rows, cfg, place):
+@functools.partial(jax.jit, static_argnames=('cfg', 'place', 'reads'))
+def _read(params, rows, cfg, place, reads):
   with sharding.use(place and place.mesh):
     hidden, _ = transformer.trunk(params, cfg, *rows[:3])
-    rewards = transformer.rewards(params, hidden)
-  return _placed(rewards, place)
-
-
-@functools.partial(jax.jit, static_argnames=('cfg', 'place'))
-def _logprobs_and_top(params, rows, cfg, place):
-  with sharding.use(place and place.mesh):
-    hidden, _ = transformer.trunk(params, cfg, *rows[:3])
-    logprobs, _ = score_hidden(params, cfg, hidden, *rows)
-    top = is_top(params, cfg, hidden, *rows[:3])
-  return _placed(jnp.stack((logprobs, top), axis=-1), place)
-
-
-# What a `Scorer` computes of each token.
-READS = {
-  'logprobs': _logprobs,  # f32, nats
-  'rewards': _rewards,  # f32
-  'logprobs_and_top': _logprobs_and_top,  # f32[2]; see `is_top`
-}
-
-
-def _placed(x, place):
-  return x if place is None else jax.lax.with_sharding_constraint(x, place)
+    if reads == 'rewards':
+      values = transformer.rewards(params, hidden)
+    else:
+      values, _ = score_hidden(params, cfg, hidden, *rows)
+    if reads == 'logprobs_and_top':
+      top = is_top(params, cfg, hidden, *rows[:3])
+      values = jnp.stack((values, top), axis=-1)
+  if place is None:
+    return values
+  return jax.lax.with_sharding_constraint(values, place)
 
 
 class Scorer:
@@ -188,9 +172,10 @@ class Scorer:
       rows: B.
       row_tokens: T, the longest sequence that can be scored.
       mesh: splits the rows over its batch axes; None = one device.
-      reads: what to compute, a key of `READS`.
+      reads: what to compute, one of `READS`.
     """
-    self._read = READS[reads]
+    assert reads in READS, reads
+    self._reads = reads
     self._cfg, self._rows, self._row_tokens = cfg, rows, row_tokens
     self.ahead = 0 if jax.default_backend() == 'cpu' else 2
     self._place = self._whole = None
@@ -245,14 +230,26 @@ class Scorer:
     """
     lengths = [len(sequence) for sequence in ids]
     assert lengths == [len(values) for values in temperatures]
-    self._check(lengths)
+    longest = max(lengths, default=0)
+    if longest > self._row_tokens:
+      raise ValueError(
+        f'sequence {lengths.index(longest)} must fit into a row to be scored: '
+        f'got {longest} tokens, expected at most {self._row_tokens}; raise '
+        'batch.row_tokens'
+      )
     bins, _ = packing.first_fit(lengths, self._row_tokens, len(lengths))
 
     def launch():
       for start in range(0, len(bins), self._rows):
-        places = list(_places(bins[start : start + self._rows], lengths))
+        places = []  # (index of a sequence, (row, its slice of tokens))
+        for row, members in enumerate(bins[start : start + self._rows]):
+          end = 0
+          for index in members:
+            begin, end = end, end + lengths[index]
+            places.append((index, (row, slice(begin, end))))
         rows = self._pack(places, ids, temperatures)
-        yield places, self._read(params, rows, self._cfg, self._whole)
+        scored = _read(params, rows, self._cfg, self._whole, self._reads)
+        yield places, scored
 
     launches = launch()
     launched = collections.deque(itertools.islice(launches, self.ahead))
@@ -271,15 +268,6 @@ class Scorer:
 
     return finish
 
-  def _check(self, lengths: Sequence[int]) -> None:
-    for index, length in enumerate(lengths):
-      if length > self._row_tokens:
-        raise ValueError(
-          f'sequence {index} must fit into a row to be scored: got {length} '
-          f'tokens, expected at most {self._row_tokens}; raise '
-          'batch.row_tokens, or shorten the sequence'
-        )
-
   def _pack(self, places, ids, temperatures) -> tuple:
     """Packs (ids, positions, segment_ids, temperatures), [B, T] each."""
     shape = (self._rows, self._row_tokens)
@@ -292,12 +280,3 @@ class Scorer:
       packed_temperatures[place] = temperatures[index]
     rows = tokens, positions, segments, packed_temperatures
     return rows if self._place is None else sharding.put(rows, self._place)
-
-
-def _places(rows, lengths):
-  """Yields (sequence index, (row index, slice of tokens)) for each sequence."""
-  for row, members in enumerate(rows):
-    start = 0
-    for index in members:
-      yield index, (row, slice(start, start + lengths[index]))
-      start += lengths[index]

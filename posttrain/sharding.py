@@ -12,7 +12,6 @@ the mesh with `current` and places intermediate arrays with `pin`, `gather` and
 import contextlib
 import functools
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,6 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from posttrain import schema, tree
-from posttrain.util import errors
 
 AXES = ('data', 'fsdp', 'tensor')
 BATCH_AXES = ('data', 'fsdp')  # split the rows of a batch, and decode slots
@@ -49,26 +47,10 @@ def mesh_sizes(cfg: schema.Mesh, devices: int) -> dict[str, int]:
   if math.prod(sizes.values()) != devices:
     raise ValueError(
       f'config.mesh must multiply to the {devices} devices: got '
-      f'data={cfg.data}, fsdp={cfg.fsdp}, tensor={cfg.tensor}; '
-      f'{_fitting(cfg, devices)}; --dry_run --devices=gpu:N plans for other '
-      'devices'
+      f'data={cfg.data}, fsdp={cfg.fsdp}, tensor={cfg.tensor}; set one to -1, '
+      'or plan for other devices with --dry_run --devices=gpu:N'
     )
   return sizes
-
-
-def _fitting(cfg: schema.Mesh, devices: int) -> str:
-  """Returns what to change about sizes that do not fit the devices."""
-  sizes = {axis: getattr(cfg, axis) for axis in AXES}
-  fixed = {axis: size for axis, size in sizes.items() if size != -1}
-  for axis, size in fixed.items():
-    if devices % size:
-      fitting = [n for n in range(1, devices + 1) if devices % n == 0]
-      return f'{axis} must be one of {fitting}, which divide {devices}'
-  total = math.prod(fixed.values())
-  for axis, size in fixed.items():
-    if len(fixed) == len(sizes) and devices % (total // size) == 0:
-      return f'{axis} must be {devices * size // total}, or -1'
-  return f'{" x ".join(fixed)} must divide {devices}'
 
 
 @functools.cache
@@ -84,9 +66,8 @@ def make_mesh(
 
   Raises:
     ValueError: the axis sizes do not multiply to the number of devices.
-    RuntimeError: jax finds no device.
   """
-  devices = _all_devices() if devices is None else devices
+  devices = jax.devices() if devices is None else devices
   sizes = tuple(mesh_sizes(cfg, len(devices)).values())
   types = (jax.sharding.AxisType.Auto,) * len(AXES)
   return Mesh(arrange(sizes, devices), AXES, axis_types=types)
@@ -119,8 +100,7 @@ def arrange(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
   if left > 1:
     raise ValueError(
       f'config.mesh must divide over the {slices} slices of the devices: got '
-      f'{", ".join(f"{k}={v}" for k, v in zip(AXES, sizes, strict=True))}; '
-      f'let data be a multiple of {slices}'
+      f'{", ".join(f"{k}={v}" for k, v in zip(AXES, sizes, strict=True))}'
     )
   inner = [size // ways for size, ways in zip(sizes, outer, strict=True)]
   return mesh_utils.create_hybrid_device_mesh(
@@ -137,19 +117,6 @@ def abstract_mesh(cfg: schema.Mesh, devices: int) -> AbstractMesh:
   sizes = tuple(mesh_sizes(cfg, devices).values())
   types = (jax.sharding.AxisType.Auto,) * len(AXES)
   return AbstractMesh(sizes, AXES, axis_types=types)
-
-
-def _all_devices() -> Sequence[jax.Device]:
-  try:
-    return jax.devices()
-  # AssertionError: a platform of JAX_PLATFORMS that is not installed.
-  except (RuntimeError, AssertionError) as error:
-    raise RuntimeError(
-      'jax must find a device: got JAX_PLATFORMS='
-      f'{errors.quote(os.environ.get("JAX_PLATFORMS", ""))}; '
-      f'{errors.describe(error)}; install jax for it (jax[cuda12], jax[tpu]), '
-      'or change the variable'
-    ) from error
 
 
 def batch_ways(mesh: Mesh | AbstractMesh | Mapping[str, int]) -> int:
@@ -181,15 +148,11 @@ def check_batch(
   """
   ways = batch_ways(mesh)
   if count % ways:
-    each, axes = tokens or 1, ' x '.join(BATCH_AXES)
-    below, above = (
-      count // ways * ways * each,
-      (count // ways + 1) * ways * each,
-    )
+    each = tokens or 1
     rows = '' if tokens is None else f' x rows of {tokens} tokens'
     raise ValueError(
-      f'{key} must be a multiple of {axes}{rows} = {ways * each}: got '
-      f'{count * each}; use {f"{below} or {above}" if below else above}'
+      f'{key} must be a multiple of data x fsdp{rows} = {ways * each}: got '
+      f'{count * each}'
     )
 
 
@@ -257,8 +220,7 @@ def check_hosts(mesh: Mesh | AbstractMesh, hosts: int) -> None:
   if devices % hosts or devices // hosts % tensor:
     raise ValueError(
       f'config.mesh.tensor must divide the devices of a process: got {tensor}, '
-      f'and {devices} devices in {hosts} processes; raise config.mesh.fsdp '
-      'instead'
+      f'and {devices} devices in {hosts} processes'
     )
 
 
@@ -311,11 +273,9 @@ def shardings(like: Any, rules: Rules, mesh: Mesh | AbstractMesh) -> Any:
     axes = tree.match(rules, path) if leaf.ndim else ()
     for size, axis in zip(leaf.shape, axes, strict=False):
       if axis is not None and size % mesh.shape[axis]:
-        divisors = [str(n) for n in range(1, mesh.size + 1) if size % n == 0]
         raise ValueError(
           f'{path} must divide over config.mesh.{axis}={mesh.shape[axis]}: '
-          f'got a dimension of {size} in shape {leaf.shape}; use '
-          f'config.mesh.{axis}={" or ".join(divisors)}, or another model size'
+          f'got a dimension of {size} in shape {leaf.shape}'
         )
     return NamedSharding(mesh, PartitionSpec(*axes))
 

@@ -293,7 +293,7 @@ class Engine:
     Args:
       sequences: i32[T] each, prompt and completion.
       temperature: > 0.
-      reads: what to compute of each token, a key of `scoring.READS`.
+      reads: what to compute of each token, one of `scoring.READS`.
 
     Returns:
       f32[T] each, in nats, by `scoring.score`; entry 0 is 0. With
