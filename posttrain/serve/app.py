@@ -168,7 +168,6 @@ class Guard:
 
 
 def make(
-  served: protocol.Served,
   engine: worker.Worker,
   *,
   api_key: str | None = None,
@@ -178,13 +177,12 @@ def make(
   """Builds the application.
 
   Args:
-    served: the policy, and its limits.
     engine: a started worker.
     api_key: the key that requests must have; None = no key.
     hosts: names that the Host header may have; None = any.
     max_body_bytes: the most bytes of a request's body.
   """
-  routes = _Routes(served, engine, max_body_bytes)
+  routes = _Routes(engine, max_body_bytes)
   return applications.Starlette(
     routes=[
       routing.Route('/health', routes.health),
@@ -211,20 +209,17 @@ def make(
 class _Routes:
   """The handlers of the routes."""
 
-  def __init__(
-    self, served: protocol.Served, engine: worker.Worker, max_body_bytes: int
-  ):
-    self._served, self._worker = served, engine
+  def __init__(self, engine: worker.Worker, max_body_bytes: int):
+    self._worker, policy = engine, engine.policy
     self._max_body_bytes = max_body_bytes
     self._model = {
-      'id': served.name,
+      'id': engine.name,
       'object': 'model',
       'created': int(time.time()),
       'owned_by': 'posttrain',
-      'max_model_len': served.capacity,
-      'tokenizer': served.policy.renderer
-      and served.policy.renderer.fingerprint,
-      'vocab_size': served.policy.model.vocab_size,
+      'max_model_len': engine.capacity,
+      'tokenizer': policy.renderer and policy.renderer.fingerprint,
+      'vocab_size': policy.model.vocab_size,
       'version': posttrain.__version__,
     }
 
@@ -243,7 +238,7 @@ class _Routes:
 
   async def model(self, request: requests.Request) -> responses.Response:
     """Returns the model of a name."""
-    protocol.check_model(request.path_params['name'], self._served.name)
+    protocol.check_model(request.path_params['name'], self._worker.name)
     return _json(self._model)
 
   async def respond(
@@ -293,11 +288,9 @@ class _Routes:
 
   async def _answer(self, content: bytes, chat: bool) -> responses.Response:
     parsed = await asyncio.to_thread(
-      protocol.read, content, self._served, chat=chat
+      protocol.read, content, self._worker, chat=chat
     )
-    job = call.Call(
-      parsed, self._worker, self._served.policy, self._served.name
-    )
+    job = call.Call(parsed, self._worker)
     if parsed.stream:
       return _Stream(job)
     try:
@@ -381,10 +374,11 @@ class _Connection(h11.Connection):
     return event
 
 
-class _Protocol(h11_impl.H11Protocol):
-  def __init__(self, *args, **options):
-    super().__init__(*args, **options)
-    self.conn = _Connection(h11.SERVER, MAX_HEAD)
+def _protocol(*args, **options) -> h11_impl.H11Protocol:
+  """Returns uvicorn's protocol of a connection, with our limits."""
+  protocol = h11_impl.H11Protocol(*args, **options)
+  protocol.conn = _Connection(h11.SERVER, MAX_HEAD)
+  return protocol
 
 
 class Server(uvicorn.Server):
@@ -404,7 +398,7 @@ class Server(uvicorn.Server):
         access_log=False,
         lifespan='off',
         ws='none',
-        http=_Protocol,
+        http=_protocol,
         limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=LEAVE,
       )

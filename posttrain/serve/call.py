@@ -36,7 +36,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import posttrain
-from posttrain.checkpoints import policies
 from posttrain.decode import requests
 from posttrain.serve import protocol, worker
 
@@ -97,15 +96,12 @@ class Detokenizer:
     text = self._held + text
     if (match := self._match(text)) is not None:
       # The fewest tokens whose text has a match.
-      low, high = window.start, len(self.ids)
-      while high - low > 1:
-        count = (low + high) // 2
+      for count in range(len(self.ids) - len(ids) + 1, len(self.ids)):
         shorter = self._held + self._more(window, count)[0]
-        if (earlier := self._match(shorter)) is None:
-          low = count
-        else:
-          high, text, match = count, shorter, earlier
-      del self.ids[high:], self.logprobs[high:]
+        if (earlier := self._match(shorter)) is not None:
+          del self.ids[count:], self.logprobs[count:]
+          text, match = shorter, earlier
+          break
       self.finish = 'stop'
       end, self.stop = match
     else:
@@ -152,33 +148,24 @@ class Detokenizer:
 class Call:
   """One request and its response; belongs to one event loop."""
 
-  def __init__(
-    self,
-    request: protocol.ApiRequest,
-    engine: worker.Worker,
-    policy: policies.Policy,
-    name: str,
-  ):
+  def __init__(self, request: protocol.ApiRequest, engine: worker.Worker):
     """Submits the jobs.
 
     Args:
       request: the parsed request.
       engine: samples and scores.
-      policy: the served model.
-      name: the model's name in responses.
 
     Raises:
       Full: too many jobs are open.
     """
     self._request, self._worker = request, engine
-    self._policy, self._name = policy, name
     kind = 'chatcmpl' if request.chat else 'cmpl'
     self._id = f'{kind}-{secrets.token_hex(12)}'
     self._created = int(time.time())
     self._token_texts: dict[int, str] = {}
     self._loop, self._events = asyncio.get_running_loop(), asyncio.Queue()
     self._choices = [
-      Detokenizer(policy.text, request.stop)
+      Detokenizer(engine.policy.text, request.stop)
       for _ in range(len(request.prompts) * request.n)
     ]
     # Of prompt i at -1 - i, if it is scored; of choice i with its prompt at i,
@@ -267,7 +254,15 @@ class Call:
     """
     request = self._request
     for index in range(len(self._choices)):
-      if (chunk := self._first(index)) is not None:
+      prompt = request.prompts[index // request.n]
+      field = {'text': prompt.text if request.echo else ''}
+      if request.chat:
+        field = {'delta': {'role': 'assistant', 'content': ''}}
+      chunk = self._chunk(index, field)
+      if request.return_token_ids:
+        parent = chunk if request.chat else chunk['choices'][0]
+        parent['prompt_token_ids'] = prompt.ids.tolist()
+      if request.chat or request.echo or request.return_token_ids:
         yield chunk
     sent = [0] * len(self._choices)
     for index, choice in enumerate(self._choices):
@@ -323,22 +318,6 @@ class Call:
       'total_tokens': prompt + sampled,
     }
 
-  def _first(self, index: int) -> dict[str, Any] | None:
-    """Returns the chunk that opens a choice; None if there is none."""
-    request = self._request
-    prompt = request.prompts[index // request.n]
-    if request.chat:
-      delta = {'role': 'assistant', 'content': ''}
-      chunk = self._chunk(index, {'delta': delta})
-    elif request.echo or request.return_token_ids:
-      chunk = self._chunk(index, {'text': prompt.text if request.echo else ''})
-    else:
-      return None
-    if request.return_token_ids:
-      parent = chunk if request.chat else chunk['choices'][0]
-      parent['prompt_token_ids'] = prompt.ids.tolist()
-    return chunk
-
   def _more(self, index: int, text: str, start: int) -> dict[str, Any]:
     """Returns the chunk of new text, and of the tokens from `start` on."""
     choice = self._choices[index]
@@ -360,7 +339,7 @@ class Call:
       'id': self._id,
       'object': kind,
       'created': self._created,
-      'model': self._name,
+      'model': self._worker.name,
       'system_fingerprint': FINGERPRINT,
     }
 
@@ -423,7 +402,8 @@ class Call:
   def _text_of(self, token: int) -> str:
     """Returns the text of a single token; the name of a special token."""
     if token not in self._token_texts:
-      text, renderer = self._policy.text([token]), self._policy.renderer
+      policy = self._worker.policy
+      text, renderer = policy.text([token]), policy.renderer
       if not text and renderer:
         text = renderer.tokenizer.text(token) or ''
       self._token_texts[token] = text

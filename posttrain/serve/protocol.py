@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.checkpoints import policies
 from posttrain.decode import requests, schedule
 from posttrain.serve import worker
 from posttrain.util import disk, errors
@@ -130,19 +129,10 @@ def require(ok: Any, name: str, must: str, got: Any, code: str = '') -> None:
     raise Refused(400, message, name[:80], code)
 
 
-@dataclasses.dataclass(frozen=True)
-class Served:
-  """The served policy, its name, and the limits of requests."""
-
-  policy: policies.Policy
-  name: str  # of the model
-  capacity: int  # tokens of a sequence
-  max_sequences: int  # open at a time
-
-  def require_fit(self, ok: bool, name: str, got: str) -> None:
-    """Raises Refused unless something fits into the context."""
-    must = f'fit into the context of {self.capacity} tokens'
-    require(ok, name, must, got, 'context_length_exceeded')
+def require_fit(ok: bool, name: str, got: str, capacity: int) -> None:
+  """Raises Refused unless something fits into the context."""
+  must = f'fit into the context of {capacity} tokens'
+  require(ok, name, must, got, 'context_length_exceeded')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +170,7 @@ class ApiRequest:
     return self.sampling.temperature or 1.0
 
 
-def read(content: bytes, served: Served, *, chat: bool) -> ApiRequest:
+def read(content: bytes, served: worker.Worker, *, chat: bool) -> ApiRequest:
   """Reads and checks a request.
 
   Args:
@@ -230,7 +220,7 @@ def read(content: bytes, served: Served, *, chat: bool) -> ApiRequest:
   items = given
   if chat or isinstance(given, str) or all(type(x) is int for x in given):
     items = [given]
-  count, most = len(items) * (n + scores_prompt), served.max_sequences
+  count, most = len(items) * (n + scores_prompt), served.max_jobs
   require(
     count <= most,
     'n' if len(items) == 1 else input_name,
@@ -257,10 +247,11 @@ def read(content: bytes, served: Served, *, chat: bool) -> ApiRequest:
   scores = echo or prompt_logprobs is not None
   require(limit != 0 or scores, name, 'be >= 1 where no prompt is scored', 0)
   least = 1 if limit is None else limit
-  served.require_fit(
+  require_fit(
     least <= min(left),
     input_name if limit is None else name,
     f'{least} after a prompt of {served.capacity - min(left)}',
+    served.capacity,
   )
   if limit is not None:
     max_tokens = [limit] * len(prompts)
@@ -361,7 +352,7 @@ def check_model(model: Any, name: str) -> None:
     raise Refused(404, message, 'model', 'model_not_found')
 
 
-def _conversation(messages: list[Any], served: Served) -> Prompt:
+def _conversation(messages: list[Any], served: worker.Worker) -> Prompt:
   """Checks messages by their form and size, and renders them."""
   renderer, joined = served.policy.renderer, []
   must = 'be left out: the model has no tokenizer; send ids to /v1/completions'
@@ -372,7 +363,7 @@ def _conversation(messages: list[Any], served: Served) -> Prompt:
   ok = len(messages) <= min(most, MAX_MESSAGES)
   ok = ok and size <= (CHARACTERS_PER_TOKEN + 16) * most
   got = f'{len(messages)} messages of {size} characters'
-  served.require_fit(ok, 'messages', got)
+  require_fit(ok, 'messages', got, served.capacity)
   # The fields that the template may read: all its words. Without a template the
   # renderer refuses tool calls itself.
   template = renderer.template or 'tool_calls'
@@ -402,7 +393,9 @@ def _conversation(messages: list[Any], served: Served) -> Prompt:
   return Prompt(_ids(rendered.ids, 'messages', served), rendered.text)
 
 
-def _prompt(item: Any, name: str, served: Served, specials: bool) -> Prompt:
+def _prompt(
+  item: Any, name: str, served: worker.Worker, specials: bool
+) -> Prompt:
   """Checks a prompt, and tokenizes a text.
 
   Args:
@@ -419,7 +412,7 @@ def _prompt(item: Any, name: str, served: Served, specials: bool) -> Prompt:
   require(isinstance(item, str) and policy.renderer, name, must, item)
   assert policy.renderer is not None
   ok = len(item) <= CHARACTERS_PER_TOKEN * served.capacity
-  served.require_fit(ok, 'prompt', f'{len(item)} characters')
+  require_fit(ok, 'prompt', f'{len(item)} characters', served.capacity)
   tokenizer = policy.renderer.tokenizer
   ids = list(tokenizer.encode_scaffold(item)) if item else []
   bos = tokenizer.bos_id
@@ -428,10 +421,11 @@ def _prompt(item: Any, name: str, served: Served, specials: bool) -> Prompt:
   return Prompt(_ids(ids, 'prompt', served), item)
 
 
-def _ids(ids: Any, name: str, served: Served) -> np.ndarray:
+def _ids(ids: Any, name: str, served: worker.Worker) -> np.ndarray:
   """Returns token ids as an array, i32[P]."""
   size = served.policy.model.vocab_size
-  served.require_fit(len(ids) <= served.capacity, name, f'{len(ids)} tokens')
+  ok = len(ids) <= served.capacity
+  require_fit(ok, name, f'{len(ids)} tokens', served.capacity)
   ok = len(ids) and all(0 <= i < size for i in ids)
   require(ok, name, f'have some tokens, with ids in [0, {size})', ids)
   return np.asarray(ids, np.int32)

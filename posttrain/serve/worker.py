@@ -106,6 +106,7 @@ class Worker:
   def __init__(
     self,
     policy: policies.Policy,
+    name: str,
     *,
     slots: int,
     capacity: int,
@@ -116,16 +117,17 @@ class Worker:
 
     Args:
       policy: the model to serve.
+      name: its name in requests and responses.
       slots: sequences decoded at a time.
       capacity: tokens of a sequence.
       chunk: tokens decoded between two looks at new and dropped jobs.
       max_jobs: the most open jobs, waiting ones included.
     """
+    self.policy, self.name = policy, name
     self.slots, self.capacity, self.max_jobs = slots, capacity, max_jobs
     # Why no more jobs are accepted; None while they are.
     self.failure: Failed | None = None
-    self._policy, self._chunk = policy, chunk
-    self._ids = itertools.count()
+    self._chunk, self._ids = chunk, itertools.count()
     self._changed = threading.Condition()  # of what follows
     self._jobs: set[Job] = set()  # that are open
     self._to_sample: list[SampleJob] = []  # in the order of arrival
@@ -211,7 +213,7 @@ class Worker:
 
   def _make_engine(self) -> engines.Engine:
     made = engines.Engine(
-      self._policy.model,
+      self.policy.model,
       slots=self.slots,
       capacity=self.capacity,
       chunk=self._chunk,
@@ -219,7 +221,7 @@ class Worker:
       **_PREFILL,
     )
     made.take_free_slots()
-    made.set_params(self._policy.params, 0)
+    made.set_params(self.policy.params, 0)
     return made
 
   def _run(self) -> None:
@@ -263,7 +265,7 @@ class Worker:
         batch = self._to_score[:ROWS]  # the oldest ones share a forward
         del self._to_score[:ROWS]
       try:
-        results = score(self._policy, batch)
+        results = score(self.policy, batch)
       except Exception:  # any: no client may wait for ever
         logging.getLogger('absl').exception('scoring failed')
         failure = Failed(500, "scoring failed; see the server's log")

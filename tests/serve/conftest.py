@@ -39,17 +39,16 @@ def policy(folder):
 @pytest.fixture(scope='session')
 def start(policy):
   """Returns a context manager that runs a server in a thread."""
-  from posttrain.serve import app, protocol, worker
+  from posttrain.serve import app, worker
 
   @contextlib.contextmanager
   def run(*, max_jobs=MAX_JOBS, api_key=None, max_body_bytes=2**16):
     owner = worker.Worker(
-      policy, slots=SLOTS, capacity=CAPACITY, chunk=4, max_jobs=max_jobs
+      policy, NAME, slots=SLOTS, capacity=CAPACITY, chunk=4, max_jobs=max_jobs
     )
     owner.start()
     listening = app.bind('127.0.0.1', 0)
     application = app.make(
-      protocol.Served(policy, NAME, CAPACITY, max_jobs),
       owner,
       api_key=api_key,
       hosts=app.own_hosts(listening),
