@@ -87,8 +87,6 @@ def test_sampled_tokens_have_logprobs_and_alternatives(post, policy):
   tops = logprobs['top_logprobs']
   for name, value, top in zip(logprobs['tokens'], own, tops, strict=True):
     assert top[name] == value <= max(top.values()) and len(top) in (2, 3)
-  (plain,) = post(prompt=IDS, **body)['choices']
-  assert plain['token_ids'] == ids and plain['logprobs'] is None
   chat = post(
     'chat/completions',
     messages=MESSAGES,
@@ -97,15 +95,11 @@ def test_sampled_tokens_have_logprobs_and_alternatives(post, policy):
     **body,
   )
   (choice,), prompt = chat['choices'], chat['prompt_token_ids']
-  rendered = fixtures.RENDERER.render(MESSAGES, add_generation_prompt=True)
-  assert prompt == rendered.ids.tolist()
   expected = scored(policy, prompt + choice['token_ids'], 1.3)[len(prompt) :]
   content = choice['logprobs']['content']
   logprobs = [entry['logprob'] for entry in content]
   np.testing.assert_allclose(logprobs, expected, rtol=0, atol=1e-4)
-  for entry in content:
-    tops = [x['logprob'] for x in entry['top_logprobs']]
-    assert len(tops) == 20 and tops == sorted(tops, reverse=True)
+  assert {len(entry['top_logprobs']) for entry in content} == {20}
 
 
 def test_lengths_of_a_bucket_share_a_program(post):

@@ -1,15 +1,11 @@
 """OPD with a reference in a server process that is killed during the run."""
 
 import dataclasses
-import socket
-import subprocess
-import sys
 import threading
 
-import httpx
 import pytest
 
-from experiments.trials import base
+from experiments.benchmarks import serve
 from posttrain import main, schema
 from posttrain.metrics import writers
 from posttrain.stage import job
@@ -38,38 +34,10 @@ def launch(workdir, entry, **options):
   return writers.read(str(workdir / 'metrics.jsonl'))
 
 
-class ServerProcess:
-  """A server process that can be killed and restarted at the same port."""
-
-  def __init__(self, checkpoint):
-    with socket.socket() as free:
-      free.bind(('127.0.0.1', 0))
-      port = free.getsockname()[1]
-    self.url, self.starts = f'http://127.0.0.1:{port}', 0
-    self._command = [
-      *(sys.executable, '-m', 'posttrain.serve', f'--checkpoint={checkpoint}'),
-      *(f'--port={port}', '--name=teacher', '--slots=2', '--max_model_len=64'),
-    ]
-
-  def start(self):
-    self.starts += 1
-    self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
-
-  def is_up(self):
-    try:
-      return httpx.get(f'{self.url}/health')
-    except httpx.TransportError:
-      return None
-
-  def kill(self):
-    self.process.kill()
-    self.process.wait()
-
-
 @pytest.mark.slow
 def test_opd_continues_after_a_server_restart(tmp_path, monkeypatch):
   """The metrics equal those with the reference in this process."""
-  teacher = tmp_path / 'teacher'
+  teacher = tmp_path / serve.NAME
   launch(teacher, schema.EnvEntry(env=ENV), steps=20)
   entry = schema.EnvEntry(
     env=ENV,
@@ -79,29 +47,38 @@ def test_opd_continues_after_a_server_restart(tmp_path, monkeypatch):
   # A rate so small that rounding of logprobs changes no sampled token.
   options = {'steps': STEPS, 'optim': schema.Optim(lr=1e-6, warmup_steps=0)}
   local = launch(tmp_path / 'local', entry, **options)
-  server = ServerProcess(teacher)
-  server.start()
-  base.wait_for(server.is_up, 120)
+  words = '--slots=2', '--max_model_len=64'
+  servers = [serve.Server(tmp_path, *words)]
+  port = f'--port={servers[0].url.port}'
+
   log = job.Job.log
 
+  def start_again():
+    servers.append(serve.Server(tmp_path, *words, port))
+
   def log_and_kill(self, step, values):
-    if step == KILL_STEP and server.starts == 1:
-      server.kill()
-      threading.Timer(3.0, server.start).start()
+    if step == KILL_STEP and len(servers) == 1:
+      servers[0].process.kill()
+      servers[0].process.wait()
+      threading.Timer(3.0, start_again).start()
     return log(self, step, values)
 
   monkeypatch.setattr(job.Job, 'log', log_and_kill)
   remote_entry = dataclasses.replace(
     entry,
     algorithm=schema.Opd(
-      reference=schema.Endpoint(name='teacher', base_url=f'{server.url}/v1')
+      reference=schema.Endpoint(
+        name=serve.NAME, base_url=f'{servers[0].url}/v1'
+      )
     ),
   )
   try:
     remote = launch(tmp_path / 'remote', remote_entry, **options)
   finally:
-    server.kill()
-  assert server.starts == 2 and len(remote) == len(local) == STEPS + 1
+    for server in servers:
+      server.stop()
+      server.process.stdout.close()
+  assert len(servers) == 2 and len(remote) == len(local) == STEPS + 1
   for a, b in zip(local[1:], remote[1:], strict=True):
     assert a['ref_kl/kl'] > 0.01  # the models differ
     for key in ('ref_kl/kl', 'loss/ref_kl', 'optim/grad_norm'):
