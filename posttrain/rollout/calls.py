@@ -45,7 +45,6 @@ from posttrain.util import errors
 T = TypeVar('T')
 
 MOST_HUNG = 64  # threads given up that run on
-EXIT_SECONDS = 5.0  # the longest wait for running calls after an exception
 START_SECONDS = 120.0  # the longest import of a function's module
 POLL = 0.02, 60.0  # seconds between looks at the clock: least, most
 
@@ -255,16 +254,14 @@ class Pool:
     return self
 
   def __exit__(self, *error) -> None:
-    """Drops calls that have not begun, and waits a while for the others."""
+    """Drops calls that have not begun, and gives the others up."""
     with contextlib.suppress(queue.Empty):
       while True:
         self._queue.get_nowait()
     for _ in range(self._threads):
       self._queue.put(None)
-    end = time.monotonic() + EXIT_SECONDS
     for _, _, call in self._calls:
-      left = max(end - time.monotonic(), 0)
-      if call.begun.is_set() and not call.done.wait(left):
+      if call.begun.is_set():
         call.give_up()
 
   def __len__(self) -> int:

@@ -40,20 +40,17 @@ def failure(where: str, method: str, error: BaseException) -> EnvError:
   Args:
     where: names the environment, and the task where there is one.
     method: the method that was called.
-    error: what it raised, or a `ResultError` about its result.
+    error: what it raised, a `ResultError` about its result, or `calls.Late`.
   """
   if isinstance(error, ResultError):
     return EnvError(f'{where}: {error}')
+  if isinstance(error, calls.Late):
+    return EnvError(
+      f'{where}: {method} must return within rollout.env_timeout='
+      f'{error.seconds:g} s: it did not, and was given up'
+    )
   place = ', '.join(filter(None, (method, errors.place(error))))
   return EnvError(f'{where}: {errors.describe(error)} ({place})')
-
-
-def late(where: str, method: str, error: calls.Late) -> EnvError:
-  """Returns the error of a call that exceeded its time limit."""
-  return EnvError(
-    f'{where}: {method} must return within rollout.env_timeout='
-    f'{error.seconds:g} s: it did not, and was given up'
-  )
 
 
 class Workers(Protocol):
@@ -339,7 +336,7 @@ class Source:
       with watchdog.waiting(lambda: f'{self._where}: {self._method}'):
         return calls.inline(attempt, self._timeout)
     except calls.Late as error:
-      raise late(self._where, self._method, error) from None
+      raise failure(self._where, self._method, error) from None
 
   def _checked(self, task: Any) -> types.Task:
     if not isinstance(task, types.Task) or task.env != self._name:

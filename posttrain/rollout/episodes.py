@@ -82,18 +82,13 @@ class Transcript:
     self._parts = [_Part(rendering.EMPTY, ())]
     self._prompt_messages = 0  # number of messages of the prompt
     self._turn_messages: list[int] = []  # index of each turn's message
-    self._outcomes: list[tuple[float, str]] = []  # per turn
     self.messages: types.Messages = ()  # the whole conversation
+    self.turns: tuple[types.Turn, ...] = ()  # those of the policy
     self.num_added = 0  # tokens after the prompt; a repeated history is none
 
   def __len__(self) -> int:
     """Returns the number of tokens of the current sample."""
     return len(self._parts[-1].rendered)
-
-  @property
-  def num_turns(self) -> int:
-    """The number of the policy's turns."""
-    return len(self._turn_messages)
 
   @property
   def restarts(self) -> int:
@@ -140,7 +135,7 @@ class Transcript:
       self._parts.append(_Part(rendered, visible))
       is_new = (rendered.messages < 0) | (rendered.messages >= num_old)
       num_new = int(is_new.sum())
-    if self.num_turns:
+    if self._turn_messages:
       self.num_added += num_new
     else:
       self._prompt_messages = len(conversation)
@@ -149,7 +144,7 @@ class Transcript:
 
   def _visible(self, indices: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the indices of messages that are in the policy's context."""
-    if self._keep is None or self.num_turns <= self._keep:
+    if self._keep is None or len(self._turn_messages) <= self._keep:
       return indices
     first = self._turn_messages[-self._keep]
     return tuple(i for i in indices if i < self._prompt_messages or i >= first)
@@ -172,19 +167,10 @@ class Transcript:
 
   def add_outcome(self, reward: float, stop_reason: str) -> None:
     """Records the last turn's reward and stop reason."""
-    self._outcomes.append((reward, stop_reason))
-
-  def turns(self) -> tuple[types.Turn, ...]:
-    """Returns the policy's turns; each must have its outcome."""
-    places = [
-      (sample, start, len(turn.ids))
-      for sample, part in enumerate(self._sampled_parts)
-      for start, turn in part.turns
-    ]
-    return tuple(
-      types.Turn(*place, *outcome)
-      for place, outcome in zip(places, self._outcomes, strict=True)
-    )
+    sampled = [part for part in self._parts if part.turns]
+    start, turn = sampled[-1].turns[-1]
+    place = len(sampled) - 1, start, len(turn.ids)
+    self.turns += (types.Turn(*place, reward, stop_reason),)
 
   def samples(
     self, task: types.Task, temperature: float
@@ -199,11 +185,42 @@ class Transcript:
       task: the episode's task.
       temperature: the temperature of the sampled tokens; the others have 1.
     """
-    return tuple(part.sample(task, temperature) for part in self._sampled_parts)
-
-  @property
-  def _sampled_parts(self) -> list['_Part']:
-    return [part for part in self._parts if part.turns]
+    samples = []
+    for part in self._parts:
+      if not part.turns:
+        continue
+      start, last = part.turns[-1]
+      n = start + len(last.ids)
+      mask, logprobs = np.zeros(n, bool), np.zeros(n, np.float32)
+      versions = np.full(n, -1, np.int32)
+      for start, turn in part.turns:
+        place = slice(start, start + len(turn.ids))
+        mask[place] = True
+        logprobs[place] = turn.logprobs
+        versions[place] = turn.version
+      rendered = part.rendered
+      messages, indices = (
+        rendered.messages[:n],
+        np.array(part.visible, np.int32),
+      )
+      samples.append(
+        types.Sample(
+          env=task.env,
+          row=task.id,
+          ids=rendered.ids[:n],
+          # Not the renderer's `sampled`, which includes assistant turns of the
+          # prompt and of the environment.
+          mask=mask,
+          roles=rendered.roles[:n],
+          is_content=rendered.is_content[:n],
+          sampler_logprobs=logprobs,
+          temperatures=np.where(mask, temperature, 1).astype(np.float32),
+          versions=versions,
+          message_ids=np.where(messages < 0, messages, indices[messages]),
+          task=task,
+        )
+      )
+    return tuple(samples)
 
 
 @dataclasses.dataclass
@@ -217,42 +234,12 @@ class _Part:
     default_factory=list
   )
 
-  def sample(self, task: types.Task, temperature: float) -> types.Sample:
-    """Returns the sample, without what follows the last sampled token."""
-    start, last = self.turns[-1]
-    n = start + len(last.ids)
-    mask, logprobs = np.zeros(n, bool), np.zeros(n, np.float32)
-    versions = np.full(n, -1, np.int32)
-    for start, turn in self.turns:
-      place = slice(start, start + len(turn.ids))
-      mask[place] = True
-      logprobs[place] = turn.logprobs
-      versions[place] = turn.version
-    messages = self.rendered.messages[:n]
-    indices = np.array(self.visible, np.int32)
-    return types.Sample(
-      env=task.env,
-      row=task.id,
-      ids=self.rendered.ids[:n],
-      # Not the renderer's `sampled`, which includes assistant turns of the
-      # prompt and of the environment.
-      mask=mask,
-      roles=self.rendered.roles[:n],
-      is_content=self.rendered.is_content[:n],
-      sampler_logprobs=logprobs,
-      temperatures=np.where(mask, temperature, 1).astype(np.float32),
-      versions=versions,
-      message_ids=np.where(messages < 0, messages, indices[messages]),
-      task=task,
-    )
-
 
 # The bits of a request id that count restarts; the other bits are the uid.
 _RESTART_BIT, _MAX_RESTARTS = 50, 2**12
 
-EnvError = env_calls.EnvError
-# Into an environment; returns its `EnvError`, if any. The caller may answer
-# with `calls.Late` instead of the result.
+# A call into an environment; returns its `EnvError`, if any. The caller may
+# answer with `calls.Late` instead of the result.
 Call = Callable[[], Any]
 
 
@@ -332,7 +319,7 @@ class EpisodeRun:
   def _run(self) -> Generator[Call | None, Any, types.Rollout]:
     try:
       return (yield from self._episode())
-    except EnvError as error:
+    except env_calls.EnvError as error:
       self._release_slot()
       yield self.env.abandon
       return types.Rollout(
@@ -347,9 +334,16 @@ class EpisodeRun:
 
   def _episode(self) -> Generator[Call | None, Any, types.Rollout]:
     """Runs the episode to its end, or until the environment fails."""
+    spec, transcript = self._spec, self._transcript
+    max_turns = spec.env.max_turns
     messages, stop_reason = (yield from self._call(self.env.open)), None
     while stop_reason is None:
-      ids, messages = self._append_environment(messages), ()
+      # 1. The environment's messages, and the policy's turn.
+      try:
+        ids, messages = transcript.append_environment(messages), ()
+      except ValueError as error:  # the template refuses them
+        text = f'{self.env.where}: {errors.describe(error)}'
+        raise env_calls.EnvError(text) from error
       if self._tokens_left < 1:
         stop_reason = 'overflow'
         break
@@ -358,47 +352,40 @@ class EpisodeRun:
       if not len(completion.ids):  # the engine's cache was full
         stop_reason = 'overflow'
         break
-      cut = self._cut_reason(completion)
-      text = self._transcript.append_completion(completion)
+      # 2. The budget that cut it, if one did.
+      cut = None if completion.stop_reason == 'eos' else completion.stop_reason
+      if cut and self._tokens_left < spec.max_tokens:
+        cut = 'overflow'
+      # 3. The environment's answer to it.
+      text = transcript.append_completion(completion)
       messages, reward, done = yield from self._call(
         self.env.step, text, completion.stop_reason != 'eos', self._style
       )
-      self._transcript.add_outcome(reward, cut or 'eos')
-      stop_reason = self._stop_reason(cut, done)
+      transcript.add_outcome(reward, cut or 'eos')
+      # 4. Whether that ends the episode.
+      if cut == 'overflow' or done or len(transcript.turns) >= max_turns:
+        end = 'eos' if max_turns == 1 else 'env_done' if done else 'max_turns'
+        stop_reason = cut or end
     self._release_slot()
-    turns = self._transcript.turns()
-    score = yield from self._call(self.env.end, bool(turns))
-    return self._rollout(messages, turns, score, stop_reason)
-
-  def _rollout(self, unseen, turns, score, stop_reason: str) -> types.Rollout:
-    """Builds the rollout; `unseen`: messages after the policy's last turn."""
-    spec = self._spec
+    score = yield from self._call(self.env.end, bool(transcript.turns))
     return types.Rollout(
       spec.uid,
       spec.task,
-      (*self._transcript.messages, *unseen),
-      self._transcript.samples(spec.task, spec.temperature or 1.0),
+      (*transcript.messages, *messages),
+      transcript.samples(spec.task, spec.temperature or 1.0),
       score,
       stop_reason,
-      turns=turns,
+      turns=transcript.turns,
     )
 
   def _call(self, fn: Callable[..., Any], *args):
     """Yields a call into the environment; returns its result."""
     result = yield functools.partial(self.env.caught, fn, *args)
     if isinstance(result, calls.Late):
-      raise env_calls.late(self.env.where, self.env.method, result)
-    if isinstance(result, EnvError):
+      raise env_calls.failure(self.env.where, self.env.method, result)
+    if isinstance(result, env_calls.EnvError):
       raise result
     return result
-
-  def _append_environment(self, messages: types.Messages) -> np.ndarray:
-    """Appends the environment's messages; returns the ids to decode after."""
-    try:
-      return self._transcript.append_environment(messages)
-    except ValueError as error:  # the template refuses them
-      text = f'{self.env.where}: {errors.describe(error)}'
-      raise EnvError(text) from error
 
   def _request_turn(self, ids: np.ndarray) -> None:
     """Requests the policy's next turn, which continues these ids."""
@@ -437,25 +424,6 @@ class EpisodeRun:
     if budget is None:
       return left
     return min(left, budget - self._transcript.num_added)
-
-  def _cut_reason(self, completion: requests.Completion) -> str | None:
-    """Returns the budget that cut a turn not yet appended; None = an eos."""
-    if completion.stop_reason == 'eos':
-      return None
-    if self._tokens_left < self._spec.max_tokens:
-      return 'overflow'
-    return completion.stop_reason
-
-  def _stop_reason(self, cut: str | None, done: bool) -> str | None:
-    """Returns why the episode ends with this turn; None if it continues."""
-    max_turns = self._spec.env.max_turns
-    if cut == 'overflow':
-      return cut
-    if not done and self._transcript.num_turns < max_turns:
-      return None
-    if cut is not None:
-      return cut
-    return 'eos' if max_turns == 1 else 'env_done' if done else 'max_turns'
 
 
 CLOSE_SECONDS = 10.0  # the time limit of closing an episode after an exception

@@ -7,7 +7,6 @@ policy sampled them (`on_policy`): then they have logprobs and a version.
 import collections
 import dataclasses
 import itertools
-import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -80,7 +79,6 @@ class ModelSampler:
     self._cfg, self._env = cfg, env
     self._renderer = renderer
     self._max_tokens = max_tokens
-    self._warned = False
     self.on_policy = isinstance(cfg, schema.Policy)
     self.model = 'policy' if self.on_policy else cfg.model
 
@@ -130,8 +128,6 @@ class ModelSampler:
   def check(self, task: types.Task) -> None:
     """Checks that a task's prompt leaves a token for the completion.
 
-    Warns of the first prompt that leaves less than the sampler may use.
-
     Raises:
       ValueError: the prompt is too long, or cannot be rendered.
     """
@@ -141,18 +137,8 @@ class ModelSampler:
       prompt = renderer.render(task.prompt, add_generation_prompt=True)
     except ValueError as error:
       raise ValueError(f'{where}: {error}') from None
-    left = self._max_tokens - len(prompt)
-    if left < 1:
+    if len(prompt) >= self._max_tokens:
       raise ValueError(_TOO_LONG.format(where, self._max_tokens, len(prompt)))
-    most = self._cfg.max_tokens
-    if left < most and not self._warned:
-      self._warned = True
-      logging.getLogger('absl').warning(
-        f'{where} has a prompt of {len(prompt)} tokens, which leaves {left} of '
-        f'batch.row_tokens={self._max_tokens} for answers, and '
-        f'sampler.max_tokens is {most}: longer ones are cut (stop reason: '
-        'overflow); raise row_tokens'
-      )
 
 
 class DatasetSampler:

@@ -1,7 +1,5 @@
 """The dataset sampler: samples, and refused tasks."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -83,19 +81,3 @@ def test_tasks_without_trained_labels_are_refused_by_row(
 ):
   with pytest.raises(ValueError, match=f'row-7 {words}'):
     _rollout(_task(**options), max_tokens, too_long=too_long)
-
-
-def test_prompts_that_leave_less_than_max_tokens_are_warned_of_once(caplog):
-  renderer = rendering.load(schema.Tokenizer())
-  task = _task(demonstration=None)
-  size = len(renderer.render(task.prompt, add_generation_prompt=True))
-
-  for left in (8, 7):
-    assert not caplog.records
-    own = samplers.make(
-      schema.Policy(max_tokens=8), None, renderer, size + left
-    )
-    own.check(task)
-    own.check(dataclasses.replace(task, id='row-8'))
-  (record,) = caplog.records
-  assert f'row-7 of environment e has a prompt of {size}' in record.getMessage()
