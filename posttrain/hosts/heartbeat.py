@@ -15,7 +15,6 @@ the lost one, in a collective.
 import contextlib
 import json
 import os
-import secrets
 import socket
 import threading
 import time
@@ -49,7 +48,7 @@ class Heartbeat(threading.Thread):
     self._failed = 0.0  # seconds since one of them failed
     self._lost: str | None = None
     self._others = 0  # progress of all others
-    self._key, port = secrets.token_hex(), 0
+    port = 0
     if not self._index:
       is_dual = socket.has_dualstack_ipv6()
       family = socket.AF_INET6 if is_dual else socket.AF_INET
@@ -58,8 +57,8 @@ class Heartbeat(threading.Thread):
       )
       port = self._connection.getsockname()[1]
       threading.Thread(target=self._accept, daemon=True).start()
-    own = host or socket.gethostname(), port, self._key
-    host, port, self._key = processes.gather(own)[0]
+    own = host or socket.gethostname(), port
+    host, port = processes.gather(own)[0]
     if self._index:
       self._connection = socket.create_connection((host, port), LOST_SECONDS)
       threading.Thread(target=self._read, daemon=True).start()
@@ -80,17 +79,17 @@ class Heartbeat(threading.Thread):
     ):
       for line in file:
         beat = json.loads(line)
-        if beat['key'] != self._key:
-          return
         index = beat['index']
         self._beats[index], self._idle[index] = beat, 0.0
         if beat['end'] is not None:
           self._ends[index] = beat['end']
-        progress = self._progress(index) + watchdog.count()
-        known = {'lost': self._lost, 'ends': self._ends, 'progress': progress}
-        print(
-          json.dumps({**known, 'first': self._own()}), file=file, flush=True
-        )
+        known = {
+          'lost': self._lost,
+          'ends': self._ends,
+          'progress': self._progress(index) + watchdog.count(),
+          'first': self._own(),
+        }
+        print(json.dumps(known), file=file, flush=True)
     if index is not None and index not in self._ends:
       self._idle[index] = LOST_SECONDS
 
@@ -119,7 +118,6 @@ class Heartbeat(threading.Thread):
 
   def _own(self, end: list[Any] | None = None) -> dict[str, Any]:
     return {
-      'key': self._key,
       'index': self._index,
       'host': socket.gethostname(),
       'pid': os.getpid(),
@@ -140,21 +138,28 @@ class Heartbeat(threading.Thread):
 
   def _beat(self, end: list[Any] | None = None) -> None:
     """Sends a heartbeat to process 0."""
-    heard = range(1, self._count) if not self._index else (0,)
-    for index in heard:
+    for index in (0,) if self._index else range(1, self._count):
       self._idle[index] += BEAT_SECONDS
-    if not self._index:
-      self._ends |= {0: end} if end else {}
-      self._others = self._progress(0)
-    else:
+    if self._index:
       with contextlib.suppress(OSError):  # `_read` sees it
         self._connection.sendall(f'{json.dumps(self._own(end))}\n'.encode())
+    else:
+      self._ends |= {0: end} if end else {}
+      self._others = self._progress(0)
 
   def _judge(self) -> None:
     """Ends this process if another one is lost or has failed."""
     for index, idle in enumerate(self._idle):
       if idle >= LOST_SECONDS and index not in self._ends and not self._lost:
-        self._lost = self._describe(index)
+        self._lost = f'process {index} is lost'
+        if beat := self._beats.get(index):
+          self._lost = (
+            f'process {index} on {beat["host"]} (pid {beat["pid"]}) is lost, '
+            f'last in phase {beat["phase"]}'
+          )
+        self._lost += (
+          f': it has ended, or has sent no heartbeat for {LOST_SECONDS:.0f} s'
+        )
         if not self._index:
           time.sleep(2 * BEAT_SECONDS)  # until all others have read it
     if self._done:
@@ -170,17 +175,6 @@ class Heartbeat(threading.Thread):
         return
     if self._lost:
       self._end(self._lost, errors.PEER_LOST)
-
-  def _describe(self, index: int) -> str:
-    beat, text = self._beats.get(index), f'process {index}'
-    if beat is not None:
-      text += f' on {beat["host"]} (pid {beat["pid"]})'
-    text += ' is lost'
-    if beat is not None:
-      text += f', last in phase {beat["phase"]}'
-    return (
-      f'{text}: it has ended, or has sent no heartbeat for {LOST_SECONDS:.0f} s'
-    )
 
   def _end(self, reason: str, code: int) -> NoReturn:
     text = f'{reason}; process {self._index} ends in phase {watchdog.current()}'
@@ -204,12 +198,12 @@ class Heartbeat(threading.Thread):
     It may have failed because another one is lost, as a collective does: the
     thread then knows it within a few heartbeats, and ends this process.
     """
-    code = errors.FAILED
-    if isinstance(error, preemption.Preempted):
-      code = errors.PREEMPTED
-    elif isinstance(error, KeyboardInterrupt):
-      code = errors.INTERRUPTED
-    else:
+    codes = {
+      preemption.Preempted: errors.PREEMPTED,
+      KeyboardInterrupt: errors.INTERRUPTED,
+    }
+    code = codes.get(type(error), errors.FAILED)
+    if code == errors.FAILED:
       time.sleep(4 * BEAT_SECONDS)
     self.finish(errors.describe(error), code)
 

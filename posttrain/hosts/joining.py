@@ -11,7 +11,6 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from typing import NoReturn
 
 import jax
 import numpy as np
@@ -65,42 +64,21 @@ def join(place: commands.Place | None, folder: str | None) -> Iterator[None]:
   if place is None:
     yield
     return
-  _initialize(place)
-  # Gloo writes to stdout.
-  sys.stdout.flush()
-  sys.stdout = os.fdopen(os.dup(1), 'w', buffering=1)
-  os.dup2(2, 1)
-  peers = _Peers()
-  if peers.index and folder is not None:
-    _log_to(folder, f'{peers.index}.log')
-  host = (place.coordinator or '').rpartition(':')[0].strip('[]')
-  with processes.use(peers):
-    beats = peers.heartbeat = heartbeat.Heartbeat(host or None)
-    beats.start()
-    try:
-      yield
-    except BaseException as error:
-      beats.fail(error)
-      raise
-    beats.finish()
-  jax.distributed.shutdown()
-
-
-def _log_to(folder: str, name: str) -> None:
-  """Sends stderr to the end of a file."""
-  os.makedirs(folder, exist_ok=True)
-  flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-  log = os.open(os.path.join(folder, name), flags, 0o644)
-  for descriptor in (1, 2):
-    os.dup2(log, descriptor)
-  os.close(log)
-
-
-def _initialize(place: commands.Place) -> None:
-  # jax's own handler of SIGTERM would replace the train loop's.
+  # 1. jax connects the processes. Its own handler of SIGTERM would replace the
+  # train loop's, and it would abort the process at its own limit, which comes
+  # after ours.
   jax.config.update('jax_enable_preemption_service', False)
-  # jax would abort the process at its own limit, which comes later.
-  limit = threading.Timer(START_SECONDS, _end_alone, (place,))
+  limit = threading.Timer(
+    START_SECONDS,
+    watchdog.end,
+    [
+      f'all processes must join at {place.coordinator or "their coordinator"} '
+      f'within {START_SECONDS} s: process {place.index} on '
+      f'{socket.gethostname()} ends before its first phase; start all of them '
+      'again, at the same time'
+    ],
+    {'code': errors.PEER_LOST},
+  )
   limit.daemon = True
   limit.start()
   # The ids that jax's own variable names, else all devices of the host. With
@@ -116,14 +94,25 @@ def _initialize(place: commands.Place) -> None:
     shutdown_timeout_seconds=int(heartbeat.GRACE_SECONDS),
   )
   limit.cancel()
-
-
-def _end_alone(place: commands.Place) -> NoReturn:
-  """Ends this process, because others have not joined."""
-  watchdog.end(
-    f'all processes must join at {place.coordinator or "their coordinator"} '
-    f'within {START_SECONDS} s: process {place.index} on '
-    f'{socket.gethostname()} ends before its first phase; start all of them '
-    'again, at the same time',
-    code=errors.PEER_LOST,
-  )
+  # 2. Gloo writes to stdout; all processes but the first write to a file.
+  sys.stdout.flush()
+  sys.stdout = os.fdopen(os.dup(1), 'w', buffering=1)
+  os.dup2(2, 1)
+  peers = _Peers()
+  if peers.index and folder is not None:
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, f'{peers.index}.log'), 'ab') as log:
+      for descriptor in (1, 2):
+        os.dup2(log.fileno(), descriptor)
+  # 3. Heartbeats while the run goes on.
+  host = (place.coordinator or '').rpartition(':')[0].strip('[]')
+  with processes.use(peers):
+    beats = peers.heartbeat = heartbeat.Heartbeat(host or None)
+    beats.start()
+    try:
+      yield
+    except BaseException as error:
+      beats.fail(error)
+      raise
+    beats.finish()
+  jax.distributed.shutdown()

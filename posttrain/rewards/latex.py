@@ -13,18 +13,8 @@ _THIN = '\u2009'  # stands for every space that may group digits
 _COMMANDS = {
   **dict.fromkeys(
     (
-      'text',
-      'textbf',
-      'textit',
-      'textrm',
-      'mathrm',
-      'mathbf',
-      'mbox',
-      'left',
-      'right',
-      'displaystyle',
-      '!',
-    ),
+      'text textbf textit textrm mathrm mathbf mbox left right displaystyle !'
+    ).split(),
     '',
   ),
   **dict.fromkeys((',', ':', ';'), _THIN),

@@ -55,6 +55,7 @@ _NUMBER = re.compile(
 _SENTENCE = re.compile(r'[\n!?]|\.\s')  # its end
 _GROUPED = re.compile(r'[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?')
 _DECIMAL = re.compile(r'[0-9]*\.?[0-9]+')
+_PARTS = 'whole', 'over', 'under'
 
 # Invalid beside the number of a box: operations, commands, a minus outside of
 # words,
@@ -107,7 +108,22 @@ def final_answer(
       marked = match
   if marked is not None:
     return None if truncated and not marked[2] else parse(marked[1])
-  return _last(text) if lenient and not truncated else None
+  if not lenient or truncated:
+    return None
+  if len(text) > TAIL:
+    # Starts at a space, so that no number is cut in two.
+    text = re.sub(r'\A\S*', '', text[-TAIL:])
+  plain = words.signed(latex.plain(text))
+  runs = list(_numbers(plain, dozens=False))
+  if not runs:
+    return None
+  # 50 in `5 * 10 = 50 miles in 7 hours`.
+  end = runs[-1].start
+  start = max((m.end() for m in _SENTENCE.finditer(plain, 0, end)), default=0)
+  equals = plain.rfind('=', start, end)
+  if equals < 0:
+    return runs[-1].values[-1]
+  return next(x for x in runs if x.start > equals).values[0]
 
 
 def boxed(text: str) -> _Fraction | None:
@@ -155,26 +171,6 @@ def without_marks(text: str) -> str:
 def equal(a: _Fraction | None, b: _Fraction | None) -> bool:
   """Returns whether two numbers are the same; None equals nothing."""
   return a is not None and b is not None and a == b
-
-
-def _last(text: str) -> _Fraction | None:
-  """Returns the last result of a text, None if it cannot be read.
-
-  It is 50 in `5 * 10 = 50 miles in 7 hours`.
-  """
-  if len(text) > TAIL:
-    # Starts at a space, so that no number is cut in two.
-    text = re.sub(r'\A\S*', '', text[-TAIL:])
-  plain = words.signed(latex.plain(text))
-  runs = list(_numbers(plain, dozens=False))
-  if not runs:
-    return None
-  end = runs[-1].start
-  start = max((m.end() for m in _SENTENCE.finditer(plain, 0, end)), default=0)
-  equals = plain.rfind('=', start, end)
-  if equals < 0:
-    return runs[-1].values[-1]
-  return next(x for x in runs if x.start > equals).values[0]
 
 
 def _box(text: str) -> str | None:
@@ -235,7 +231,31 @@ def _read(match: re.Match, before: str, after: str) -> _Numbers:
   last = before.rstrip('$}')[-1:]  # $5$-$3$, {5}-3, \text{now }-3
   tied = _is_digit(last) or _is_letter(last) or last in tuple(')]%+-')
   signed = len(signs) == 1 and not tied
-  values = _ratio(match) if match['over'] else _decimals(match, tied)
+  if match['over']:  # a fraction or a mixed number; `3 5/2` is two numbers
+    whole, over, under = (_exact(match[k] or '0') for k in _PARTS)
+    value = over / under if over is not None and under else None
+    if whole is None or value is None:
+      values = [None]
+    elif match['whole'] is None or value < 1:
+      values = [whole + value]
+    else:
+      values = [whole, value]
+  else:  # one decimal number, or several separated by commas
+    run = match['run']
+    if (
+      run[0] == '.'
+      and match[0] == match['digits']
+      and (tied or match.string[match.start() - 1 : match.start()] == '.')
+    ):
+      run = run[1:]  # `Rs.500`, `...5`: a full stop
+    pieces = [run] if _GROUPED.fullmatch(run) else run.split(',')
+    values = [_exact(piece) for piece in pieces]
+    exponent = match['exp'] or match['power']
+    if exponent is not None and values[-1] is not None:
+      small = len(exponent) <= 3
+      values[-1] = (
+        values[-1] * _Fraction(10) ** int(exponent) if small else None
+      )
   if (
     after[:1] == '^'
     or _INDEXED.match(after)
@@ -246,36 +266,6 @@ def _read(match: re.Match, before: str, after: str) -> _Numbers:
   if signs == '-' and signed and values[0] is not None:
     values[0] = -values[0]
   return _Numbers(values, match.start() if signed else start, match.end())
-
-
-def _ratio(match: re.Match) -> list[_Fraction | None]:
-  """Returns a fraction or a mixed number; `3 5/2` is two numbers."""
-  over, under = _exact(match['over']), _exact(match['under'])
-  value = over / under if over is not None and under else None
-  if match['whole'] is None:
-    return [value]
-  whole = _exact(match['whole'])
-  if value is None or whole is None:
-    return [None]
-  return [whole + value] if value < 1 else [whole, value]
-
-
-def _decimals(match: re.Match, tied: bool) -> list[_Fraction | None]:
-  """Returns the numbers of a run: one, or several separated by commas."""
-  run = match['run']
-  if (
-    run[0] == '.'
-    and match[0] == match['digits']
-    and (tied or match.string[match.start() - 1 : match.start()] == '.')
-  ):
-    run = run[1:]  # `Rs.500`, `...5`: a full stop
-  pieces = [run] if _GROUPED.fullmatch(run) else run.split(',')
-  values = [_exact(piece) for piece in pieces]
-  exponent = match['exp'] or match['power']
-  if exponent is not None and values[-1] is not None:
-    small = len(exponent) <= 3
-    values[-1] = values[-1] * _Fraction(10) ** int(exponent) if small else None
-  return values
 
 
 def _exact(piece: str) -> _Fraction | None:

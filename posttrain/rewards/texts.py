@@ -12,13 +12,21 @@ All are pure functions of one text, of any length and content: their time is
 linear in it, and they never raise. None of them says whether a text is good.
 """
 
+import ast
+import functools
+import json
 import re
-from collections.abc import Hashable, Sequence
-
-from posttrain.rewards import code
+import warnings
+from collections.abc import Hashable, Iterator, Sequence
 
 NGRAM = 4  # words
 BEGINNING = 200  # characters in which a refusal must begin
+MAX_LENGTH = 20_000  # characters of a block of code that is parsed
+# Of the languages of blocks. JSON has neither NaN nor a limit of digits.
+PARSERS = {
+  **dict.fromkeys(('python', 'python3', 'py'), ast.parse),
+  'json': functools.partial(json.loads, parse_int=str, parse_constant=int),
+}
 
 _UNIT = re.compile(r'\w+|[^\w\s]')
 # U+FFFD, control characters that are no ASCII white space, lone surrogates.
@@ -38,27 +46,9 @@ INABILITY = (
   'i am not going to',
 )
 ACTIONS = (
-  'answer',
-  'assist',
-  'complete',
-  'comply',
-  'create',
-  'discuss',
-  'do that',
-  'do this',
-  'engage',
-  'fulfill',
-  'generate',
-  'give',
-  'help',
-  'offer',
-  'produce',
-  'provide',
-  'respond',
-  'share',
-  'support',
-  'write',
-)
+  'answer assist complete comply create discuss engage fulfill generate give '
+  'help offer produce provide respond share support write'
+).split() + ['do that', 'do this']
 REFUSALS = (
   'as a language model',
   'as an ai',
@@ -72,7 +62,7 @@ REFUSALS = (
 )
 
 
-def _any(phrases: tuple[str, ...]) -> str:
+def _any(phrases: Sequence[str]) -> str:
   return f'(?:{"|".join(map(re.escape, phrases))})'
 
 
@@ -133,11 +123,68 @@ def refusal(text: str) -> float:
   return float(match is not None and match.start() < BEGINNING)
 
 
+def code_syntax(text: str) -> float | None:
+  """Returns the share of a text's blocks of Python and JSON that parse.
+
+  Nothing is executed. None without such a block. A block begins with a line of
+  three or more backticks and the name of a language, and ends with a line of as
+  many backticks or more, as in Markdown. Blocks without a name, or of a
+  language that is not in `PARSERS`, are not measured. SQL is not, because every
+  dialect has its own parser.
+
+  A block that is not closed does not parse, which includes one that the token
+  budget cuts; one that is longer than `MAX_LENGTH` is not measured. Python is
+  parsed by the grammar of the version that runs, and not compiled: a `return`
+  outside of a function parses, a session with `>>>` does not.
+  """
+  parsed = []
+  for language, code in _blocks(text):
+    if language in PARSERS and len(code or '') <= MAX_LENGTH:
+      # Whatever a parser raises is a no: SyntaxError, ValueError (a NUL, a lone
+      # surrogate), RecursionError, MemoryError (deep nesting), TypeError (an
+      # open block). Both bound their depth; the length bounds their time.
+      try:
+        with warnings.catch_warnings():
+          warnings.simplefilter('ignore')  # of doubtful escapes in strings
+          PARSERS[language](code)
+        parsed.append(1)
+      except Exception:
+        parsed.append(0)
+  return sum(parsed) / len(parsed) if parsed else None
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str | None]]:
+  """Yields (language, code) of each fenced block; None where it is open.
+
+  The language is the first word after the backticks in small letters, '' for
+  none. Lines lose as much indentation as the first one has.
+  """
+  language, ticks, indent = '', 0, 0  # no ticks: between blocks
+  code: list[str] = []
+  for line in text.split('\n'):
+    stripped = line.strip(' \t\r')
+    rest = stripped.lstrip('`')
+    fence = len(stripped) - len(rest)
+    if ticks:
+      if fence >= ticks and not rest:
+        yield language, '\n'.join(code)
+        ticks = 0
+      else:
+        code.append(line[:indent].lstrip(' \t') + line[indent:])
+    elif fence >= 3 and '`' not in rest:
+      first_words = rest.split(maxsplit=1)
+      language = first_words[0].lower() if first_words else ''
+      ticks, code = fence, []
+      indent = len(line) - len(line.lstrip(' \t'))
+  if ticks:
+    yield language, None
+
+
 GRADERS = {
   'repetition': repetition,
   'broken_characters': broken_characters,
   'refusal': refusal,
-  'code_syntax': code.syntax,
+  'code_syntax': code_syntax,
 }
 
 

@@ -189,8 +189,7 @@ class Endpoint:
 
   def score(
     self,
-    ids: Sequence[np.ndarray],
-    temperatures: Sequence[float],
+    sequences: Sequence[tuple[np.ndarray, float]],
     caller: str | None = None,
   ) -> list[np.ndarray]:
     """Returns the logprob of every token given the tokens before it.
@@ -198,8 +197,7 @@ class Endpoint:
     log softmax(logits[t - 1] / temperature)[ids[t]].
 
     Args:
-      ids: one i32[n] per sequence.
-      temperatures: one per sequence, > 0.
+      sequences: (ids, temperature) of each; i32[n], > 0.
       caller: the caller's name in logs and errors.
 
     Returns:
@@ -209,10 +207,7 @@ class Endpoint:
       EndpointError: the server does not answer, does not score prompts, or
         ignores the temperature, or its response does not match the ids.
     """
-    jobs = [
-      (sequence, float(temperature), caller)
-      for sequence, temperature in zip(ids, temperatures, strict=True)
-    ]
+    jobs = [(ids, float(temperature), caller) for ids, temperature in sequences]
     for job in jobs:
       self._check_temperature(*job)
     return self._each(self._score, jobs)

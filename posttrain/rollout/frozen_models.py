@@ -304,12 +304,10 @@ class References:
     caller = f'environment {names}' if names else 'a stage on pairs'
     endpoint = self.endpoint(reference)
 
-    def score(own):
-      own_ids, own_temperatures = zip(*own, strict=True) if own else ((), ())
-      return endpoint.score(own_ids, own_temperatures, caller)
-
     pairs = list(zip(ids, temperatures, strict=True))
-    own = side_by_side.thread(score, processes.share(pairs, key=id))
+    own = side_by_side.thread(
+      endpoint.score, processes.share(pairs, key=id), caller
+    )
 
     def finish():
       return processes.divided(pairs, lambda _: own.result(), key=id)

@@ -33,6 +33,7 @@ No jax, unless a user's code imports it; it is kept off accelerators then.
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import importlib.util
@@ -167,12 +168,13 @@ class RewardHost:
     return worker.read_and_answer(self._fn, message, self._runner)
 
 
+@dataclasses.dataclass(eq=False)
 class _Worker:
   """A worker of environments and the number of its episodes."""
 
-  def __init__(self, handle: Handle, is_shared: bool):
-    self.handle, self.is_shared = handle, is_shared
-    self.episodes, self.is_lost = 0, False
+  handle: Handle
+  episodes: int = 0
+  is_lost: bool = False
 
 
 class Remote:
@@ -205,7 +207,7 @@ class Remote:
 
   def _fill(self) -> None:
     while len(self._shared) < self._count:
-      self._shared.append(_Worker(self._start_env(), is_shared=True))
+      self._shared.append(_Worker(self._start_env()))
 
   def episode(self, task: types.Task) -> 'Calls':
     """Returns the calls of a new episode."""
@@ -232,7 +234,7 @@ class Remote:
     with self._lock:
       self._fill()
       if alone:
-        taken = _Worker(self._start_env(), is_shared=False)
+        taken = _Worker(self._start_env())
       else:
         taken = min(
           self._shared, key=lambda x: (not x.handle.has_started(), x.episodes)
@@ -249,7 +251,7 @@ class Remote:
     """Ends an episode's use of its worker."""
     with self._lock:
       taken.episodes -= 1
-    if not taken.is_shared:
+    if taken not in self._shared:
       taken.handle.kill()
 
   def lose(self, lost: _Worker) -> None:
@@ -259,7 +261,7 @@ class Remote:
         return
       lost.is_lost = True
       self.losses += 1
-      if lost.is_shared:
+      if lost in self._shared:
         self._shared.remove(lost)
     lost.handle.kill()
     self.begin()
@@ -327,8 +329,12 @@ class Calls(env_calls.EpisodeCalls):
     while True:
       try:
         return self._try(method, args)
-      except Lost as error:
-        self._lose()
+      except (Lost, TimedOut) as error:
+        lost, self._worker = self._worker, None
+        if lost is not None:
+          self._remote.lose(lost)
+        if isinstance(error, TimedOut):
+          raise calls.Late(self._remote.timeout) from None
         self._losses += 1
         if self._losses >= MOST_LOSSES:
           raise env_calls.EnvError(
@@ -336,9 +342,6 @@ class Calls(env_calls.EpisodeCalls):
             f'{self._losses} were lost in one call, the last in {self.method}: '
             f'{errors.text(error, 200)}'
           ) from None
-      except TimedOut:
-        self._lose()
-        raise calls.Late(self._remote.timeout) from None
 
   def _try(self, method: str, args: tuple[Any, ...]) -> Any:
     """Makes a call, after all earlier ones if the worker is a new one."""
@@ -359,15 +362,11 @@ class Calls(env_calls.EpisodeCalls):
 
   def _at(self, taken: _Worker, method: str, *args: Any) -> Any:
     """Returns the result of a call in a worker, which may be an `EnvError`."""
-    self.method, call = _METHODS[method], taken.handle.call
-    arguments = self._uid, self._task, method, args
-    result, self.method = call(self._remote.timeout, 'call', *arguments)
+    self.method = _METHODS[method]
+    result, self.method = taken.handle.call(
+      self._remote.timeout, 'call', self._uid, self._task, method, args
+    )
     return result
-
-  def _lose(self) -> None:
-    lost, self._worker = self._worker, None
-    if lost is not None:
-      self._remote.lose(lost)
 
 
 def _digest(result: Any) -> bytes:
@@ -404,21 +403,17 @@ class Reward:
         self._handle.start()
         clock.restart()
         return self._handle.call(clock.timeout, 'call', message)
-      except Lost as error:
+      except (Lost, TimedOut) as error:
         lost = errors.text(error, 200)
-        self._lose(self._handle)
-      except TimedOut:
-        self._lose(self._handle)
-        raise calls.Late(clock.timeout) from None
+        self._remote.losses += 1
+        self._handle.kill()
+        self._handle = None
+        if isinstance(error, TimedOut):
+          raise calls.Late(clock.timeout) from None
     return worker.Reply(
       error=f'must return rewards: {REWARD_TRIES} workers were lost, the last: '
       f'{lost}'
     )
-
-  def _lose(self, handle: Handle) -> None:
-    self._remote.losses += 1
-    self._handle = None
-    handle.kill()
 
 
 START_SECONDS = 300.0  # the longest start of a worker, imports included

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.rewards import code
+from posttrain.rewards import texts
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -50,20 +50,20 @@ def block(text, language='python'):
   ],
 )
 def test_the_share_of_blocks_that_parse(text, value):
-  assert code.syntax(text) == value
+  assert texts.code_syntax(text) == value
 
 
 def test_no_warning_is_shown(recwarn):
   with warnings.catch_warnings():
     warnings.simplefilter('always')
-    assert code.syntax(block('"\\d" is 1')) == 1
+    assert texts.code_syntax(block('"\\d" is 1')) == 1
   assert not recwarn.list
 
 
 def test_nothing_is_executed(tmp_path):
   path = tmp_path / 'file'
-  assert code.syntax(block(f'open({str(path)!r}, "w")')) == 1
-  assert code.syntax(block('import no_such_module; 1 / 0')) == 1
+  assert texts.code_syntax(block(f'open({str(path)!r}, "w")')) == 1
+  assert texts.code_syntax(block('import no_such_module; 1 / 0')) == 1
   assert not path.exists()
 
 
@@ -76,9 +76,9 @@ PIECES += ['x for x in (']
 
 def nested():
   for piece in PIECES:
-    for depth in (90, 199, code.MAX_LENGTH // len(piece)):
+    for depth in (90, 199, texts.MAX_LENGTH // len(piece)):
       for end in ('', 'a', 'a b'):
-        yield (piece * depth + end)[: code.MAX_LENGTH]
+        yield (piece * depth + end)[: texts.MAX_LENGTH]
   yield ''.join(' ' * i + 'if a:\n' for i in range(190))
 
 
@@ -88,7 +88,7 @@ def grade_nested():
   for text in nested():
     for language in ('python', 'json'):
       start = time.thread_time()
-      assert code.syntax(block(text, language)) in (0, 1)
+      assert texts.code_syntax(block(text, language)) in (0, 1)
       longest = max(longest, time.thread_time() - start)
   return longest
 
@@ -116,5 +116,5 @@ def in_a_thread():
 @given(st.text('`pyjson \n(){}"1\t', max_size=80))
 @settings(max_examples=300, deadline=None)
 def test_every_text_has_a_value(text):
-  value = code.syntax(text)
+  value = texts.code_syntax(text)
   assert value is None or 0 <= value <= 1

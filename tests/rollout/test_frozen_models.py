@@ -300,9 +300,9 @@ def test_equal_endpoints_share_one_client():
     def check(self, renderer):
       assert renderer is fixtures.RENDERER
 
-    def score(self, ids, temperatures, caller):
-      assert all((x == 0.5).all() for x in temperatures)
-      return [np.full(len(x), -1, np.float32) for x in ids]
+    def score(self, sequences, caller):
+      assert {t for _, t in sequences} == {0.5}
+      return [np.full(len(x), -1, np.float32) for x, _ in sequences]
 
     def close(self):
       calls.append('closed')

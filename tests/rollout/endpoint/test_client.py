@@ -15,7 +15,7 @@ IDS = np.array([5, 301, 7, 7, 500, 0, 88, 301], np.int32)
 
 
 def score(server, temperature=1.0):
-  (logprobs,) = connect(server).score([IDS], [temperature])
+  (logprobs,) = connect(server).score([(IDS, temperature)])
   return logprobs
 
 
@@ -35,7 +35,7 @@ def server_with(form, change):
 @pytest.mark.parametrize('form', FORMS)
 def test_logprobs_equal_the_log_softmax_of_the_tokens(form):
   server, ids = Server(forms=(form,)), [IDS, IDS[:5], IDS[:1], IDS[:0]]
-  scored = connect(server, concurrency=3).score(ids, [1.0] * 4)
+  scored = connect(server, concurrency=3).score([(x, 1.0) for x in ids])
   for sequence, logprobs in zip(ids, scored, strict=True):
     np.testing.assert_allclose(logprobs, truth(sequence), rtol=1e-6)
     assert logprobs.dtype == np.float32 and not logprobs[:1].any()
@@ -56,7 +56,7 @@ def test_supported_form_is_tried_first_from_then_on(form, least, tries, strict):
   server = Server(forms=(form,), least=least, strict=strict)
   connected = connect(server)
   for _ in range(2):
-    (logprobs,) = connected.score([IDS], [1.0])
+    (logprobs,) = connected.score([(IDS, 1.0)])
     np.testing.assert_allclose(logprobs, truth(IDS), rtol=1e-6)
   assert tries.split() == [
     f'{"e" if "echo" in body else "p"}{body["max_tokens"]}'
@@ -76,7 +76,7 @@ def test_servers_that_cannot_score_are_refused(options):
 def test_every_sequence_is_scored_at_its_own_temperature(form):
   temperatures = [1.0, 0.7, 0.7]
   server = Server(forms=(form,))
-  scored = connect(server).score([IDS] * 3, temperatures)
+  scored = connect(server).score([(IDS, t) for t in temperatures])
   for temperature, logprobs in zip(temperatures, scored, strict=True):
     expected = truth(IDS, temperature)
     np.testing.assert_allclose(logprobs, expected, rtol=1e-5)

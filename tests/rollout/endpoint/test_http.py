@@ -20,7 +20,7 @@ REFUSED = httpx.ConnectError('Connection refused')
 
 
 def score(server, sleeps=None, caller=None, **options):
-  (logprobs,) = connect(server, sleeps, **options).score([IDS], [1.0], caller)
+  (logprobs,) = connect(server, sleeps, **options).score([(IDS, 1.0)], caller)
   return logprobs
 
 
