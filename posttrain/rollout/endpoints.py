@@ -327,18 +327,15 @@ class Endpoint:
       if temperature in self._temperatures or len(ids) < 2:
         return
       ids = np.resize(ids, _PROBE_TOKENS)
-      plain, tempered = np.float64(
-        self._each(
-          self._score, [(ids, 1.0, caller), (ids, temperature, caller)]
-        )
-      )
-      spread = plain[1:].std()
+      plain = np.float64(self._score(ids, 1.0, caller)[1:])
+      tempered = self._score(ids, temperature, caller)[1:]
+      spread = plain.std()
       if spread < 1e-4:
         return  # equal logprobs at any temperature: undecidable
       # d logprob / d(1 / T) = logit - mean logit: its size is about that of
       # the spread. A tenth of that is far above rounding.
       expected = abs(1 - 1 / temperature) * spread
-      if np.abs(tempered - plain)[1:].mean() < 0.1 * expected:
+      if np.abs(tempered - plain).mean() < 0.1 * expected:
         raise EndpointError(
           f'{self} must score at the temperature {temperature:.4g}: got the '
           "logprobs of 1; set the sampler's to 1, or use posttrain.serve",

@@ -343,7 +343,17 @@ class Rewards:
     results = yield from self._results(alive)
     errors = tuple(x.error for x in results.values() if x.error is not None)
     for name, result in results.items():
-      self._count(name, result, errors)
+      # A fault is a call that leaves most rollouts without a reward.
+      failed = 2 * len(result.failed) > len(result.rewards)
+      self._in_row[name] = count = self._in_row[name] + 1 if failed else 0
+      cfg, key = self._cfg[name], self._keys[name]
+      if count > cfg.max_faults:
+        raise TooManyFaults(
+          f'{key}: {cfg.fn or cfg.model} must fail at most max_faults='
+          f'{cfg.max_faults} times in a row: got {count}, the last: '
+          f'{result.error}',
+          errors,
+        )
     # 1. The rollouts' sums.
     failed = frozenset().union(*(x.failed for x in results.values()))
     scores = {}
@@ -398,28 +408,6 @@ class Rewards:
         results[name] = self._evaluate(process, name, rollouts)
     return {name: results[name] for name in self._cfg}
 
-  def _count(self, name: str, result: Result, errors: tuple[str, ...]) -> None:
-    """Counts a call that leaves most rollouts without a reward.
-
-    Args:
-      name: the summand.
-      result: of its call.
-      errors: all errors of the step, attached to the exception.
-
-    Raises:
-      TooManyFaults: more than `max_faults` calls failed in a row.
-    """
-    failed = 2 * len(result.failed) > len(result.rewards)
-    self._in_row[name] = count = self._in_row[name] + 1 if failed else 0
-    cfg, key = self._cfg[name], self._keys[name]
-    if count > cfg.max_faults:
-      raise TooManyFaults(
-        f'{key}: {cfg.fn or cfg.model} must fail at most max_faults='
-        f'{cfg.max_faults} times in a row: got {count}, the last: '
-        f'{result.error}',
-        errors,
-      )
-
   def _evaluate(self, process: int, name: str, rollouts) -> Result:
     """Returns the rewards of a summand; one process calls its function."""
     cfg = self._cfg[name]
@@ -464,13 +452,10 @@ def check(
     if missing(fn, known):
       known |= set(columns())
     if wrong := missing(fn, known):
-      hint = errors.nearest(wrong[0], known) or (
-        '; rename it or a column of your rows (env.columns), or give it a '
-        'default'
-      )
       raise ValueError(
         f'{key} must take arguments that exist: got {wrong}, expected some of '
-        f'{sorted(known)}{hint}'
+        f'{sorted(known)}{errors.nearest(wrong[0], known)}; columns of rows '
+        'are renamed by env.columns'
       )
 
 

@@ -81,27 +81,44 @@ def make(
   for index, (name, env) in enumerate(envs.items()):
     tasks = first_tasks(env, cfg, seed, split, driver.env_timeout)
     first = FIRST_UID + index * 2**40 + (split == 'eval') * 2**39
-    played = iter(
-      driver.run(
-        [
-          episodes.EpisodeSpec(
-            first + i * _TASK_UIDS + k,
-            env,
-            task,
-            cfg.temperature,
-            cfg.max_tokens,
-          )
-          for i, task in enumerate(tasks)
-          for k in range(cfg.samples)
-        ]
-      )
+    played = driver.run(
+      [
+        episodes.EpisodeSpec(
+          first + i * _TASK_UIDS + k, env, task, cfg.temperature, cfg.max_tokens
+        )
+        for i, task in enumerate(tasks)
+        for k in range(cfg.samples)
+      ]
     )
+    all_rollouts += played
     for i, task in enumerate(tasks):
-      group = [next(played) for _ in range(cfg.samples)]
-      all_rollouts += group
-      pairs += _pairs(
-        task, name, group, cfg.per_prompt, (seed, index, i), count
-      )
+      group = played[i * cfg.samples : (i + 1) * cfg.samples]
+      count.answers += len(group)
+      by_prompt = {}  # prompt -> usable rollouts
+      # In random order, so that frequent answers are likely to come first.
+      order = np.random.default_rng((seed, index, i)).permutation(len(group))
+      for rollout in (group[k] for k in order):
+        # An episode may continue after a turn that was cut.
+        ends = {rollout.stop_reason, *(x.stop_reason for x in rollout.turns)}
+        if rollout.stop_reason == 'error':
+          count.errors += 1
+        elif ends & {'max_tokens', 'overflow'}:
+          count.cut += 1
+        elif rollout.score.correct is None:
+          count.ungraded += 1
+        else:
+          by_prompt.setdefault(repr(rollout.prompt), []).append(rollout)
+      pairs += [
+        preferences.Preference(
+          same[0].prompt,
+          chosen,
+          rejected,
+          f'{name}/{task.id}',
+          info={'env': name, 'id': task.id},
+        )
+        for same in (list(by_prompt.values()) or [[]])
+        for chosen, rejected in _choose(same, cfg.per_prompt, count)
+      ]
   statistics.errors(all_rollouts, max_errors)
   if not pairs:
     raise ValueError(
@@ -134,49 +151,11 @@ def first_tasks(
     task = next(source)
     if task.tools is not None:
       raise ValueError(
-        f'envs.{errors.text(env.name)}.env must have tasks without tools to '
-        'make pairs, as prompts of pairs have none: got some; train on rewards '
-        'instead'
+        f'envs.{errors.text(env.name)}.env must have tasks without tools, as '
+        'prompts of pairs have none: got some'
       )
     tasks.setdefault(repr((task.prompt, task.answer, task.info)), task)
   return list(tasks.values())
-
-
-def _pairs(
-  task: types.Task,
-  env: str,
-  group: Sequence[types.Rollout],
-  limit: int,
-  seed: tuple[int, ...],
-  count: Count,
-) -> list[preferences.Preference]:
-  """Returns the pairs of one task; adds to `count`."""
-  by_prompt = {}  # prompt -> usable rollouts
-  # In random order, so that frequent answers are likely to come first.
-  order = np.random.default_rng(seed).permutation(len(group))
-  for rollout in (group[i] for i in order):
-    # An episode may continue after a turn that was cut.
-    ends = {rollout.stop_reason, *(turn.stop_reason for turn in rollout.turns)}
-    if rollout.stop_reason == 'error':
-      count.errors += 1
-    elif ends & {'max_tokens', 'overflow'}:
-      count.cut += 1
-    elif rollout.score.correct is None:
-      count.ungraded += 1
-    else:
-      by_prompt.setdefault(repr(rollout.prompt), []).append(rollout)
-  count.answers += len(group)
-  return [
-    preferences.Preference(
-      same[0].prompt,
-      chosen,
-      rejected,
-      f'{env}/{task.id}',
-      info={'env': env, 'id': task.id},
-    )
-    for same in (list(by_prompt.values()) or [[]])
-    for chosen, rejected in _choose(same, limit, count)
-  ]
 
 
 def _choose(
