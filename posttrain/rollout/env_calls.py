@@ -92,8 +92,12 @@ class EpisodeCalls(abc.ABC):
     """'<env>/<task id>', for errors."""
     return f'{errors.text(self._task.env)}/{errors.text(self._task.id)}'
 
-  def caught(self, fn: Callable[..., Any], *args: Any) -> Any:
-    """Returns the result of a method of this object, or its `EnvError`.
+  def caught(self, method: str, *args: Any) -> Any:
+    """Returns the result of a call, see `Calls`, or its `EnvError`.
+
+    Args:
+      method: 'open', which is the first, 'step', 'end' or 'close'.
+      *args: its arguments.
 
     Raises:
       Late: a worker process exceeded the time limit.
@@ -101,7 +105,7 @@ class EpisodeCalls(abc.ABC):
     self._is_running = True
     try:
       with watchdog.waiting(lambda: f'environment {self.where}: {self.method}'):
-        return fn(*args)
+        return self._make(method, *args)
     except calls.Late:
       raise
     except EnvError as error:  # of a worker process
@@ -112,24 +116,8 @@ class EpisodeCalls(abc.ABC):
       self._is_running = False
 
   @abc.abstractmethod
-  def open(self) -> types.Messages:
-    """Makes the episode; returns its prompt."""
-
-  @abc.abstractmethod
-  def step(
-    self, text: str, truncated: bool, style: tool_calls.Style | None = None
-  ) -> tuple[types.Messages, float, bool]:
-    """Passes a turn on; returns the new messages, the reward, and `done`.
-
-    Args:
-      text: the turn.
-      truncated: whether it was cut off before its end.
-      style: how the policy calls tools; None if the task has none.
-    """
-
-  @abc.abstractmethod
-  def end(self, has_turns: bool) -> types.Score:
-    """Grades the episode, unless it has no turn, and closes it."""
+  def _make(self, method: str, *args: Any) -> Any:
+    """Makes a call."""
 
   def abandon(self) -> None:
     """Closes the episode unless a call runs; ignores its exceptions.
@@ -137,16 +125,12 @@ class EpisodeCalls(abc.ABC):
     A call that was given up closes the episode itself, once it returns.
     """
     if self.is_open:
-      self.caught(self._close)
+      self.caught('close')
 
   @property
   def is_open(self) -> bool:
     """Whether `abandon` would close the episode."""
     return self._has_episode and not self._is_running
-
-  @abc.abstractmethod
-  def _close(self) -> None:
-    """Closes the episode."""
 
 
 class Calls(EpisodeCalls):
@@ -159,6 +143,9 @@ class Calls(EpisodeCalls):
     self._episode: base.Episode | None = None
     self._turns = ToolTurns(task.tools) if task.tools else None
 
+  def _make(self, method: str, *args: Any) -> Any:
+    return getattr(self, method)(*args)
+
   def open(self) -> types.Messages:
     """Makes the episode; returns its prompt."""
     self.method = 'make'
@@ -170,7 +157,16 @@ class Calls(EpisodeCalls):
   def step(
     self, text: str, truncated: bool, style: tool_calls.Style | None = None
   ) -> tuple[types.Messages, float, bool]:
-    """Passes a turn on, or makes the calls of tools that it has."""
+    """Passes a turn on, or makes the calls of tools that it has.
+
+    Args:
+      text: the turn.
+      truncated: whether it was cut off before its end.
+      style: how the policy calls tools; None if the task has none.
+
+    Returns:
+      The new messages, the reward, and whether the episode is done.
+    """
     assert self._episode is not None
     if self._turns is not None and style and style.format != 'text':
       self.method = 'call'
@@ -197,10 +193,11 @@ class Calls(EpisodeCalls):
       if self._turns is not None:
         metrics = {**self._turns.metrics(), **score.metrics}
         score = dataclasses.replace(score, metrics=metrics)
-    self._close()
+    self.close()
     return score
 
-  def _close(self) -> None:
+  def close(self) -> None:
+    """Closes the episode."""
     episode, self._episode = self._episode, None
     self._has_episode = False
     if episode is not None:

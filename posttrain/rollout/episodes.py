@@ -336,7 +336,7 @@ class EpisodeRun:
     """Runs the episode to its end, or until the environment fails."""
     spec, transcript = self._spec, self._transcript
     max_turns = spec.env.max_turns
-    messages, stop_reason = (yield from self._call(self.env.open)), None
+    messages, stop_reason = (yield from self._call('open')), None
     while stop_reason is None:
       # 1. The environment's messages, and the policy's turn.
       try:
@@ -359,7 +359,7 @@ class EpisodeRun:
       # 3. The environment's answer to it.
       text = transcript.append_completion(completion)
       messages, reward, done = yield from self._call(
-        self.env.step, text, completion.stop_reason != 'eos', self._style
+        'step', text, completion.stop_reason != 'eos', self._style
       )
       transcript.add_outcome(reward, cut or 'eos')
       # 4. Whether that ends the episode.
@@ -367,7 +367,7 @@ class EpisodeRun:
         end = 'eos' if max_turns == 1 else 'env_done' if done else 'max_turns'
         stop_reason = cut or end
     self._release_slot()
-    score = yield from self._call(self.env.end, bool(transcript.turns))
+    score = yield from self._call('end', bool(transcript.turns))
     return types.Rollout(
       spec.uid,
       spec.task,
@@ -378,9 +378,9 @@ class EpisodeRun:
       turns=transcript.turns,
     )
 
-  def _call(self, fn: Callable[..., Any], *args):
+  def _call(self, method: str, *args):
     """Yields a call into the environment; returns its result."""
-    result = yield functools.partial(self.env.caught, fn, *args)
+    result = yield functools.partial(self.env.caught, method, *args)
     if isinstance(result, calls.Late):
       raise env_calls.failure(self.env.where, self.env.method, result)
     if isinstance(result, env_calls.EnvError):

@@ -46,7 +46,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from posttrain import schema, types
-from posttrain.chat import tool_calls
 from posttrain.envs import base, registry
 from posttrain.rollout import calls, env_calls, worker
 from posttrain.util import errors, imports
@@ -55,7 +54,7 @@ from posttrain.util import errors, imports
 SHARED_LOSSES, MOST_LOSSES = 2, 4
 REWARD_TRIES = 2  # workers that a call of a reward function may have
 # Method of the environment that a call begins with.
-_METHODS = {'open': 'make', 'step': 'step', 'end': 'grade', 'abandon': 'close'}
+_METHODS = {'open': 'make', 'step': 'step', 'end': 'grade', 'close': 'close'}
 
 _uids = itertools.count()
 
@@ -128,7 +127,7 @@ class EpisodeHost:
     Args:
       uid: names the episode within this worker.
       task: the episode's task.
-      method: 'open', which must be the first, 'step', 'end' or 'abandon'.
+      method: 'open', which must be the first, 'step', 'end' or 'close'.
       args: its arguments.
 
     Returns:
@@ -143,9 +142,9 @@ class EpisodeHost:
       self._episodes[uid] = env_calls.Calls(env, task)
     episode = self._episodes.get(uid)
     if episode is None:  # it has ended by itself
-      assert method == 'abandon', method
+      assert method == 'close', method
       return None, 'close'
-    result = episode.caught(getattr(episode, method), *args)
+    result = episode.caught(method, *args)
     if not episode.is_open:
       self._episodes.pop(uid)
     return result, episode.method
@@ -280,39 +279,7 @@ class Calls(env_calls.EpisodeCalls):
     self._calls: list[tuple[str, tuple[Any, ...], bytes]] = []
     self._losses = 0
 
-  def open(self) -> types.Messages:
-    """Makes the episode; returns its prompt."""
-    self._has_episode = True
-    return self._call('open')
-
-  def step(
-    self, text: str, truncated: bool, style: tool_calls.Style | None = None
-  ) -> tuple[types.Messages, float, bool]:
-    """Passes a turn on."""
-    return self._call('step', text, truncated, style)
-
-  def end(self, has_turns: bool) -> types.Score:
-    """Grades the episode, unless it has no turn, and closes it."""
-    score = self._call('end', has_turns)
-    self._give_back()
-    return score
-
-  def _close(self) -> None:
-    self.method = 'close'
-    if self._worker is not None:
-      try:
-        self._at(self._worker, 'abandon')
-      except (Lost, TimedOut):
-        self._remote.lose(self._worker)
-    self._give_back()
-
-  def _give_back(self) -> None:
-    taken, self._worker, self._has_episode = self._worker, None, False
-    self._calls.clear()
-    if taken is not None and not taken.is_lost:
-      self._remote.give_back(taken)
-
-  def _call(self, method: str, *args: Any) -> Any:
+  def _make(self, method: str, *args: Any) -> Any:
     """Makes a call, in another worker if that of the episode is lost.
 
     The clock of the caller does not run: each call has its own time limit,
@@ -323,7 +290,25 @@ class Calls(env_calls.EpisodeCalls):
         loss of its worker.
       Late: the call exceeded its time limit.
     """
-    return calls.untimed(self._play)(method, args)
+    if method != 'close':
+      self._has_episode = True
+      result = calls.untimed(self._play)(method, args)
+      if method == 'end':
+        self._give_back()
+      return result
+    self.method = 'close'
+    if self._worker is not None:
+      try:
+        self._at(self._worker, 'close')
+      except (Lost, TimedOut):
+        self._remote.lose(self._worker)
+    return self._give_back()
+
+  def _give_back(self) -> None:
+    taken, self._worker, self._has_episode = self._worker, None, False
+    self._calls.clear()
+    if taken is not None and not taken.is_lost:
+      self._remote.give_back(taken)
 
   def _play(self, method: str, args: tuple[Any, ...]) -> Any:
     while True:

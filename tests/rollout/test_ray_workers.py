@@ -48,18 +48,18 @@ def calls(connected):
 
 def test_a_worker_killed_in_the_middle_of_a_step_changes_nothing(calls):
   episode, stage = calls
-  assert episode.caught(episode.open)[0]['content'] == 'name'
+  assert episode.caught('open')[0]['content'] == 'name'
   handle = episode._worker.handle
   pid = handle.call(20.0, 'start')  # again: it returns the process's id
   assert pid != os.getpid()
   timer = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
   timer.start()
-  messages, reward, done = episode.caught(episode.step, 'red', False)
+  messages, reward, done = episode.caught('step', 'red', False)
   timer.join()
   assert (messages[0]['content'], reward, done) == ('1?', 0.5, False)
   assert stage.losses == 1 and episode._worker.handle is not handle
-  assert episode.caught(episode.step, 'red', False)[2]
-  assert episode.caught(episode.end, True).reward == 1.0
+  assert episode.caught('step', 'red', False)[2]
+  assert episode.caught('end', True).reward == 1.0
 
 
 def test_a_worker_that_hangs_is_killed_and_one_that_exits_is_replaced(

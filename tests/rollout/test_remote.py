@@ -133,7 +133,7 @@ def test_an_environment_that_cannot_be_built_fails_its_episodes():
   error, method = host.call(0, task, 'open', ())
   assert method == 'make'
   assert str(error).startswith('recall/t3: ValueError: envs.recall.env.import_')
-  assert host.call(0, task, 'abandon', ()) == (None, 'close')
+  assert host.call(0, task, 'close', ()) == (None, 'close')
 
 
 PATH, JUDGED = 'tests.rollout.hostile', 'tests.rollout.judged'
