@@ -21,7 +21,7 @@ import pickle
 import resource
 import signal
 import traceback
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from posttrain.util import errors, imports
@@ -83,7 +83,21 @@ def answer(
     result = fn(**call.arguments, **{k: loggers[k] for k in call.loggers})
     if inspect.iscoroutine(result):
       result = wait(result)
-    return _reply(result, call, {k: x for k, x in logged.items() if x})
+    values = [plain(x) for x in result]
+    if len(values) != call.count:
+      return Reply(
+        error=f'must return a reward per rollout: got {len(values)}, expected '
+        f'{call.count}'
+      )
+    rewards, bad = [], {}
+    largest = LARGEST / max(1.0, abs(call.weight))
+    for index, value in enumerate(values):
+      if isinstance(value, numbers.Real) and abs(value) <= largest:  # no NaN
+        value = float(value)
+      elif value is not None:
+        value, bad[index] = None, errors.quote(value, _QUOTED)
+      rewards.append(value)
+    return Reply(tuple(rewards), bad, {k: x for k, x in logged.items() if x})
   except BaseException as error:
     passed = error
     if isinstance(error, BaseExceptionGroup):
@@ -98,33 +112,6 @@ def answer(
 def plain(value: Any) -> Any:
   """Converts a scalar of numpy, jax or torch to Python's."""
   return value.item() if getattr(value, 'ndim', None) == 0 else value
-
-
-def _reply(result: Any, call: Call, logged: Mapping[str, list[float]]) -> Reply:
-  """Returns the reply with the result of a function, once it is checked."""
-  values, got = None, ''
-  if not isinstance(result, str | bytes | Mapping | Set):
-    with contextlib.suppress(TypeError):  # it cannot be iterated
-      values = [plain(x) for x in result]
-      got = f'{len(values)}'
-  if values is None or len(values) != call.count:
-    return Reply(
-      error='must return a reward per rollout: got '
-      f'{got or errors.quote(result, _QUOTED)}, expected {call.count}'
-    )
-  rewards, bad = [], {}
-  for index, value in enumerate(values):
-    try:
-      reward = None if value is None else float(value)
-      # A text is no number, though `float` may read it.
-      good = isinstance(value, numbers.Real | None)
-    except (TypeError, ValueError, OverflowError):
-      reward, good = None, False
-    factor = max(1.0, abs(call.weight))
-    if not good or not abs(reward or 0.0) * factor <= LARGEST:  # or NaN
-      reward, bad[index] = None, errors.quote(value, _QUOTED)
-    rewards.append(reward)
-  return Reply(tuple(rewards), bad, logged)
 
 
 def _raised(error: BaseException) -> Reply:
