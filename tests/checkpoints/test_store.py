@@ -1,6 +1,7 @@
 """Saving and restoring checkpoints: bits, damage, keep rules, errors."""
 
 import contextlib
+import dataclasses
 import gc
 import json
 import os
@@ -158,7 +159,6 @@ def rewrite_host(step, change):
 
 
 DAMAGE = {
-  'data truncated': lambda step: os.truncate(largest(step), 100),
   'data zeroed': lambda step: largest(step).write_bytes(
     bytes(largest(step).stat().st_size)
   ),
@@ -167,16 +167,9 @@ DAMAGE = {
   'tree metadata cut': lambda step: os.truncate(
     step / 'state' / '_METADATA', 50
   ),
-  'host cut': lambda step: os.truncate(step / 'host' / 'metadata', 20),
-  'host of another form': lambda step: (step / 'host' / 'metadata').write_text(
-    '[3]'
-  ),
   'host digit changed': lambda step: rewrite_host(
     step, lambda record: record['host'].update(metrics_position=8)
   ),
-  'everything deleted': lambda step: [
-    shutil.rmtree(path) for path in step.iterdir() if path.is_dir()
-  ],
 }
 
 
@@ -199,15 +192,6 @@ def test_a_damaged_step_falls_back_and_can_be_saved_again(folder, kind):
   assert_same_bits(saver.restore(make_state(0))[0], make_state(21))
   saver.close()
   assert open_at(folder).steps() == [10, 20]
-
-
-def test_a_step_damaged_again_replaces_the_renamed_one(folder):
-  (folder / '20.damaged' / 'old').mkdir(parents=True)
-  DAMAGE['host cut'](folder / '20')
-  with pytest.warns(UserWarning, match='is damaged'):
-    assert open_at(folder).restore(make_state(0))[1]['step'] == 10
-  assert not (folder / '20.damaged' / 'old').exists()
-  assert (folder / '20.damaged' / 'host').exists()
 
 
 def test_without_a_sound_step_restore_fails_and_keeps_all(folder):
@@ -242,29 +226,24 @@ def test_a_step_restored_by_number_must_exist_and_be_sound(folder):
   'change, message',
   [
     (
-      lambda p: p | {'embed': jnp.zeros((65, 16))},
+      {'embed': jnp.zeros((65, 16))},
       r"bfloat16\[64, 16\] at 'params/embed', expected float32\[65, 16\]",
     ),
     (
-      lambda p: p | {'more': jnp.zeros(2)},
+      {'more': jnp.zeros(2)},
       r"got nothing at 'params/more', expected float32\[2\]",
     ),
-    (
-      lambda p: {'block': p['block']},
-      r"bfloat16\[64, 16\] at 'params/embed', expected nothing",
-    ),
   ],
-  ids=['shape', 'missing', 'extra'],
+  ids=['shape', 'missing'],
 )
 def test_arrays_of_another_model_are_an_error_that_deletes_nothing(
   folder, change, message
 ):
   state = make_state(0)
-  params = change(state.params)
-  like = arrays.TrainState(**(vars(state) | {'params': params}))
+  params = state.params | change
   saver = open_at(folder)
   with pytest.raises(ValueError, match=message):
-    saver.restore(like)
+    saver.restore(dataclasses.replace(state, params=params))
   assert saver.steps() == [10, 20]
   with pytest.raises(ValueError, match=message):
     store.restore_params(str(folder), params)
@@ -273,7 +252,6 @@ def test_arrays_of_another_model_are_an_error_that_deletes_nothing(
 @pytest.mark.parametrize(
   'error',
   [
-    RuntimeError('RESOURCE_EXHAUSTED: out of memory'),
     ValueError('UNAVAILABLE: Error reading "state/d/0"'),
     OSError(24, 'Too many open files'),
   ],

@@ -18,7 +18,6 @@ from posttrain.chat import rendering
 from posttrain.checkpoints import store, weights
 from posttrain.metrics import estimates, writers
 from posttrain.models import hf, hf_config, lora, peft, transformer
-from posttrain.rewards import texts
 from posttrain.stage import build, preflight
 from posttrain.util import preemption
 from tests import fixtures, toys
@@ -169,15 +168,6 @@ def test_the_init_reference_shares_the_base_weights(folder, tmp_path):
   made.close()
 
 
-def test_every_evaluation_writes_the_suite_answers(workdir):
-  for name in ('sft_suite_000000', 'grpo_suite_000003'):
-    answers = writers.read(str(workdir / f'rollouts/{name}.jsonl'))
-    assert [x['prompt'] for x in answers] == list(SUITE)
-    assert all(x['grades'] == texts.grade(x['text']) for x in answers)
-    assert {x['stop_reason'] for x in answers} <= {'eos', 'max_tokens'}
-    assert all(1 <= x['tokens'] <= 12 for x in answers)
-
-
 def evaluated(capsys, *argv):
   """Returns the printed lines and the JSON object after them."""
   assert evaluate.main(argv) == 0
@@ -226,44 +216,10 @@ def test_against_must_name_the_same_model(workdir, tmp_path, capsys):
   other = dataclasses.replace(MODEL, layers=1)
   hf.save(transformer.init(jax.random.key(0), other), other, tmp_path / 'hf')
   rendering.write(fixtures.RENDERER, tmp_path / 'hf')
-  for path, message in (
-    (tmp_path / 'hf', 'its layers is 1'),
-    ('/nowhere', 'there is no /nowhere'),
-  ):
-    argv = [f'--checkpoint={workdir}', f'--against={path}']
-    assert evaluate.main(argv) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith('error: --against must') and message in line
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('axis', ['fsdp', 'tensor'])
-def test_two_devices_train_the_same_weights(folder, workdir, tmp_path, axis):
-  """Two stages with LoRA, then `evaluate`, against one device."""
-  script = (
-    'import dataclasses, sys\n'
-    'from posttrain import evaluate, main, schema\n'
-    'from tests.checkpoints import test_weights as t\n'
-    'folder, workdir, axis = sys.argv[1:]\n'
-    "mesh = schema.Mesh(**{'data': 1, axis: 2})\n"
-    'run = dataclasses.replace(t.options(folder), mesh=mesh)\n'
-    'main.launch(run, workdir, dry_run=False)\n'
-    "sys.exit(evaluate.main([f'--checkpoint={workdir}']))\n"
-  )
-  fixtures.run_on_devices(2, '-c', script, str(folder), str(tmp_path), axis)
-  pairs = list(zip(rows(tmp_path), rows(workdir), strict=True))
-  losses = [
-    (split['loss/total'], single['loss/total'])
-    for split, single in pairs
-    if single['stage'] == 'sft' and single['step']
-  ]
-  np.testing.assert_allclose(*zip(*losses, strict=True), rtol=1e-5)
-  sft = 'checkpoints/sft'
-  close(weights_at(tmp_path / sft), weights_at(workdir / sft), atol=1e-4)
-  # Sampled tokens may differ by rounding; sampler and trainer still agree.
-  sampled = [split for split, _ in pairs if 'mismatch/abs_mean' in split]
-  assert len(sampled) == 3
-  assert all(row['mismatch/abs_mean'] < 1e-5 for row in sampled)
+  argv = [f'--checkpoint={workdir}', f'--against={tmp_path / "hf"}']
+  assert evaluate.main(argv) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith('error: --against must') and 'layers is 1' in line
 
 
 @pytest.mark.slow
@@ -462,7 +418,6 @@ def test_peft_loads_ours_and_we_load_theirs(
   ('change', 'message'),
   [
     ({'use_dora': True}, 'use_dora must .* True'),
-    ({'of_the_future': 3}, 'of_the_future must .* 3'),
     ({'peft_type': 'IA3'}, "peft_type must .* 'IA3'"),
     ({'lora_alpha': float('nan')}, 'alpha must .* nan'),
     ({'r': 4}, r'must have .*\(4, 32\).*got \(3, 32\)'),
@@ -532,17 +487,3 @@ def test_a_dry_run_looks_at_the_arrays_of_a_run(workdir, monkeypatch):
   monkeypatch.setattr(weights, 'read', lambda folder: other)
   with pytest.raises(ValueError, match=r'got float32\[2, 32, 3\] at'):
     weights.check(step, MODEL, checkpoint.renderer())
-
-
-def test_an_exported_directory_renders_as_the_run(folder, workdir, tmp_path):
-  out = tmp_path / 'out'
-  assert export.main([f'--checkpoint={workdir}', f'--folder={out}']) == 0
-  renderer = rendering.load(schema.Tokenizer(path=str(out)))
-  messages = [{'role': 'user', 'content': 'What is <|end|> 1?'}]
-  ids, expected = (
-    x.render(messages, add_generation_prompt=True).ids.tolist()
-    for x in (renderer, fixtures.RENDERER)
-  )
-  assert ids == expected and renderer.stop_ids == fixtures.RENDERER.stop_ids
-  names = {path.name for path in folder.iterdir()}
-  assert {path.name for path in out.iterdir()} == names | {'README.md'}

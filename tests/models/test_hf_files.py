@@ -200,11 +200,6 @@ def test_a_broken_index_is_named(copy):
     hf.load(copy, GEMMA)
 
 
-def test_one_file_precedes_an_index_as_in_transformers(copy):
-  (copy / hf.INDEX).write_text('{"weight_map": {"x": "y.safetensors"}}')
-  assert hf.load(copy, GEMMA)
-
-
 @pytest.mark.parametrize('content', [b'abc', b'\xff' * 100])
 def test_a_damaged_header_is_one_line(copy, content):
   file = copy / 'model.safetensors'
@@ -262,14 +257,6 @@ def test_keys_of_patterns_are_checked(cfg, key, value, tmp_path):
   text = hf_config.write(cfg) | {'layer_types': None, key: value}
   (tmp_path / 'config.json').write_text(json.dumps(text))
   with pytest.raises(ValueError, match=f'config.json: .*{key}'):
-    hf_config.read(tmp_path)
-
-
-@pytest.mark.parametrize('text', [None, '{'])
-def test_a_missing_or_broken_config_is_refused(tmp_path, text):
-  if text:
-    (tmp_path / 'config.json').write_text(text)
-  with pytest.raises(ValueError, match=r'config\.json'):
     hf_config.read(tmp_path)
 
 
