@@ -27,7 +27,7 @@ from typing import Any
 import posttrain.evaluate
 import posttrain.export
 import posttrain.generate
-from posttrain import config, main, schema, types
+from posttrain import main, schema, types
 from posttrain.checkpoints import policies
 from posttrain.config import checks, python_options
 from posttrain.decode import requests
@@ -123,7 +123,6 @@ def train(
   if functions := python_options.named(rewards):
     run = python_options.with_rewards(run, functions, {})
     checks.check(run)
-  hub.check_commits(config.to_dict(run), workdir)
   final = main.train(run, workdir, time_limit)
   assert final is not None, 'this process is the only one'
   return final

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import logging
 import sys
 from collections.abc import Iterator, Mapping
@@ -112,8 +113,10 @@ class Job:
     """Begins a step: its profile, where due."""
     self.profiler.begin(step)
     # The first step has made all programs; a short stage is over too soon.
+    # Their objects are so many that a full collection takes 30 to 80 ms, and
+    # every step whose rollouts make many objects would start one.
     if step == self.step + 2 and self.steps - step >= _MANY_STEPS:
-      memory.freeze_objects()
+      gc.freeze()
 
   def hand_over(self, state: arrays.TrainState, step: int) -> None:
     """Hands the weights to the engine and references, if a batch needs them."""
@@ -329,7 +332,7 @@ class Job:
 
   def close(self) -> None:
     """Waits for a checkpoint that is being written; closes all files."""
-    memory.unfreeze_objects()
+    gc.unfreeze()
     self.sampling.scorers.close()
     self.saves.checkpointer.close()
     self.logbook.close()

@@ -33,7 +33,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from posttrain.util import errors, memory
+from posttrain.util import errors
 
 # After a failure, the longest that the exit waits for threads.
 _EXIT_SECONDS = 10.0
@@ -322,7 +322,7 @@ class Parser(Generic[T]):
     self._overrides = ''  # the field with the overrides, if any
     self._bools: set[str] = set()
     self._required: list[str] = []
-    self._parser = _ArgumentParser(
+    self.parser = _ArgumentParser(
       usage=argparse.SUPPRESS,
       description=(doc or '').strip(),
       formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
@@ -363,7 +363,7 @@ class Parser(Generic[T]):
       label = field.name
     elif is_required:
       self._required.append(field.name)
-    self._parser.add_argument(label, **options)
+    self.parser.add_argument(label, **options)
 
   def run(
     self,
@@ -392,7 +392,6 @@ class Parser(Generic[T]):
         flags = self.parse(argv)
       except SystemExit:  # after the help
         return errors.DONE
-      memory.check_limit()
       code = command(flags) or errors.DONE
     except KeyboardInterrupt:
       print('interrupted', file=sys.stderr)
@@ -425,7 +424,7 @@ class Parser(Generic[T]):
         words.append(f'{word}=true')
       else:
         words.append(word)
-    namespace, extra = self._parser.parse_known_intermixed_args(words)
+    namespace, extra = self.parser.parse_known_intermixed_args(words)
     values = vars(namespace)
     if extra:
       name = extra[0].partition('=')[0].lstrip('-')
@@ -446,7 +445,3 @@ class Parser(Generic[T]):
     if self._overrides:
       values[self._overrides] = overrides
     return self._kind(**values)
-
-  def help(self) -> str:
-    """Returns the docstring, and each flag with its meaning and default."""
-    return self._parser.format_help().strip()

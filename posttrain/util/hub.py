@@ -33,9 +33,8 @@ def folder(name: str) -> str | None:
     kept = _kept[name]
     if not os.path.isdir(kept):
       raise ValueError(
-        f"{name} must be in the hub's cache as it was when the run began: got "
-        f'no folder {kept!r}; run `hf download {name} '
-        f'--revision {os.path.basename(kept)}`, or use another --workdir'
+        f'{name} must be in the cache as when the run began: got no {kept!r}; '
+        f'`hf download {name} --revision {os.path.basename(kept)}` gets it'
       )
     return kept
   import huggingface_hub
@@ -51,8 +50,9 @@ def keeping(workdir: str | None) -> Iterator[None]:
   Args:
     workdir: the run's folder; None, or one without a config.json: a new run.
   """
-  old = dict(_kept)
-  for text in _texts(_config(workdir)):
+  old, path = dict(_kept), os.path.join(workdir or '', 'config.json')
+  is_stored = workdir is not None and os.path.isfile(path)
+  for text in _texts(disk.read_json(path) if is_stored else None):
     if (name := id_of(text)) is not None:
       _kept.setdefault(name, text)
   try:
@@ -60,37 +60,6 @@ def keeping(workdir: str | None) -> Iterator[None]:
   finally:
     _kept.clear()
     _kept.update(old)
-
-
-def check_commits(options: Any, workdir: str) -> None:
-  """Refuses other commits than those that a workdir's run began with.
-
-  Args:
-    options: the options of the run that continues it, as in config.json.
-    workdir: the run's folder; it may be new.
-
-  Raises:
-    ValueError: with the commits of the first model that differs.
-  """
-  stored = sorted(set(filter(id_of, _texts(_config(workdir)))))
-  for path in filter(id_of, _texts(options)):
-    name, kept = id_of(path), [x for x in stored if id_of(x) == id_of(path)]
-    if kept and path not in kept:
-      raise ValueError(
-        f"{name} must be at the commit that the workdir's run began with: got "
-        f'{commit(path)}, expected {commit(kept[0])}; load the recipe with '
-        f'workdir={workdir!r}, or use another workdir'
-      )
-
-
-def _config(workdir: str | None) -> Any:
-  path = os.path.join(workdir or '', 'config.json')
-  if workdir is None or not os.path.isfile(path):
-    return {}
-  try:
-    return disk.read_json(path)
-  except ValueError:  # the checks of a workdir refuse it
-    return {}
 
 
 def _texts(node: Any) -> Iterator[str]:

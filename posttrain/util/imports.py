@@ -83,36 +83,28 @@ def path(value: Callable[..., Any], kept: dict[str, Any] | None = None) -> str:
   Raises:
     ValueError: the object cannot be called, or has no name.
   """
-  place = _place(value) or _keep(value, {} if kept is None else kept)
-  HANDED_OVER.add(place)
-  return place
-
-
-def _place(value: Callable[..., Any]) -> str | None:
-  """Returns the import path that an object has by itself, if any."""
   name = getattr(value, '__qualname__', '')
-  module = getattr(value, '__module__', None)
-  if not callable(value) or not name.split('.')[-1].isidentifier():
+  own = name.split('.')[-1]
+  if not callable(value) or not own.isidentifier():
     raise ValueError(
       f'a function must be callable and have a name: got {value!r}; define it '
       'with def'
     )
-  if module and module != '__main__' and '<' not in name:
-    try:
-      if load(f'{module}:{name}', 'a function') is value:
-        return f'{module}:{name}'
-    except ValueError:
-      pass  # of a file that was run and cannot be imported
-  return None
-
-
-def _keep(value: Any, kept: dict[str, Any]) -> str:
-  """Makes an object an attribute of `KEPT`; returns its import path."""
-  own = name = value.__qualname__.split('.')[-1]
-  number = 1
-  while kept.get(name, value) is not value:
-    number += 1
-    name = f'{own}_{number}'
-  kept[name] = value
-  setattr(KEPT, name, value)
-  return f'{__name__}:KEPT.{name}'
+  module = getattr(value, '__module__', None)
+  place = f'{module}:{name}'
+  try:
+    is_importable = module and module != '__main__' and '<' not in name
+    found = load(place, 'a function') if is_importable else None
+  except ValueError:
+    found = None  # of a file that was run and cannot be imported
+  if found is not value:
+    kept = {} if kept is None else kept
+    name, number = own, 1
+    while kept.get(name, value) is not value:
+      number += 1
+      name = f'{own}_{number}'
+    kept[name] = value
+    setattr(KEPT, name, value)
+    place = f'{__name__}:KEPT.{name}'
+  HANDED_OVER.add(place)
+  return place

@@ -2,16 +2,9 @@
 
 import contextlib
 import ctypes
-import gc
-import logging
-import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-
-# Bytes of address space that jax and its threads need, and with which small
-# models have enough.
-_LEAST, _ROOMY = 3 * 2**29, 16 * 2**30
 
 
 def keep_freed_memory() -> bool:
@@ -31,46 +24,6 @@ def keep_freed_memory() -> bool:
   large = 2**31 - 1
   # On 32-bit glibc the largest allowed mmap threshold is lower.
   return bool(mallopt(mmap_threshold, large) and mallopt(trim_threshold, large))
-
-
-def check_limit() -> None:
-  """Checks the limit on the address space of the process (ulimit -v).
-
-  Where it is too low, C++ ends the process with `std::bad_alloc`, which no
-  Python code can catch.
-
-  Raises:
-    RuntimeError: jax cannot start within the limit.
-  """
-  limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-  if limit == resource.RLIM_INFINITY or limit >= _ROOMY:
-    return
-  if limit < _LEAST:
-    raise RuntimeError(
-      f'the process must be allowed {_LEAST / 2**30:g} GiB of address space: '
-      f'got {limit / 2**30:.2g} GiB; raise or remove the limit (ulimit -v)'
-    )
-  logging.getLogger('absl').warning(
-    'the process may use %.3g GiB of address space (ulimit -v): if that is '
-    'too little, it ends with std::bad_alloc',
-    limit / 2**30,
-  )
-
-
-def freeze_objects() -> None:
-  """Makes garbage collection skip the objects that exist now.
-
-  Those of jax and of its programs are so many that a full collection takes 30
-  to 80 ms, and every step whose rollouts make many objects starts one. There is
-  no collection before: unreachable cycles of now stay until
-  `unfreeze_objects`.
-  """
-  gc.freeze()
-
-
-def unfreeze_objects() -> None:
-  """Lets garbage collection free the objects that it skipped."""
-  gc.unfreeze()
 
 
 class OutOfDeviceMemory(RuntimeError):

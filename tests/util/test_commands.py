@@ -171,7 +171,7 @@ def examples(text):
 
 @pytest.mark.parametrize('command', COMMANDS)
 def test_examples_of_each_command_parse(command):
-  commands = examples(parser(command).help())
+  commands = examples(parser(command).parser.format_help())
   assert commands
   for name, argv in commands:
     assert name == command.removesuffix('.__main__')
