@@ -58,7 +58,7 @@ class Sql(base.Env):
     """
     self.name, self.cfg, self.max_turns = name, cfg, cfg.budget
     self._data = DATA[cfg.data.type](name, cfg.data, cfg.difficulties)
-    self._writer = dialogue.Writer(cfg.style, cfg.role)
+    self._writer = dialogue.WRITERS[cfg.style](cfg.role)
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
     """Returns the tasks of a split; no database is in both splits."""
@@ -271,9 +271,7 @@ def oracle(teacher: schema.SqlTeacher) -> Player:
     swaps = [
       (column, other)
       for column in dict.fromkeys(re.findall(r'\w+', sql))
-      for names in synth.CONCEPTS.values()
-      if column in names
-      for other in names
+      for other in synth.CONCEPTS.get(synth.CONCEPT_OF.get(column), ())
       if other != column
     ]
     if error and swaps:

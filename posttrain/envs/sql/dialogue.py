@@ -207,62 +207,37 @@ the cells of a row by " | "; a value with such a character in it stands in \
 double quotes."""
 
 
-class _Compact:
-  """Text templates and limits of a style."""
+class Writer:
+  """Writes prompts and observations; in the style `compact`."""
 
   system = ''
-  prompt = '{}\ntables: {}'
+  question = '{}\ntables: {}'
   left = '\nleft: {}'
   result = 'result: '
   error = 'error: '
-  table = '{columns}; {count} rows'
+  description = '{columns}; {count} rows'
   between_columns = ', '
   between_rows = '; '
-  sample_rows = 3
+  sample_rows = 3  # number of rows that SAMPLE shows
   characters = 400  # maximum of a result
   error_characters = 60  # maximum of an error
 
-
-class _Verbose(_Compact):
-  system = _SYSTEM
-  prompt = 'Question: {}\nTables: {}'
-  left = '\nSteps left: {}'
-  result = 'Result:\n'
-  error = 'Error: '
-  table = '{table}, {count} rows\n{columns}'
-  between_columns = between_rows = '\n'
-  sample_rows = 5
-  characters = 2000
-  error_characters = 500
-
-
-class Writer:
-  """Writes prompts and observations in one style.
-
-  Attributes:
-    sample_rows: number of rows that SAMPLE shows.
-  """
-
-  def __init__(self, style: str, role: str):
+  def __init__(self, role: str):
     """Builds a writer.
 
     Args:
-      style: 'compact' or 'verbose'.
       role: role of the observations, 'tool' or 'user'.
     """
     self._role = role
-    self._style = {'compact': _Compact, 'verbose': _Verbose}[style]
-    self.sample_rows = self._style.sample_rows
 
   def prompt(
     self, question: str, tables: tuple[str, ...], budget: int
   ) -> types.Messages:
     """Returns the messages that ask a question."""
-    style = self._style
-    text = style.prompt.format(question, ', '.join(tables))
-    user = {'role': 'user', 'content': text + style.left.format(budget)}
-    system = {'role': 'system', 'content': style.system.format(budget=budget)}
-    return (system, user) if style.system else (user,)
+    text = self.question.format(question, ', '.join(tables))
+    user = {'role': 'user', 'content': text + self.left.format(budget)}
+    system = {'role': 'system', 'content': self.system.format(budget=budget)}
+    return (system, user) if self.system else (user,)
 
   def observe(
     self, text: str, action: str, left: int, *, failed: bool
@@ -275,34 +250,50 @@ class Writer:
       left: number of steps left.
       failed: whether `text` is an error.
     """
-    style = self._style
     if failed:
-      text = style.error + cut(text, style.error_characters)
+      text = self.error + cut(text, self.error_characters)
     else:
-      text = style.result + text
+      text = self.result + text
     name = {'name': action.lower()} if self._role == 'tool' else {}
-    content = text + style.left.format(left)
+    content = text + self.left.format(left)
     return ({'role': self._role, **name, 'content': content},)
 
   def rows(self, rows: database.Rows, more: bool) -> str:
     """Writes rows; `more`: whether the result has further rows."""
-    text = self._style.between_rows.join(map(row, rows)) or EMPTY
-    return cut(text, self._style.characters, more)
+    text = self.between_rows.join(map(row, rows)) or EMPTY
+    return cut(text, self.characters, more)
 
   def table(self, db: database.Database, table: str) -> str:
     """Writes a table's columns and its number of rows."""
-    style, columns = self._style, db.describe(table)
-    names = [name for name, _ in columns]
-    if style.system:
-      names = [' '.join(column).rstrip() for column in columns]
-    text = style.table.format(
+    names = [
+      f'{name} {kind}'.rstrip() if self.system else name
+      for name, kind in db.describe(table)
+    ]
+    text = self.description.format(
       table=table,
       count=db.count(table),
-      columns=style.between_columns.join(names),
+      columns=self.between_columns.join(names),
     )
-    return cut(text, style.characters)
+    return cut(text, self.characters)
 
 
+class VerboseWriter(Writer):
+  """The style `verbose`."""
+
+  system = _SYSTEM
+  question = 'Question: {}\nTables: {}'
+  left = '\nSteps left: {}'
+  result = 'Result:\n'
+  error = 'Error: '
+  description = '{table}, {count} rows\n{columns}'
+  between_columns = between_rows = '\n'
+  sample_rows = 5
+  characters = 2000
+  error_characters = 500
+
+
+# By `style` of the options.
+WRITERS = {'compact': Writer, 'verbose': VerboseWriter}
 _READ = re.compile(
   r'(?:(?:result: |Result:\n)(?P<result>.*)|[eE]rror: (?P<error>.*))'
   r'\n(?:left|Steps left): \d+',

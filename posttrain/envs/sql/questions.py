@@ -167,24 +167,11 @@ class Files:
     self._eval_ids = set(ids[: round(cfg.eval_share * len(ids))])
 
   def select(self, split: str) -> Sequence[Question]:
-    """Returns the questions of a split, in the file's order.
-
-    Warns if there is none for evaluation, although `eval_share` is not 0.
-    """
+    """Returns the questions of a split, in the file's order."""
     evaluates = split == 'eval'
-    result = [
+    return [
       q for q in self._questions if (q.db_id in self._eval_ids) == evaluates
     ]
-    if evaluates and not result and self._cfg.eval_share:
-      logging.getLogger('absl').warning(
-        'envs.%s.env.data.eval_share should hold out a database with questions '
-        'of these difficulties: got %g of %d databases; there is no evaluation '
-        'on this environment',
-        self._name,
-        self._cfg.eval_share,
-        len(self._tables),
-      )
-    return result
 
   def fingerprint(self, split: str) -> str:
     """Returns the hash of the questions and their databases."""

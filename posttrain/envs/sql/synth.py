@@ -79,6 +79,9 @@ CONCEPTS = {
   'hours': ('duration', 'shift', 'workload'),
   'rating': ('stars', 'grade', 'quality'),
 }
+CONCEPT_OF = {
+  column: concept for concept, columns in CONCEPTS.items() for column in columns
+}
 
 # Columns of every table, and suffixes of foreign keys.
 COLUMNS = ('id', 'name')
@@ -121,30 +124,27 @@ _TYPES = {'E2': 'string', 'M2': 'string', 'H3': 'list', 'H4': 'string'}
 
 
 @dataclasses.dataclass(frozen=True)
-class Column:
-  """A column besides `id` and `name`; all of them hold whole numbers."""
-
-  name: str
-  concept: str = ''  # one of `CONCEPTS`; '' for a foreign key
-  parent: int | None = None  # index of the table that a foreign key refers to
-
-
-@dataclasses.dataclass(frozen=True)
 class Table:
   """A table with its rows."""
 
   name: str
-  columns: tuple[Column, ...]
+  # Besides `id` and `name`; of whole numbers. A foreign key has no concept.
+  columns: tuple[str, ...]
   rows: tuple[tuple[database.Cell, ...], ...]  # (id, name, *columns)
 
   @property
-  def concepts(self) -> tuple[Column, ...]:
-    return tuple(column for column in self.columns if column.concept)
+  def concepts(self) -> list[str]:
+    return [column for column in self.columns if column in CONCEPT_OF]
 
   @property
-  def foreign_key(self) -> Column | None:
-    keys = (column for column in self.columns if column.parent is not None)
+  def foreign_key(self) -> str | None:
+    keys = (column for column in self.columns if column not in CONCEPT_OF)
     return next(keys, None)
+
+
+def parent(foreign_key: str) -> str:
+  """Returns the name of the table that a foreign key refers to."""
+  return f'{foreign_key.rpartition("_")[0]}s'
 
 
 def numbers(split: str, count: int, first: int = 0) -> range:
@@ -168,27 +168,25 @@ def make(number: int) -> tuple[Table, ...]:
   ood = SPLITS[number // SPLIT_SEEDS] == 'ood'
   names = OOD_NAMES if ood else NAMES
   nouns = draw.sample(OOD_NOUNS if ood else NOUNS, draw.randint(2, 4))
-  tables: list[Table] = []
+  tables: dict[str, Table] = {}
   for i, noun in enumerate(nouns):
     columns = [
-      Column(draw.choice(CONCEPTS[concept]), concept)
+      draw.choice(CONCEPTS[concept])
       for concept in draw.sample(tuple(CONCEPTS), draw.randint(2, 3))
     ]
     if i == 1 or i > 1 and draw.random() < 0.5:
-      parent = draw.randrange(i)
-      key = f'{nouns[parent]}_{draw.choice(SUFFIXES)}'
-      columns.append(Column(key, parent=parent))
+      columns.append(f'{nouns[draw.randrange(i)]}_{draw.choice(SUFFIXES)}')
     draw.shuffle(columns)
     count = draw.randint(4, 9)
     values = []
     for column in columns:
-      if column.parent is None:
+      if column in CONCEPT_OF:
         values.append(draw.sample(range(1, 100), count))
         continue
       # Two to four parents share the rows, in random proportions. With
       # independent draws nearly all parents would have one or two rows, and
       # guesses would often be correct.
-      parents = len(tables[column.parent].rows)
+      parents = len(tables[parent(column)].rows)
       ids = range(1, parents + 1)
       owners = draw.sample(ids, draw.randint(2, min(4, parents)))
       cuts = sorted(draw.sample(range(1, count), len(owners) - 1))
@@ -199,8 +197,9 @@ def make(number: int) -> tuple[Table, ...]:
     rows = zip(
       range(1, count + 1), draw.sample(names, count), *values, strict=True
     )
-    tables.append(Table(f'{noun}s', tuple(columns), tuple(rows)))
-  return tuple(tables)
+    name = f'{noun}s'
+    tables[name] = Table(name, tuple(columns), tuple(rows))
+  return tuple(tables.values())
 
 
 @functools.lru_cache(maxsize=8192)
@@ -212,9 +211,9 @@ def write(number: int) -> bytes:
     for table in tables:
       columns = ['id INTEGER PRIMARY KEY', 'name TEXT']
       for column in table.columns:
-        columns.append(f'{column.name} INTEGER')
-        if column.parent is not None:
-          columns[-1] += f' REFERENCES {tables[column.parent].name}(id)'
+        columns.append(f'{column} INTEGER')
+        if column not in CONCEPT_OF:
+          columns[-1] += f' REFERENCES {parent(column)}(id)'
       connection.execute(f'CREATE TABLE {table.name} ({", ".join(columns)})')
     for table in tables:
       marks = ', '.join('?' * len(table.rows[0]))
@@ -282,20 +281,20 @@ def _about_one(
     sql = f'SELECT name FROM {name} WHERE id = {number}'
   elif template == 'M1':
     owner = draw.choice(table.rows)[1]
-    text = f'what is the {column.concept} of {owner} in {name}'
-    sql = f"SELECT {column.name} FROM {name} WHERE name = '{owner}'"
+    text = f'what is the {CONCEPT_OF[column]} of {owner} in {name}'
+    sql = f"SELECT {column} FROM {name} WHERE name = '{owner}'"
   elif template == 'M2':
     end, order = draw.choice((('highest', ' DESC'), ('lowest', '')))
-    text = f'which of the {name} has the {end} {column.concept}'
-    sql = f'SELECT name FROM {name} ORDER BY {column.name}{order} LIMIT 1'
+    text = f'which of the {name} has the {end} {CONCEPT_OF[column]}'
+    sql = f'SELECT name FROM {name} ORDER BY {column}{order} LIMIT 1'
   elif template == 'M3':
     bound = draw.randint(1, 99)
     side, sign = draw.choice((('above', '>'), ('below', '<')))
-    text = f'how many {name} have {column.concept} {side} {bound}'
-    sql = f'SELECT COUNT(*) FROM {name} WHERE {column.name} {sign} {bound}'
+    text = f'how many {name} have {CONCEPT_OF[column]} {side} {bound}'
+    sql = f'SELECT COUNT(*) FROM {name} WHERE {column} {sign} {bound}'
   else:
-    text = f'what is the total {column.concept} of {name}'
-    sql = f'SELECT SUM({column.name}) FROM {name}'
+    text = f'what is the total {CONCEPT_OF[column]} of {name}'
+    sql = f'SELECT SUM({column}) FROM {name}'
   return text, sql, (name,)
 
 
@@ -305,9 +304,8 @@ def _about_two(
   """Draws a question about a table with a foreign key and its parent."""
   child = draw.choice([each for each in tables if each.foreign_key])
   key = child.foreign_key
-  parent = tables[key.parent]
-  a, b = child.name, parent.name
-  source = f'FROM {a} JOIN {b} ON {a}.{key.name} = {b}.id'
+  a, b = child.name, parent(key)
+  source = f'FROM {a} JOIN {b} ON {a}.{key} = {b}.id'
   index = 2 + child.columns.index(key)
   owners = [row[index] for row in child.rows]
   if template == 'H4':
@@ -320,7 +318,8 @@ def _about_two(
     )
     return text, sql, (a, b)
   # Drawn by rows, so that owners of one row, the best guess, are rare.
-  owner = parent.rows[draw.choice(owners) - 1][1]
+  rows = {table.name: table.rows for table in tables}[b]
+  owner = rows[draw.choice(owners) - 1][1]
   source += f" WHERE {b}.name = '{owner}'"
   if template == 'H1':
     text = f'how many {a} belong to {owner} in {b}'
@@ -328,10 +327,10 @@ def _about_two(
   elif template == 'H2':
     column = draw.choice(child.concepts)
     text = (
-      f'what is the highest {column.concept} of {a} that belong to '
+      f'what is the highest {CONCEPT_OF[column]} of {a} that belong to '
       f'{owner} in {b}'
     )
-    sql = f'SELECT MAX({a}.{column.name}) {source}'
+    sql = f'SELECT MAX({a}.{column}) {source}'
   else:
     text = f'which {a} belong to {owner} in {b}'
     sql = f'SELECT {a}.name {source}'

@@ -112,7 +112,7 @@ ADA, ABC = [('Ada', 3), ('b;c', None)], [('abc', 1), ('def', 2)]
   ],
 )
 def test_rows_are_written_and_cut(rows, style, more, text):
-  shown = dialogue.Writer(style, 'tool').rows(rows, more)
+  shown = dialogue.WRITERS[style]('tool').rows(rows, more)
   assert shown == text
 
 

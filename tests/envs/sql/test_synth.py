@@ -69,7 +69,8 @@ def test_difficulties_are_balanced_and_all_templates_occur(all_questions):
 def cells(tables, table, concept):
   """Maps a table's names to their values of a concept, or to its owners."""
   (table,) = (each for each in tables if each.name == table)
-  (at,) = (i for i, x in enumerate(table.columns, 2) if x.concept == concept)
+  names = synth.CONCEPTS.get(concept, [table.foreign_key])
+  (at,) = (i for i, x in enumerate(table.columns, 2) if x in names)
   return {row[1]: row[at] for row in table.rows}
 
 
@@ -159,7 +160,7 @@ def test_the_vocabulary_covers_generated_data(split):
   texts = []
   for number in synth.numbers(split, 100):
     for table in synth.make(number):
-      texts += [table.name, *(column.name for column in table.columns)]
+      texts += [table.name, *table.columns]
       texts += [str(cell) for row in table.rows for cell in row]
     for question in synth.ask(number):
       texts += [question.text, question.gold_sql, str(question.gold_rows)]
