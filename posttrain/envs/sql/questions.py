@@ -67,17 +67,16 @@ class Question:
   ranks: tuple[int, ...] = ()
 
 
-# Field of a question -> (its keys in files, those of SQLEnv last; its type or
-# its values).
-_FIELDS: dict[str, tuple[tuple[str, ...], Any]] = {
-  'id': (('id', 'question_id'), str | int),
-  'db_id': (('db_id', 'database_name'), str),
-  'text': (('question', 'question_text'), str),
-  'gold_sql': (('gold_sql',), str),
-  'gold_rows': (('gold_answer', 'gold_rows', 'answer'), object),
-  'answer_type': (('answer_type',), verifier.ANSWER_TYPES),
-  'tables': (('tables', 'tables_involved'), list),
-  'difficulty': (('difficulty',), schema.DIFFICULTIES),
+# Key of a question in a file -> its type or its values.
+_KINDS: dict[str, Any] = {
+  'id': str | int,
+  'db_id': str,
+  'question': str,
+  'gold_sql': str,
+  'gold_answer': object,
+  'answer_type': verifier.ANSWER_TYPES,
+  'tables': list,
+  'difficulty': schema.DIFFICULTIES,
 }
 
 
@@ -94,23 +93,23 @@ def parse(row: Any) -> Question:
     some = isinstance(golds, list) and golds
     row = {**row, 'gold_answer': golds[0] if some else None}
   fields: dict[str, Any] = {}
-  for field, (names, kind) in _FIELDS.items():
-    value = next((row[name] for name in names if name in row), None)
+  for field, kind in _KINDS.items():
+    value = row.get(field)
     if field == 'difficulty' and value is None:
       most = min(len(fields['tables']), len(schema.DIFFICULTIES))
       value = schema.DIFFICULTIES[most - 1]
     fits = value in kind if isinstance(kind, tuple) else isinstance(value, kind)
     if not fits or value in (None, '', []):
       raise ValueError(
-        f'{names[0]!r} must be of {kind}: got {errors.quote(value)}; the '
-        f'fields are {errors.text(sorted(row))}'
+        f'{field!r} must be of {kind}: got {errors.quote(value)}; the fields '
+        f'are {errors.text(sorted(row))}'
       )
     fields[field] = value
   # Gold answers are rows of cells; a cell or a list stands for rows.
   kinds = {'integer': int, 'float': int | float, 'string': str}
   kind = fields['answer_type']
   parsed = []
-  for value in (fields['gold_rows'], *golds[1:]):
+  for value in (fields.pop('gold_answer'), *golds[1:]):
     rows = value if isinstance(value, list) else [value]
     rows = tuple(tuple(r) if isinstance(r, list) else (r,) for r in rows)
     values = [cell for row in rows for cell in row]
@@ -132,9 +131,13 @@ def parse(row: Any) -> Question:
         f'with a value that is not null: got {errors.quote(value)}'
       )
     parsed.append(rows)
-  fields |= {'id': str(fields['id']), 'tables': tuple(fields['tables'])}
-  fields |= {'gold_rows': parsed[0], 'other_golds': tuple(parsed[1:])}
-  return Question(**fields)
+  fields['id'], fields['tables'] = str(fields['id']), tuple(fields['tables'])
+  return Question(
+    text=fields.pop('question'),
+    gold_rows=parsed[0],
+    other_golds=tuple(parsed[1:]),
+    **fields,
+  )
 
 
 class Files:
