@@ -57,38 +57,26 @@ class Echo(base.Algorithm):
 
   def observation_weights(self, rollout: types.Rollout) -> list[np.ndarray]:
     """Returns alpha on the selected tokens, f32[T] per sample."""
-    weights = [
-      self._weights(rollout, sample, content)
-      for sample, content in zip(
-        rollout.samples, base.contents(rollout), strict=True
-      )
-    ]
+    tools = self.cfg.tools
+    selected = np.array(
+      [
+        not tools or m['role'] != 'tool' or m.get('name') in tools
+        for m in rollout.messages
+      ]
+    )
+    weights = []
+    for sample, content in zip(
+      rollout.samples, base.contents(rollout), strict=True
+    ):
+      if tools:
+        content = content & selected[sample.message_ids]
+      weights.append(np.zeros(len(sample), np.float32))
+      for role, alpha in self._alphas.items():
+        weights[-1][content & (sample.roles == role)] = alpha
     if self._filter is None:
       return weights
     keep = self._filtered(self._filter, rollout)
     return [np.where(k, w, 0) for k, w in zip(keep, weights, strict=True)]
-
-  def _weights(
-    self, rollout: types.Rollout, sample: types.Sample, content: np.ndarray
-  ) -> np.ndarray:
-    if self.cfg.tools:
-      content = content & self._by_tool(rollout, sample)
-    weights = np.zeros(len(sample), np.float32)
-    for role, alpha in self._alphas.items():
-      weights[content & (sample.roles == role)] = alpha
-    return weights
-
-  def _by_tool(
-    self, rollout: types.Rollout, sample: types.Sample
-  ) -> np.ndarray:
-    """Returns False on messages of tools that are not in `tools`, bool[T]."""
-    selected = np.array(
-      [
-        m['role'] != 'tool' or m.get('name') in self.cfg.tools
-        for m in rollout.messages
-      ]
-    )
-    return selected[sample.message_ids]
 
   def _filtered(
     self, keep: Callable[..., Any], rollout: types.Rollout

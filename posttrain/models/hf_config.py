@@ -313,36 +313,32 @@ def _rope(c: dict[str, Any], two_bases: bool) -> dict[str, Any]:
     two_bases: whether local layers have a base of their own (Gemma 3).
   """
   scaling = c.get('rope_scaling') or {}
-  parameters = c.get('rope_parameters') or {}
-  if not two_bases:
-    full = {
-      'rope_theta': c.get('rope_theta', _THETA),
-      **(scaling or parameters),
-    }
-    if any(isinstance(x, dict) for x in full.values()):
-      raise ValueError(
-        'rope_parameters must be the same for all layers of this model_type: '
-        f'got {full!r}'
-      )
-    return {
-      'rope_theta': _as_float(full['rope_theta']),
-      'rope_scaling': _scaling(full, c),
-    }
-  if parameters.keys() - set(_KINDS):
+  full, local = c.get('rope_parameters') or {}, {}
+  if two_bases:
+    unknown = full.keys() - {*_KINDS}
+    full, local = (full.get(kind) or {} for kind in _KINDS)
+    theta = c.get('rope_theta', _GEMMA3_THETA)
+    full = {'rope_theta': theta, **full, **scaling}
+  else:
+    theta = c.get('rope_theta', _THETA)
+    full = {'rope_theta': theta, **(scaling or full)}
+    unknown = {key for key, value in full.items() if isinstance(value, dict)}
+  if unknown:
     raise ValueError(
-      f'rope_parameters must have keys of {_KINDS}: got {list(parameters)}'
+      f'rope_parameters must be of {_KINDS if two_bases else "all"} layers: '
+      f'got {unknown}'
     )
-  full, local = (parameters.get(kind) or {} for kind in _KINDS)
-  full = {'rope_theta': c.get('rope_theta', _GEMMA3_THETA), **full, **scaling}
-  theta = c.get('rope_local_base_freq', _GEMMA3_LOCAL_THETA)
-  local = {'rope_theta': theta, **local}
-  if _scaling(local, {}).kind != 'none':
-    raise ValueError(f'RoPE of local layers must not be scaled: got {local!r}')
-  return {
+  fields = {
     'rope_theta': _as_float(full['rope_theta']),
     'rope_scaling': _scaling(full, c),
-    'local_rope_theta': _as_float(local['rope_theta']),
   }
+  if two_bases:
+    theta = c.get('rope_local_base_freq', _GEMMA3_LOCAL_THETA)
+    local = {'rope_theta': theta, **local}
+    fields['local_rope_theta'] = _as_float(local['rope_theta'])
+    if _scaling(local, {}).kind != 'none':
+      raise ValueError(f'RoPE of local layers must not be scaled: got {local}')
+  return fields
 
 
 def _scaling(node: dict[str, Any], c: dict[str, Any]) -> schema.RopeScaling:
@@ -362,10 +358,8 @@ def _scaling(node: dict[str, Any], c: dict[str, Any]) -> schema.RopeScaling:
     values[ours] = kind_of(node[theirs])
   try:
     return schema.RopeScaling(kind=_ROPES[kind], **values)
-  except schema.FieldError as error:
-    keys = {ours: theirs for ours, theirs, _ in _SCALING[kind]}
-    key = keys.get(error.field, error.field)
-    raise ValueError(f'rope_scaling.{key} {error.detail}') from error
+  except ValueError as error:
+    raise ValueError(f'rope_scaling: {error}') from error
 
 
 def _as_float(value: Any) -> Any:

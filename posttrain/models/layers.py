@@ -116,7 +116,7 @@ class Attention(nn.Module):
     if self.fused:
       y = project('qkv', sum(counts.values()))
       sizes = (cfg.head_dim * count for count in counts.values())
-      projections = unfuse(attention_parts(cfg), y, *sizes)
+      projections = unfuse(parts(cfg.kv_heads), y, *sizes)
     else:
       projections = (project(name, count) for name, count in counts.items())
     q, k, v = (y.reshape(*x.shape[:-1], -1, cfg.head_dim) for y in projections)
@@ -164,7 +164,7 @@ class MLP(nn.Module):
 
     if self.fused:
       y = project('gate_up', 2 * cfg.mlp_dim)
-      gate, up = unfuse(mlp_parts(cfg), y, cfg.mlp_dim, cfg.mlp_dim)
+      gate, up = unfuse(parts(cfg.mlp_dim), y, cfg.mlp_dim, cfg.mlp_dim)
     else:
       gate = checkpoint_name(project('gate', cfg.mlp_dim), 'kept')
       up = checkpoint_name(project('up', cfg.mlp_dim), 'kept')
@@ -248,16 +248,10 @@ class Embed(nn.Module):
     return x
 
 
-def attention_parts(cfg: schema.Model) -> int:
-  """Returns the number of devices of `tensor` that split heads; 1 = none."""
+def parts(count: int) -> int:
+  """Returns the number of devices of `tensor` that split `count`; 1 = none."""
   ways = sharding.ways(sharding.TENSOR)
-  return ways if cfg.kv_heads % ways == 0 else 1
-
-
-def mlp_parts(cfg: schema.Model) -> int:
-  """Returns the number of devices of `tensor` that split the MLP."""
-  ways = sharding.ways(sharding.TENSOR)
-  return ways if cfg.mlp_dim % ways == 0 else 1
+  return ways if count % ways == 0 else 1
 
 
 def fuse(parts: int, *arrays: jax.Array) -> jax.Array:

@@ -114,13 +114,11 @@ def shapes(cfg: schema.Lora, like: Params) -> Adapter:
 def cast_matrices(params: Params, dtype: str) -> Params:
   """Casts matrices to the compute dtype: frozen ones are used in no other."""
   return tree.map_with_path(
-    lambda path, x: x.astype(dtype) if is_matrix(path) else x, params
+    lambda path, x: (
+      x.astype(dtype) if path.endswith(('kernel', 'table')) else x
+    ),
+    params,
   )
-
-
-def is_matrix(path: str) -> bool:
-  """Returns whether a leaf is a kernel or the embedding table."""
-  return path.endswith(('kernel', 'table'))
 
 
 def absorb(params: Params, adapter: Adapter, scale: float) -> Params:

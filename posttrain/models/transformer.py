@@ -217,7 +217,7 @@ def decode_view(params: Params, cfg: schema.Model) -> Params:
     A tree that shares no buffer with `params`, which may be donated later.
   """
 
-  heads, width = layers.attention_parts(cfg), layers.mlp_parts(cfg)
+  heads, width = layers.parts(cfg.kv_heads), layers.parts(cfg.mlp_dim)
 
   def fuse(parts, leaves):
     return jax.tree.map(lambda *x: layers.fuse(parts, *x), *leaves)
