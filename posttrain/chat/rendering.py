@@ -272,10 +272,11 @@ class Renderer:
       check_message(message, f'messages[{index}]')
     if rendered.open and not rendered.ends_in_completion and not new:
       return rendered
-    is_whole = rendered is EMPTY and not start
-    key = (repr(messages), add_generation_prompt) if is_whole else None
-    if key and (last := self._last) and last[0] == key:
-      return last[1]
+    key = None
+    if rendered is EMPTY and not start:
+      key = repr(messages), add_generation_prompt
+      if self._last and self._last[0] == key:
+        return self._last[1]
     text = self._template.text(messages, add_generation_prompt)
     skip = self._covered(rendered, messages[:start], text)
     if skip is None:
@@ -515,8 +516,8 @@ def resolve(
     if not template and (folder / 'chat_template.jinja').is_file():
       template = (folder / 'chat_template.jinja').read_text('utf-8')
     elif not template:
-      older = _json(folder / 'chat_template.json').get('chat_template')
-      template = older or metadata.get('chat_template')
+      older = _json(folder / 'chat_template.json')
+      template = (metadata | older).get('chat_template')
     if isinstance(template, list):
       by_name = {x['name']: x['template'] for x in template}
       if 'default' not in by_name:
@@ -616,10 +617,9 @@ def write(renderer: 'Renderer', folder: str | pathlib.Path) -> None:
   folder, tokenizer = pathlib.Path(folder), renderer.tokenizer
   template, variables = renderer.template, renderer.variables
   file, metadata = folder / 'tokenizer.json', folder / 'tokenizer_config.json'
-  if file.is_file() and file.read_bytes() == tokenizer.content and template:
-    old, *others = resolve(schema.Tokenizer(path=str(folder)))
-    ours = template, tokenizer.eos, dict(variables)
-    if (others[0], old.eos, others[2]) == ours:
+  if template and file.is_file() and file.read_bytes() == tokenizer.content:
+    old, theirs, _, read = resolve(schema.Tokenizer(path=str(folder)))
+    if (theirs, old.eos, read) == (template, tokenizer.eos, variables):
       return
   values = {k: v for k, v in variables.items() if k not in (*_SPECIAL, 'today')}
   if template is None:  # its bos is the tokenizer's

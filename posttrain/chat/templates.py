@@ -18,7 +18,6 @@ and is undefined without it. Many templates then have a default date.
 import copy
 import datetime
 import functools
-import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -290,11 +289,9 @@ def span(
   """
   content = messages[index]['content']
   texts = [text, *(message['content'] for message in messages)]
-  mark = next(
-    mark
-    for mark in (f'\uf8fecontent{i}\uf8ff' for i in itertools.count())
-    if not any(mark in x for x in texts)
-  )
+  mark = MARK
+  while any(mark in x for x in texts):
+    mark += '\uf8ff'
 
   def marked(content: str) -> str:
     changed = {**messages[index], 'content': content}

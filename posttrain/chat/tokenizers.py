@@ -41,7 +41,7 @@ class Bytes:
     self._split = re.compile('(' + '|'.join(map(re.escape, SPECIALS)) + ')')
     # A multiple of 8 suits the hardware; the ids above 261 are never used.
     self.vocab_size = -(-(256 + len(SPECIALS)) // 8) * 8
-    self.eos = '<|end|>' if eos is None else eos
+    self.eos = eos or '<|end|>'
     self.eos_id = _check_id(self.special_id(self.eos), 'eos', eos, SPECIALS)
     self.pad_id = _check_id(
       self.special_id(pad or '<|pad|>'), 'pad', pad, SPECIALS

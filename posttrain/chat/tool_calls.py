@@ -175,12 +175,10 @@ def _llama3(text: str, names: Collection[str]) -> Iterator[Call]:
   if not tagged and not text.startswith('{', position):
     return
   read = _read(text, position)
-  if read.error:
-    if tagged or _LLAMA_START.match(text, position):
-      yield _malformed(read.error)
-    return
   if not tagged and not (
-    'parameters' in read.value or _is_call(read.value, names)
+    _LLAMA_START.match(text, position)
+    if read.error
+    else 'parameters' in read.value or _is_call(read.value, names)
   ):
     return  # an answer in JSON
   while not read.error:
@@ -274,10 +272,10 @@ def _call(value: Any, keys: tuple[str, ...]) -> Call:
     return _malformed(f'a call must be {form}: got no name')
   key = next((key for key in keys if key in value), None)
   if key is None:
-    other = next((x for x in ('arguments', 'parameters') if x in value), None)
-    if other is None:
-      return Call(name, {})
-    return _malformed(f'a call must be {form}: got {other!r}', name)
+    for other in ('arguments', 'parameters'):
+      if other in value:
+        return _malformed(f'a call must be {form}: got {other!r}', name)
+    return Call(name, {})
   if not isinstance(value[key], dict):
     got = _KINDS.get(type(value[key]), 'a number')
     return _malformed(f'{key!r} must be an object: got {got}', name)

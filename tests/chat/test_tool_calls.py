@@ -190,6 +190,13 @@ def test_thoughts_hold_no_calls(format):
   assert parse(f'<think>{text}', format) == []
 
 
+@pytest.mark.parametrize('format', ['hermes', 'plain'])
+def test_the_end_of_a_thought_in_arguments_hides_no_call(format):
+  call = tool_calls.Call('look', {'at': 'x</think>y'})
+  text = f'So <tool_call>{written(call)}</tool_call>'
+  assert parse(text, format) == parse(f'Hm.</think>{text}', format) == [call]
+
+
 @FORMATS
 def test_calls_of_a_turn_are_limited(format):
   text = (';' * (format == 'llama3')).join([wrapped(format)] * 100)
