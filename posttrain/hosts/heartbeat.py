@@ -177,10 +177,10 @@ class Heartbeat(threading.Thread):
       self._end(self._lost, errors.PEER_LOST)
 
   def _end(self, reason: str, code: int) -> NoReturn:
-    text = f'{reason}; process {self._index} ends in phase {watchdog.current()}'
-    if code in (errors.PEER_LOST, errors.PREEMPTED):
-      text += '; start all of them again'
-    watchdog.end(text, code=code)
+    watchdog.end(
+      f'{reason}; process {self._index} ends in phase {watchdog.current()}',
+      code=code,
+    )
 
   @contextlib.contextmanager
   def waiting(self) -> Iterator[None]:

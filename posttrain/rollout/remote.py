@@ -43,7 +43,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from posttrain import schema, types
 from posttrain.envs import base, registry
@@ -65,37 +65,6 @@ class Lost(Exception):
 
 class TimedOut(Exception):
   """The call did not return in time."""
-
-
-class Handle(Protocol):
-  """A worker process that starts or runs."""
-
-  def has_started(self) -> bool:
-    """Returns whether `start` would return, or raise, at once."""
-    ...
-
-  def start(self) -> None:
-    """Waits until the host has started; from any thread, any number of times.
-
-    Raises:
-      Lost: the process has ended, or does not start.
-    """
-
-  def call(self, seconds: float, method: str, *args: Any) -> Any:
-    """Returns the result of a method of the host.
-
-    Raises:
-      Lost: the process has ended.
-      TimedOut: the call did not return within `seconds`.
-    """
-
-  def kill(self) -> None:
-    """Ends the process at once; also if it has ended already."""
-
-
-# Begins to start a process with a host, `make()`, that serves a number of calls
-# at a time.
-Start = Callable[[Callable[[], Any], int], Handle]
 
 
 class EpisodeHost:
@@ -171,7 +140,7 @@ class RewardHost:
 class _Worker:
   """A worker of environments and the number of its episodes."""
 
-  handle: Handle
+  handle: 'Handle'
   episodes: int = 0
   is_lost: bool = False
 
@@ -180,14 +149,17 @@ class Remote:
   """Episodes and reward functions in worker processes; thread-safe."""
 
   def __init__(
-    self, cfg: schema.Rollout, options: Mapping[str, schema.Env], start: Start
+    self,
+    cfg: schema.Rollout,
+    options: Mapping[str, schema.Env],
+    start: Callable[[Callable[[], Any], int], 'Handle'],
   ):
     """Starts nothing yet.
 
     Args:
       cfg: the number of workers, and the limits of calls.
       options: those of the environments that live in workers, by name.
-      start: begins to start a process.
+      start: begins to start a process, see the function.
     """
     self._start, self._count = start, cfg.num_workers
     self.timeout = cfg.env_timeout
@@ -362,7 +334,7 @@ def _digest(result: Any) -> bytes:
 class Reward:
   """A reward function in a worker; called as `calls.Process` is."""
 
-  def __init__(self, remote: Remote, start: Callable[[], Handle]):
+  def __init__(self, remote: Remote, start: Callable[[], 'Handle']):
     """Starts nothing yet.
 
     Args:
@@ -428,16 +400,6 @@ def check(key: str) -> None:
     )
 
 
-def start(make: Callable[[], Any], concurrency: int) -> Handle:
-  """Begins to start an actor with a host.
-
-  Args:
-    make: builds the host, in the actor; pickled.
-    concurrency: the number of calls that the host serves at a time.
-  """
-  return _Handle(_actor_class(), make, concurrency)
-
-
 class _Actor:
   """A host in its process."""
 
@@ -451,8 +413,8 @@ class _Actor:
     return getattr(self._host, method)(*args)
 
 
-class _Handle:
-  """See `Handle`."""
+class Handle:
+  """A worker process that starts or runs."""
 
   def __init__(self, actor_class: Any, make: Callable, concurrency: int):
     options = actor_class.options(max_concurrency=concurrency)
@@ -466,7 +428,11 @@ class _Handle:
     return bool(ray.wait([self._started], timeout=0)[0])
 
   def start(self) -> None:
-    """Waits until the host has started."""
+    """Waits until the host has started; from any thread, any number of times.
+
+    Raises:
+      Lost: the process has ended, or does not start.
+    """
     try:
       _get(self._started, START_SECONDS)
     except TimedOut:
@@ -477,15 +443,30 @@ class _Handle:
       raise Lost(errors.describe(error)) from error
 
   def call(self, seconds: float, method: str, *args: Any) -> Any:
-    """Returns the result of a method of the host."""
+    """Returns the result of a method of the host.
+
+    Raises:
+      Lost: the process has ended.
+      TimedOut: the call did not return within `seconds`.
+    """
     return _get(self._actor.call.remote(method, args), seconds)
 
   def kill(self) -> None:
-    """Ends the process at once."""
+    """Ends the process at once; also if it has ended already."""
     import ray
 
     with contextlib.suppress(ray.exceptions.RayError):
       ray.kill(self._actor)
+
+
+def start(make: Callable[[], Any], concurrency: int) -> Handle:
+  """Begins to start an actor with a host.
+
+  Args:
+    make: builds the host, in the actor; pickled.
+    concurrency: the number of calls that the host serves at a time.
+  """
+  return Handle(_actor_class(), make, concurrency)
 
 
 def _get(reference: Any, seconds: float) -> Any:

@@ -59,10 +59,7 @@ def run(tasks: Sequence[Task[T]]) -> list[concurrent.futures.Future[T]]:
           results[i].set_exception(error)
           for later in [j for j in waits if j >= i]:
             del waits[later]
-            try:
-              tasks[later].close()
-            except Exception as second:
-              error.add_note(f'then closing another task failed: {second!r}')
+            tasks[later].close()
             results[later].cancel()  # no effect on that of the error
   finally:
     with contextlib.ExitStack() as stack:
@@ -72,15 +69,10 @@ def run(tasks: Sequence[Task[T]]) -> list[concurrent.futures.Future[T]]:
 
 
 def wait(futures: Futures) -> None:
-  """Waits until one of the futures is done.
-
-  `concurrent.futures.wait` does not return for one that was cancelled before it
-  ran, as by the `shutdown` of an executor, so it is called again every second.
-  """
-  while not any(future.done() for future in futures):
-    concurrent.futures.wait(
-      futures, timeout=1.0, return_when=concurrent.futures.FIRST_COMPLETED
-    )
+  """Waits until one of the futures is done."""
+  concurrent.futures.wait(
+    futures, return_when=concurrent.futures.FIRST_COMPLETED
+  )
 
 
 def thread(fn: Callable[..., T], *args: Any) -> concurrent.futures.Future[T]:

@@ -60,14 +60,6 @@ def test_the_error_is_the_first_in_the_order_of_tasks():
   assert type(a.exception()) is KeyError and type(b.exception()) is ValueError
 
 
-def test_a_future_that_was_cancelled_is_not_waited_for():
-  """As `shutdown(cancel_futures=True)` cancels those that never ran."""
-  log, cancelled = [], concurrent.futures.Future()
-  cancelled.cancel()
-  (result,) = side_by_side.run([task(log, 'a', [cancelled])])
-  assert result.result() == 'A'
-
-
 def test_an_interrupt_closes_all_tasks():
   log, never = [], concurrent.futures.Future()
   tasks = [task(log, 'a', [never]), task(log, 'b', error=KeyboardInterrupt())]
