@@ -32,7 +32,7 @@ from posttrain.checkpoints import policies
 from posttrain.config import checks, python_options
 from posttrain.decode import requests
 from posttrain.evaluation import comparison
-from posttrain.util import errors, hub, imports
+from posttrain.util import hub, imports
 
 Options = python_options.Options
 Rewards = python_options.Rewards
@@ -68,7 +68,7 @@ def load(
   functions, kept = python_options.named(rewards), {}
   overrides = python_options.overrides(options, kept)
   with hub.keeping(workdir):
-    run = main.read(os.fspath(recipe), overrides, trust_config)
+    run = main.load(os.fspath(recipe), overrides, trust_config, check=False)
   run = python_options.with_rewards(run, functions, kept)
   checks.check(run)
   return run
@@ -118,8 +118,6 @@ def train(
       before anything is compiled.
     preemption.Preempted: stopped by SIGTERM or the time limit; all is saved.
   """
-  if not isinstance(run, schema.Run):
-    raise ValueError(f'run must be what load returns: got {errors.quote(run)}')
   if functions := python_options.named(rewards):
     run = python_options.with_rewards(run, functions, {})
     checks.check(run)
@@ -264,15 +262,12 @@ def export(
     ValueError: there is no such checkpoint, it holds no adapter (peft), the
       folder is not empty, or no HuggingFace architecture fits this model.
   """
-  flags = {
-    'checkpoint': checkpoint,
-    'folder': folder,
-    'format': format,
-    'like': like,
-    'dtype': dtype,
-  }
   posttrain.export.export(
-    posttrain.export.PARSER.parse(
-      [f'--{name}={value}' for name, value in flags.items() if value]
+    posttrain.export.Flags(
+      checkpoint=checkpoint,
+      folder=folder,
+      format=format,
+      like=like,
+      dtype=dtype,
     )
   )

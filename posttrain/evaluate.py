@@ -29,12 +29,12 @@ config is wrong, 130 interrupted.
 """
 
 import dataclasses
+import functools
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from posttrain import config
 from posttrain.config import names
 from posttrain.evaluation import comparison
 from posttrain.metrics import writers
@@ -93,8 +93,8 @@ def measure(
     flags.trust_config,
     kl=False,  # it needs the stage's initial weights, which only training loads
   )
-  generates = objectives.TYPES[run.stages[name].kind].generates_text
-  all_measured = _policies if generates else _reward_models
+  kind = objectives.TYPES[run.stages[name].kind]
+  all_measured = _policies if kind.generates_text else _reward_models
   first, *others = all_measured(run, name, folder, flags.against)
   return first, others[0] if others else None
 
@@ -162,11 +162,6 @@ def _rival(path: str | None, check: Callable[[str], None]) -> list[str]:
   return [folder]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns the exit code. `argv=None`: the process's."""
-  return PARSER.run(_run, argv, 'configs.', config.RECIPE_PREFIX)
-
-
 def _run(flags: Flags) -> None:
   if flags.answers:
     open(flags.answers, 'a').close()  # fails before anything is measured
@@ -178,6 +173,9 @@ def _run(flags: Flags) -> None:
       for answer in first.answers:
         f.write(writers.dumps(dataclasses.asdict(answer)) + '\n')
 
+
+# Returns the exit code; takes the arguments, None = those of the process.
+main = functools.partial(PARSER.run, _run)
 
 if __name__ == '__main__':
   sys.exit(main())

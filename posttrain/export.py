@@ -25,9 +25,9 @@ interrupted.
 """
 
 import dataclasses
+import functools
 import os
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from posttrain import processes
@@ -84,7 +84,7 @@ def export(flags: Flags) -> None:
   from posttrain.checkpoints import cards, weights
   from posttrain.hosts import joining
 
-  save = _save_peft if flags.format == 'peft' else _save_hf
+  save = {'hf': _save_hf, 'peft': _save_peft}[flags.format]
   if place is not None and save is _save_peft:
     raise ValueError('--format=peft must be run by one process: got several')
   with joining.join(place, None):
@@ -156,10 +156,8 @@ def _save_hf(flags: Flags, folder: str, checkpoint: Any) -> str:
   return f'{folder}, in {dtype if like is None else f"the dtypes of {like}"}'
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns the exit code. `argv=None`: the process's."""
-  return PARSER.run(export, argv)
-
+# Returns the exit code; takes the arguments, None = those of the process.
+main = functools.partial(PARSER.run, export)
 
 if __name__ == '__main__':
   sys.exit(main())

@@ -19,6 +19,7 @@ interrupted.
 """
 
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Sequence
@@ -31,7 +32,6 @@ from posttrain.decode import requests
 from posttrain.util import commands
 
 SLOTS = 32  # sequences that are decoded at a time, at most
-GREEDY = requests.Sampling(temperature=0.0)
 
 
 @dataclasses.dataclass
@@ -81,13 +81,6 @@ class Flags:
   def __post_init__(self):
     if (self.prompt is None) == (self.prompt_ids is None):
       raise ValueError('--prompt=TEXT or --prompt_ids=1,2,3 must be given')
-    self.sampling  # noqa: B018 - checks itself
-
-  @property
-  def sampling(self) -> requests.Sampling:
-    return requests.Sampling(
-      self.temperature, self.top_k, self.top_p, self.min_p
-    )
 
 
 PARSER = commands.Parser(Flags, __doc__)
@@ -111,6 +104,9 @@ def answer(flags: Flags) -> dict[str, Any]:
   Raises:
     ValueError: the checkpoint cannot be used, or the prompt does not fit it.
   """
+  sampling = requests.Sampling(
+    flags.temperature, flags.top_k, flags.top_p, flags.min_p
+  )
   policy = policies.load(
     flags.checkpoint,
     text=flags.prompt is not None,
@@ -123,9 +119,7 @@ def answer(flags: Flags) -> dict[str, Any]:
     ids, size = np.array(flags.prompt_ids, np.int32), policy.model.vocab_size
     if not ((ids >= 0) & (ids < size)).all():
       raise ValueError(f'--prompt_ids must be in [0, {size}): got {ids}')
-  (result,) = answers(
-    policy, [ids], flags.max_tokens, flags.sampling, flags.seed
-  )
+  (result,) = answers(policy, [ids], flags.max_tokens, sampling, flags.seed)
   return {
     name: value.tolist() if isinstance(value, np.ndarray) else value
     for name, value in vars(result).items()
@@ -135,9 +129,9 @@ def answer(flags: Flags) -> dict[str, Any]:
 def answers(
   policy: policies.Policy,
   prompts: Sequence[np.ndarray],
-  max_tokens: int | None = None,
-  sampling: requests.Sampling = GREEDY,
-  seed: int = 0,
+  max_tokens: int | None,
+  sampling: requests.Sampling,
+  seed: int,
 ) -> list[Answer]:
   """Samples an answer to each prompt.
 
@@ -186,17 +180,15 @@ def answers(
   ]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns the exit code. `argv=None`: the process's."""
-  return PARSER.run(_run, argv)
-
-
 def _run(flags: Flags) -> None:
   result = answer(flags)
   print(result['text'])
   if flags.json:
     print(json.dumps(result))
 
+
+# Returns the exit code; takes the arguments, None = those of the process.
+main = functools.partial(PARSER.run, _run)
 
 if __name__ == '__main__':
   sys.exit(main())

@@ -38,8 +38,6 @@ from posttrain.util import (
   watchdog,
 )
 
-# Packages whose versions change numbers.
-_PACKAGES = ('jax', 'jaxlib', 'numpy', 'posttrain')
 # How long a run of several processes waits for a lock: that of a host that is
 # gone may live on in a network file system.
 _LOCK_SECONDS = 120.0
@@ -108,26 +106,17 @@ class Flags:
       raise ValueError('--devices must be given with --dry_run')
 
   @property
-  def place(self) -> commands.Place | None:
-    """Returns the place of this process; None if it is the only one."""
-    if self.dry_run:
-      return None
-    return commands.place(self.coordinator, self.num_processes, self.process_id)
-
-  @property
   def planned(self) -> Devices | None:
     """Returns the devices that `devices` and `num_processes` name."""
     if self.devices is None:
       return None
-    words = re.fullmatch(
-      r'(?:(cpu|gpu|tpu):)?([1-9]\d{0,5})', self.devices, re.ASCII
-    )
-    if not words:
+    kind, _, count = self.devices.rpartition(':')
+    if kind not in ('', 'cpu', 'gpu', 'tpu') or not count.isdecimal():
       raise ValueError(
         '--devices must be a number, or one after cpu:, gpu: or tpu:, as in '
         f'gpu:8: got {errors.quote(self.devices)}'
       )
-    return words[1], int(words[2]), self.num_processes or 1
+    return kind or None, int(count), self.num_processes or 1
 
   @property
   def profiled(self) -> range | None:
@@ -150,6 +139,7 @@ def load(
   path: str,
   overrides: Sequence[tuple[str, str]] = (),
   trust_config: bool = False,
+  check: bool = True,
 ) -> schema.Run:
   """Reads a recipe and its overrides; returns the checked options.
 
@@ -162,23 +152,14 @@ def load(
   Raises:
     ValueError: names the key that is wrong and the values it allows.
   """
-  run = read(path, overrides, trust_config)
-  checks.check(run)
-  return run
-
-
-def read(
-  path: str,
-  overrides: Sequence[tuple[str, str]] = (),
-  trust_config: bool = False,
-) -> schema.Run:
-  """Returns the options of `load`, without the checks that span several."""
   node = config.load(path)
   for key, value in overrides:
     config.override(node, key, value)
   run = config.build(node)
   if config.is_json(path):
     checks.check_trust(run, path, overrides, trust_config)
+  if check:
+    checks.check(run)
   return run
 
 
@@ -241,17 +222,14 @@ def train(
 
     # 1. Join the other processes, which must have the same options.
     stack.enter_context(joining.join(place, os.path.join(workdir, 'hosts')))
-    (options, known), *others = processes.gather(
-      (config.to_dict(run), machine.versions(*_PACKAGES))
-    )
-    for index, (own, versions) in enumerate(others, 1):
-      differ = config.changes(options, own)
-      if versions != known:
-        differ += f' versions {known} -> {versions}'
-      if differ:
+    options = config.to_dict(run)
+    mine = {**options, 'versions': machine.start()['versions']}
+    first, *others = processes.gather(mine)
+    for index, other in enumerate(others, 1):
+      if differ := config.changes(first, other):
         raise ValueError(
           'all processes of a run must have the same options and versions: '
-          f'process {index} differs from process 0 in {differ.strip()}'
+          f'process {index} differs from process 0 in {differ}'
         )
 
     # 2. Check everything that can be checked before anything is written.
@@ -326,41 +304,30 @@ def _print_plans(
     print('\n'.join(lines), file=file)
 
 
-def launch(
-  run: schema.Run,
-  workdir: str | None,
-  dry_run: bool,
-  time_limit: float | None = None,
-  profile: range | None = None,
-  devices: Devices | None = None,
-  place: commands.Place | None = None,
-) -> None:
-  """Prints the plan, with `dry_run` for given devices; else trains."""
-  if dry_run:
-    stages = _preflight(run, devices)
-    _print_plans(run, stages, sys.stdout, devices, details=True)
-  else:
-    final = train(run, workdir, time_limit, profile, place)
-    if final is not None:
-      print(json.dumps(final))
-
-
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns the exit code. `argv=None`: the process's."""
   if argv is None:
     imports.add_current_folder()  # the console script has its own instead
-  return PARSER.run(_run, argv, 'configs.', config.RECIPE_PREFIX)
+  return PARSER.run(_run, argv)
 
 
 def _run(flags: Flags) -> int:
   try:
-    profiled, planned, place = flags.profiled, flags.planned, flags.place
-    limit = flags.time_limit
+    limit, devices, steps = flags.time_limit, flags.planned, flags.profiled
     if limit is not None:
       limit = preemption.seconds(limit, '--time_limit')
     with hub.keeping(flags.workdir):
       run = load(flags.config, flags.overrides, flags.trust_config)
-    launch(run, flags.workdir, flags.dry_run, limit, profiled, planned, place)
+    if flags.dry_run:
+      stages = _preflight(run, devices)
+      _print_plans(run, stages, sys.stdout, devices, details=True)
+      return 0
+    place = commands.place(
+      flags.coordinator, flags.num_processes, flags.process_id
+    )
+    final = train(run, flags.workdir, limit, steps, place)
+    if final is not None:
+      print(json.dumps(final))
   except KeyboardInterrupt:
     print(
       'interrupted without saving (SIGTERM saves); the same command continues '

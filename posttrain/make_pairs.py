@@ -20,12 +20,13 @@ config is wrong, 130 interrupted.
 """
 
 import dataclasses
+import functools
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from posttrain import config, schema
+from posttrain import schema
 from posttrain.util import commands
 
 
@@ -158,10 +159,8 @@ def _max_length(
   return max(lengths, default=0)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns the exit code. `argv=None`: the process's."""
-  return PARSER.run(make, argv, 'configs.', config.RECIPE_PREFIX)
-
+# Returns the exit code; takes the arguments, None = those of the process.
+main = functools.partial(PARSER.run, make)
 
 if __name__ == '__main__':
   sys.exit(main())

@@ -79,5 +79,5 @@ def test_every_command_that_trains_can_be_read(page, folder):
       continue
     # `--config.seed=N`: a key that exists, with any value.
     overrides = [(k, '1' if v == 'N' else v) for k, v in flags.overrides]
-    main.read(flags.config, overrides)
+    main.load(flags.config, overrides, check=False)
   assert argvs or page != 'README.md'

@@ -33,7 +33,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from posttrain import compilation, config, schema, sharding, types
+from posttrain import compilation, schema, sharding, types
 from posttrain import main as main_lib
 from posttrain.chat import rendering
 from posttrain.metrics import writers
@@ -197,9 +197,7 @@ def replay(flags: Flags, run: schema.Run) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns the exit code: 1 if the training failed."""
-  return PARSER.run(
-    _run, argv, 'configs.', 'experiments.', config.RECIPE_PREFIX
-  )
+  return PARSER.run(_run, argv, 'experiments.')
 
 
 def _run(flags: Flags) -> None:

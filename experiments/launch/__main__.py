@@ -19,7 +19,6 @@ import sys
 from collections.abc import Sequence
 
 from experiments.launch import options as options_lib
-from posttrain import config
 from posttrain.config import names
 from posttrain.util import commands
 
@@ -29,7 +28,7 @@ PARSER = commands.Parser(Flags, __doc__, names.flag)
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns the exit code. `argv=None`: the process's."""
-  packages = 'configs.', 'experiments.', config.RECIPE_PREFIX
+  packages = 'experiments.'
   return PARSER.run(_run, argv, *packages)
 
 

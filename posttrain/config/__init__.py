@@ -1,7 +1,6 @@
 """ConfigDict <-> schema: recipes, overrides, trust, checks of whole runs."""
 
 from posttrain.config.options import (
-  RECIPE_PREFIX,
   build,
   changes,
   check_resume,

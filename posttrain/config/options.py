@@ -30,7 +30,6 @@ from posttrain.models import hf_config
 from posttrain.schema import bounds
 from posttrain.util import disk, errors, hub
 
-RECIPE_PREFIX = 'recipe_'  # begins the module name of a recipe file
 _FOLDER = pathlib.Path(__file__).parents[2] / 'configs'
 # Keys that may differ when a run is resumed, besides those of the schedule.
 _RESUMABLE = (
@@ -62,14 +61,14 @@ def load(spec: str) -> config_dict.ConfigDict:
     return from_dict(disk.read_json_object(path), path)
   name = pathlib.Path(path).stem
   try:
-    recipe = runpy.run_path(path, run_name=RECIPE_PREFIX + name)
+    recipe = runpy.run_path(path, run_name=errors.RECIPE + name)
     config = recipe['get_config'](*([argument] if argument else []))
     if not _is_node(config):
       raise TypeError(f'{errors.quote(config)} is no ConfigDict')
   except (Exception, SystemExit) as error:
     # Errors of options, raised by the schema or by configs/, name the key.
     is_own = isinstance(error, ValueError | RuntimeError)
-    if is_own and errors.is_expected(error, 'configs.'):
+    if is_own and errors.is_expected(error):
       raise
     raise ValueError(
       f'{path} must be a recipe with get_config: {errors.describe(error)} '

@@ -25,6 +25,9 @@ PEER_LOST = 5  # another process of the run has ended or does not answer
 PREEMPTED = 75  # saved and stopped; start it again (EX_TEMPFAIL)
 INTERRUPTED = 130  # Ctrl-C
 
+# Prefixes of the names of our modules; that of a recipe file begins so.
+RECIPE = 'recipe_'
+OWN = 'posttrain.', 'configs.', RECIPE
 LIMIT = 200  # characters of a quoted value
 _LONGEST = 4000  # characters of a message
 _INSTALLED = (
@@ -41,7 +44,7 @@ def report(error: Exception, *packages: str) -> int:
 
   Args:
     error: a caught error with its traceback.
-    *packages: prefixes of module names besides `posttrain.`.
+    *packages: prefixes of module names besides `OWN`.
   """
   is_machine = isinstance(error, OSError | MemoryError)
   is_own = isinstance(error, ValueError | RuntimeError)
@@ -58,14 +61,14 @@ def is_expected(error: BaseException, *packages: str) -> bool:
 
   Args:
     error: a caught error with its traceback.
-    *packages: prefixes of module names besides `posttrain.`.
+    *packages: prefixes of module names besides `OWN`.
   """
   trace = error.__traceback__
   assert trace is not None, 'the error must have been raised'
   while trace.tb_next:
     trace = trace.tb_next
   module = trace.tb_frame.f_globals.get('__name__', '')
-  return module == '__main__' or module.startswith(('posttrain.', *packages))
+  return module == '__main__' or module.startswith((*OWN, *packages))
 
 
 def text(value: object, limit: int = LIMIT) -> str:

@@ -86,7 +86,7 @@ def rows(workdir):
 @pytest.fixture(scope='module')
 def workdir(folder, tmp_path_factory):
   path = tmp_path_factory.mktemp('run')
-  main.launch(options(folder), str(path), dry_run=False)
+  main.train(options(folder), str(path))
   return path
 
 
@@ -229,8 +229,8 @@ def test_an_interrupted_lora_run_resumes_bitwise(
   with monkeypatch.context() as patch:
     toys.stop_at(patch, 2, 'grpo')
     with pytest.raises(preemption.Preempted, match='stage grpo, step 2'):
-      main.launch(options(folder), str(tmp_path), dry_run=False)
-  main.launch(options(folder), str(tmp_path), dry_run=False)
+      main.train(options(folder), str(tmp_path))
+  main.train(options(folder), str(tmp_path))
   assert rows(tmp_path) == rows(workdir)
   jax.tree.map(
     np.testing.assert_array_equal, weights_at(tmp_path), weights_at(workdir)
@@ -473,8 +473,7 @@ def test_a_dry_run_looks_at_the_headers_of_weights(folder, tmp_path):
   edited(base, 'model.safetensors', lambda tensors: tensors.popitem())
   message = '^config.sft.init must name weights.*must hold all tensors'
   with pytest.raises(ValueError, match=message):
-    main.launch(options(base), str(tmp_path / 'run'), dry_run=True)
-  assert not (tmp_path / 'run').exists()
+    preflight.check(options(base))
 
 
 def test_a_dry_run_looks_at_the_arrays_of_a_run(workdir, monkeypatch):

@@ -66,7 +66,7 @@ def _run(
 def _launch(workdir, run=None, env=Ragged):
   with pytest.MonkeyPatch.context() as patch:
     toys.install(patch, env)
-    main.launch(run or _run(), str(workdir), dry_run=False)
+    main.train(run or _run(), str(workdir))
 
 
 @pytest.fixture(scope='module')

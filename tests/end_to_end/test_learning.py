@@ -39,7 +39,7 @@ def test_the_loss_falls_to_the_entropy_of_the_data(tmp_path):
     metrics=schema.Metrics(progress=False),
   )
   workdir = str(tmp_path / 'run')
-  main.launch(run, workdir, dry_run=False)
+  main.train(run, workdir)
   rows = writers.read(workdir + '/metrics.jsonl')
   losses = [row.get('ce/nll') for row in rows]
   entropy = -(COIN * math.log(COIN) + (1 - COIN) * math.log(1 - COIN)) / 2

@@ -78,7 +78,7 @@ def test_environments_mix_in_one_batch(tmp_path):
     'chat': schema.EnvEntry(env=rows, ratio=3.0),
   }
   run = _run({'sft': _stage(envs, steps=3)})
-  main.launch(run, str(tmp_path / 'run'), dry_run=False)
+  main.train(run, str(tmp_path / 'run'))
   last = _rows(tmp_path / 'run')[-1]
   assert last['batch/samples'] == 4
   seen = set()
@@ -214,7 +214,7 @@ def test_two_stages_in_order_and_resumed_in_the_second(tmp_path):
       'main': _stage(envs, steps=4, init='stage:warm'),
     }
   )
-  main.launch(run, str(tmp_path / 'whole'), dry_run=False)
+  main.train(run, str(tmp_path / 'whole'))
   rows = _rows(tmp_path / 'whole')
   steps = [(row['stage'], row['step']) for row in rows]
   assert steps == [('warm', i) for i in range(3)] + [
@@ -224,14 +224,14 @@ def test_two_stages_in_order_and_resumed_in_the_second(tmp_path):
   with pytest.MonkeyPatch.context() as patch:
     toys.stop_at(patch, 2, 'main')
     with pytest.raises(preemption.Preempted, match='stage main, step 2'):
-      main.launch(run, str(tmp_path / 'cut'), dry_run=False)
-  main.launch(run, str(tmp_path / 'cut'), dry_run=False)
+      main.train(run, str(tmp_path / 'cut'))
+  main.train(run, str(tmp_path / 'cut'))
   assert _rows(tmp_path / 'cut') == rows
   # A stage that a later one was built upon is not trained any further.
   warm = dataclasses.replace(run.stages['warm'], steps=3)
   more = dataclasses.replace(run, stages={**run.stages, 'warm': warm})
-  with pytest.raises(ValueError, match="'warm' must end before stage 'main'"):
-    main.launch(more, str(tmp_path / 'cut'), dry_run=False)
+  with pytest.raises(ValueError, match="'warm' must end before"):
+    main.train(more, str(tmp_path / 'cut'))
 
 
 def test_every_key_is_read(tmp_path, monkeypatch):
@@ -313,10 +313,9 @@ def test_every_key_is_read(tmp_path, monkeypatch):
   )
   run = config.build(node)
   checks.check(run)
-  main.launch(
+  main.train(
     dataclasses.replace(run, compilation_cache=str(tmp_path / 'cache')),
     str(tmp_path / 'run'),
-    dry_run=False,
   )
   _ask_the_rest(str(path))
   answers = [test_pairing.RIGHT, test_pairing.WRONG]

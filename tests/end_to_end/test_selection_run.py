@@ -66,7 +66,7 @@ def run_of(steps=30, patience=3, **options):
 def launch(workdir, run=None):
   with pytest.MonkeyPatch.context() as patch:
     toys.install(patch, Falling)
-    main.launch(run or run_of(), str(workdir), dry_run=False)
+    main.train(run or run_of(), str(workdir))
 
 
 def alone():
@@ -242,7 +242,7 @@ def test_a_stage_on_pairs_is_selected_by_half_of_those_held_out(tmp_path):
   ]
   recipe = 'configs/arithmetic_reward_model.py:tiny'
   run = main.load(recipe, overrides)
-  main.launch(run, str(tmp_path), dry_run=False)
+  main.train(run, str(tmp_path))
   rows = writers.read(str(tmp_path / 'metrics.jsonl'))
   rows = [x for x in rows if 'select/best_step' in x]
   key = 'rewards/accuracies'

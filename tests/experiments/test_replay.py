@@ -92,7 +92,7 @@ def test_a_replay_of_grpo_equals_the_run(tmp_path, monkeypatch):
   entry = toys.entry(group_size=4, max_tokens=4, kl_beta=0.1)
   run = _run(toys.stage(envs={'toy': entry}))
   toys.install(monkeypatch)
-  main.launch(run, str(tmp_path / 'run'), dry_run=False)
+  main.train(run, str(tmp_path / 'run'))
   replay.replay(_flags(tmp_path / 'run', tmp_path / 'again'), run)
   _check_equal(tmp_path / 'run', tmp_path / 'again')
   path = tmp_path / 'run' / 'token_exports' / f'first_{STEPS:06d}.jsonl'

@@ -198,7 +198,7 @@ def test_scoring_is_timed_where_there_is_scoring(tmp_path, monkeypatch):
     metrics=schema.Metrics(progress=False),
   )
   checks.check(run)
-  main.launch(run, str(tmp_path / 'run'), dry_run=False)
+  main.train(run, str(tmp_path / 'run'))
   rows = writers.read(str(tmp_path / 'run' / 'metrics.jsonl'))
   timed = [(row['stage'], row['step']) for row in rows if 'time/scoring' in row]
   assert timed == [('opd', 1), ('opd', 2)]

@@ -30,7 +30,7 @@ def launch(workdir, entry, **options):
     metrics=schema.Metrics(progress=False),
     stages={'main': stage},
   )
-  main.launch(run, str(workdir), dry_run=False)
+  main.train(run, str(workdir))
   return writers.read(str(workdir / 'metrics.jsonl'))
 
 

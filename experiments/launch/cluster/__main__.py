@@ -20,7 +20,6 @@ import time
 from collections.abc import Sequence
 
 from experiments.launch.cluster import attempts
-from posttrain import config
 from posttrain import main as posttrain_main
 from posttrain.rollout import remote
 from posttrain.util import commands, preemption
@@ -121,7 +120,7 @@ PARSER = commands.Parser(Flags, __doc__)
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns the exit code. `argv=None`: the process's."""
-  return PARSER.run(run, argv, 'configs.', 'experiments.', config.RECIPE_PREFIX)
+  return PARSER.run(run, argv, 'experiments.')
 
 
 if __name__ == '__main__':
