@@ -151,20 +151,3 @@ def test_resuming_with_other_options_is_refused(kind):
 def test_more_tasks_than_there_are_is_refused(cfg, words):
   with pytest.raises(ValueError, match=rf'^envs\.e\.env\.{words}'):
     registry.make('e', cfg)
-
-
-@pytest.mark.parametrize(
-  'kind, options, words',
-  [
-    (schema.Arithmetic, {'min_operand': -1}, r'min_operand must be in \[0, '),
-    (schema.ReverseText, {'alphabet': 'aba'}, 'alphabet must .* each once'),
-    (schema.AlphabetSort, {'role': 'system'}, 'role must be one of'),
-    (schema.Gsm8k, {}, 'path must name a file'),
-    (schema.OpenEnv, {'url': 'http://a/ws'}, 'url must be ws://'),
-    (schema.OpenEnv, {'refused_reward': float('nan')}, 'refused_reward must'),
-    (schema.SqlFiles, {'questions': 'q', 'databases': 'd', 'now': 'x'}, 'now'),
-  ],
-)
-def test_invalid_options_are_refused(kind, options, words):
-  with pytest.raises(ValueError, match=words):
-    kind(**options)

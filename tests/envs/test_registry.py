@@ -4,9 +4,7 @@ import json
 
 import pytest
 
-from configs import machinery
-from posttrain import config, main, schema
-from posttrain.config import checks
+from posttrain import main, schema
 from posttrain.envs import base, registry
 from tests.envs import echoes
 
@@ -51,32 +49,6 @@ def test_class_that_is_no_environment_is_refused(path, message):
   with pytest.raises(ValueError, match=message) as error:
     registry.make('mine', schema.CustomEnv(import_path=path))
   assert '\n' not in str(error.value) and len(str(error.value)) < 600
-
-
-def check(**env):
-  """Builds and checks a config whose environment is set by an override."""
-  stages = {'sft': schema.Stage(envs={'a': schema.EnvEntry()})}
-  node = machinery.config_dict(schema.Run(stages=stages))
-  entry = {'env': {'type': 'custom', **env}}
-  config.override(node, 'sft.envs', json.dumps({'mine': entry}))
-  checks.check(config.build(node))
-
-
-@pytest.mark.parametrize(
-  'env, message',
-  [
-    ({}, "import_path must be an import path .*: got ''"),
-    (
-      {'import_path': f'{PATH}:Echo', 'kwargs': {'repaets': 1}},
-      r'import_path must .*repaets',
-    ),
-  ],
-)
-def test_mistake_in_the_options_names_the_key(env, message):
-  message = rf'^config\.sft\.envs\.mine\.env\.{message}'
-  with pytest.raises(ValueError, match=message) as error:
-    check(**env)
-  assert '\n' not in str(error.value)
 
 
 def test_a_run_trains_on_a_custom_environment(tmp_path, capsys):

@@ -26,13 +26,12 @@ import importlib
 import inspect
 from collections.abc import Mapping
 from concurrent import futures
-from types import ModuleType
 from typing import Any
 
 from posttrain import types
 
 
-def load(module: str, extra: str, env: str) -> ModuleType:
+def load(module: str, extra: str, env: str) -> None:
   """Imports a module of an optional dependency.
 
   Args:
@@ -44,7 +43,7 @@ def load(module: str, extra: str, env: str) -> ModuleType:
     ValueError: a module is not installed; names the extra.
   """
   try:
-    return importlib.import_module(module)
+    importlib.import_module(module)
   except ModuleNotFoundError as error:
     raise ValueError(
       f'{error.name} must be installed for envs.{env}.env: got none; pip '

@@ -24,7 +24,6 @@ opened.
 import contextlib
 import json
 import math
-import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,8 +79,7 @@ class Episode:
   def __init__(self, task: types.Task, cfg: schema.OpenEnv):
     from websockets import exceptions
 
-    url = urllib.parse.urlsplit(cfg.url)  # shown without password and query
-    self._url = f'{url.scheme}://{url.netloc.rpartition("@")[2]}{url.path}'
+    self._key = f'envs.{task.env}.env.url'  # a url may hold a password
     self._task, self._cfg = task, cfg
     self._stack, self._socket = contextlib.ExitStack(), None
     self._closed = exceptions.ConnectionClosed
@@ -113,8 +111,8 @@ class Episode:
         )
       except self._failed as error:
         raise ConnectionError(
-          f'url must name a server that answers in connect_timeout='
-          f'{cfg.connect_timeout:g} s: got {self._url!r}; {errors.text(error)}'
+          f'{self._key} must name a server that answers in connect_timeout='
+          f'{cfg.connect_timeout:g} s: got {errors.describe(error)}'
         ) from None
     out = self._request('reset', {'seed': self._task.info['seed']})
     self._rewards = []
@@ -184,7 +182,7 @@ class Episode:
     except (TimeoutError, self._closed) as error:
       self._stack.close()  # a late answer must not be that of a later request
       raise ConnectionError(
-        f'{self._url} must answer a {kind} in message_timeout='
+        f'{self._key} must answer a {kind} in message_timeout='
         f'{self._cfg.message_timeout:g} s, with {_MAX_BYTES} bytes at most: '
         f'got {errors.describe(error)}'
       ) from None
@@ -205,7 +203,7 @@ class Episode:
         self._rewards.append(reward)
         return types.StepOut((shown,), reward or 0.0, bool(data.get('done')))
     raise RuntimeError(
-      f'{self._url} must answer a {kind} with an observation that has the '
+      f'{self._key} must answer a {kind} with an observation that has the '
       f'observation_field {self._cfg.observation_field!r}, and a finite reward '
       f'or null: got {errors.text(message)}'
     )

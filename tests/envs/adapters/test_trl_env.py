@@ -81,29 +81,6 @@ def test_an_episode_of_calls():
   assert score.metrics == {'calls': 3, 'failures': 0, 'malformed': 0}
 
 
-@pytest.mark.parametrize(
-  ('text', 'words'),
-  [
-    (
-      'look({"at": 1})',
-      "the tool must be one of ['guess', 'wait']: got 'look'",
-    ),
-    ('guess({})', "guess must have the argument 'number'"),
-    ('guess(3)', 'a call must be one that can be read: write NAME'),
-    ('guess({"number": -1})', 'numbers are not negative'),
-    ('guess({"number": 1, "mood": "ok"})', 'must be "good" | "bad": got'),
-  ],
-)
-def test_the_error_of_a_bad_call_is_its_observation(text, words):
-  episode, _ = begin(make())
-  said = answer(episode, text)
-  assert said.startswith('error: ') and words in said
-  assert answer(episode, 'guess({"number": 5})') == 'right'
-  malformed = 0 if words == 'numbers are not negative' else 0.5
-  metrics = {'calls': 2, 'failures': 1, 'malformed': malformed}
-  assert episode.end(True).metrics == metrics
-
-
 def test_an_episode_without_a_reward_is_not_scorable():
   env = make(factory=f'{GAMES}:Judged')
   assert next(env.source('train', 0)).tools is None

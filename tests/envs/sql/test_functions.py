@@ -42,25 +42,6 @@ def test_rewards_of_transcripts_equal_those_of_the_environment(style, name):
     )
 
 
-def test_a_truncated_answer_does_not_count():
-  """A truncated answer has an observation; the next answer counts."""
-  env = registry.make('sql', schema.Sql())
-  (task,) = env.source('eval', 0).take(1)
-  episode, said = env.make(task), []
-  for text, truncated in (
-    *[('ANSWER wrong', True)] * 2,
-    (f'ANSWER {task.answer}', False),
-  ):
-    out = episode.step(text, truncated)
-    said += [{'role': 'assistant', 'content': text}, *out.messages]
-  columns = {key: [value] for key, value in task.info.items()}
-  columns['completions'] = [said]
-  assert functions.reward_correctness(**columns) == [1.0]
-  # Two failures, the second of which is a repeat.
-  assert functions.reward_operational(**columns) == [pytest.approx(-0.07)]
-  assert episode.grade().metrics['operational'] == pytest.approx(-0.07)
-
-
 def test_rewards_of_a_transcript_written_by_hand():
   said = [
     {'role': 'assistant', 'content': 'QUERY SELECT wage FROM dogs'},
