@@ -10,7 +10,8 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -36,11 +37,10 @@ class _Peers:
     self._split = NamedSharding(mesh, PartitionSpec('processes'))
     whole = NamedSharding(mesh, PartitionSpec())
     self._gather = jax.jit(lambda x: x, out_shardings=whole)
-    self.heartbeat: heartbeat.Heartbeat | None = None
+    self.waiting: Callable[[], Any] = contextlib.nullcontext
 
   def exchange(self, row: np.ndarray) -> np.ndarray:
-    beats = self.heartbeat
-    with beats.waiting() if beats else contextlib.nullcontext():
+    with self.waiting():
       rows = jax.make_array_from_single_device_arrays(
         (self.count, *row.shape),
         self._split,
@@ -107,8 +107,9 @@ def join(place: commands.Place | None, folder: str | None) -> Iterator[None]:
   # 3. Heartbeats while the run goes on.
   host = (place.coordinator or '').rpartition(':')[0].strip('[]')
   with processes.use(peers):
-    beats = peers.heartbeat = heartbeat.Heartbeat(host or None)
+    beats = heartbeat.Heartbeat(host or None)
     beats.start()
+    peers.waiting = beats.waiting
     try:
       yield
     except BaseException as error:

@@ -259,8 +259,7 @@ def _read(match: re.Match, before: str, after: str) -> _Numbers:
   if (
     after[:1] == '^'
     or _INDEXED.match(after)
-    or _is_foreign(before[-1:])
-    or _is_foreign(after[:1])
+    or any(x.isnumeric() and not x.isascii() for x in (before[-1:], after[:1]))
   ):
     values = [None]
   if signs == '-' and signed and values[0] is not None:
@@ -284,7 +283,3 @@ def _is_letter(char: str) -> bool:
   Scripts without case, such as Chinese, write no spaces around numbers.
   """
   return char.lower() != char.upper()
-
-
-def _is_foreign(char: str) -> bool:
-  return char.isnumeric() and not char.isascii()
