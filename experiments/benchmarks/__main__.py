@@ -20,15 +20,14 @@ grpo        8 prompts of 32 tokens, 8 samples of 32 tokens for each, one update
             seconds of building everything and of the first step, in fresh
             processes, with an empty compilation cache and with a full one
 growth      what a token costs by the capacity of a slot (`decode`, of which 32
-            tokens are used; `prefill`) and by the tokens of a row (`train`: one
-            sequence, or packed with segments of 64)
-logprobs    the chunked linear head against full logits, each in a process of
-            its own, because peak memory is a property of a process
+            tokens are used; `prefill`, prompts of 64) and by the tokens of a
+            row (`train`: one sequence; `packed`: segments of 64)
+logprobs    the chunked linear head against full logits, and the temporaries of
+            both programs
 """
 
 import argparse
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -39,7 +38,7 @@ import numpy as np
 from experiments.benchmarks import timing
 
 BATCH, PROMPT, NEW, GROUP = 64, 32, 128, 8  # of `decode`
-CAPACITIES = (64, 128, 256, 512, 1024, 2048, 4096)
+SIZES = (128, 256, 512, 1024, 2048)  # of `growth`
 MICRO_TOKENS = 2048  # of `growth`
 
 
@@ -56,11 +55,11 @@ def main(argv=None) -> None:
   add('--dtype', default='float32', help='train_step')
   add('--remat', default='none', help='train_step')
   add('--first', action='store_true', help='grpo')
-  add('--kinds', default='decode,prefill,train', help='growth')
+  add('--kinds', default='decode,prefill,train,packed', help='growth')
   add('--vocab', type=int, default=32768, help='logprobs')
   add('--tokens', type=int, default=2048, help='logprobs')
   add('--embed-dim', type=int, default=256, help='logprobs')
-  add('--impl', help='grpo, logprobs: only this one, in this process')
+  add('--impl', help='grpo: only the first step of this one')
   add('--cache', help='grpo: a compilation cache, with --impl')
   args = parser.parse_args(argv)
   if args.threads:
@@ -170,19 +169,10 @@ def grpo(args) -> None:
     for _ in range(args.repeats):
       with tempfile.TemporaryDirectory() as folder:
         for _ in ('cold', 'warm'):
-          again(args, impl=name, cache=folder)
-
-
-def again(args, **flags) -> None:
-  """Runs this benchmark in another process, with some other flags."""
-  flags = {**vars(args), 'first': None, **flags}
-  command = [sys.executable, '-m', 'experiments.benchmarks', flags.pop('bench')]
-  command += [
-    f'--{name.replace("_", "-")}={value}'
-    for name, value in flags.items()
-    if value is not None
-  ]
-  subprocess.run(command, check=True)
+          command = [sys.executable, '-m', 'experiments.benchmarks', 'grpo']
+          flags = f'--impl={name}', f'--cache={folder}', f'--shape={args.shape}'
+          threads = [f'--threads={args.threads}'] if args.threads else []
+          subprocess.run([*command, *flags, *threads], check=True)
 
 
 def first_step(args, make) -> None:
@@ -213,7 +203,7 @@ def first_step(args, make) -> None:
 
 
 def growth(args) -> None:
-  """Prints CPU microseconds per token: medians of works in turns."""
+  """Measures tokens per second by the size of a slot or a row."""
   from experiments.benchmarks import plain_jax, works
 
   shape = plain_jax.SHAPES[args.shape]
@@ -229,55 +219,29 @@ def growth(args) -> None:
     batch = works.make_batch(ids, rows, [segment] * rows)
     return works.update(works.model(shape), batch)
 
-  # Kind -> curve, size -> work, its tokens, and a work that is subtracted.
-  points = {
-    'decode': {
-      ('32 tokens used', x): (generate(x, 8, 24), BATCH * 23, generate(x, 8, 1))
-      for x in CAPACITIES
-    },
-    'prefill': {
-      ('prompts of 64', x): (generate(x, 64, 1), BATCH * 64)
-      for x in CAPACITIES[1:]
-    },
-    'train': {
-      (f'segments of {segment}', row): (train(row, segment), 2 * MICRO_TOKENS)
-      for row in CAPACITIES[:-1]
-      for segment in {64, row}
-    },
+  # Kind -> its work of a size, and the work's tokens.
+  kinds = {
+    'decode': (lambda size: generate(size, 8, 24), BATCH * 24),
+    'prefill': (lambda size: generate(size, 64, 1), BATCH * 64),
+    'train': (lambda size: train(size, size), 2 * MICRO_TOKENS),
+    'packed': (lambda size: train(size, 64), 2 * MICRO_TOKENS),
   }
   for kind in args.kinds.split(','):
-    clocks = {
-      (*key, i): timing.Clock(work)
-      for key, (own, _, *less) in points[kind].items()
-      for i, work in enumerate([own, *less])
-    }
-    timing.alternate(clocks, args.repeats)
-    for (curve, size), (_, tokens, *less) in points[kind].items():
-      seconds = clocks[curve, size, 0].median_cpu
-      seconds -= clocks[curve, size, 1].median_cpu if less else 0
-      timing.emit(
-        bench=f'growth_{kind}',
-        shape=args.shape,
-        curve=curve,
-        size=size,
-        cpu_us_per_token=timing.rounded(1e6 * seconds / tokens),
-      )
-  timing.emit_matmul(threads=args.threads)
+    make, tokens = kinds[kind]
+    for size in SIZES:
+      works_of = {kind: lambda make=make, size=size: make(size)}
+      timing.compare(args, works_of, tokens, 'tokens', size=size)
 
 
 def logprobs(args) -> None:
-  """Measures the linear head in two processes, or `--impl` in this one."""
-  if args.impl is None:
-    for impl in ('chunked', 'plain'):
-      again(args, impl=impl)
-    return
+  """Compares the chunked linear head with full logits."""
   import jax
   import jax.numpy as jnp
 
-  from posttrain.losses import logprobs as logprobs_lib
+  from posttrain.losses import logprobs
 
   def chunked(hidden, weight, targets):
-    return logprobs_lib.linear(hidden, weight, targets)[0].sum()
+    return logprobs.linear(hidden, weight, targets)[0].sum()
 
   def plain(hidden, weight, targets):
     log_probs = jax.nn.log_softmax(hidden @ weight)
@@ -290,30 +254,15 @@ def logprobs(args) -> None:
     jax.random.normal(keys[1], (d, v)) / d**0.5,
     jax.random.randint(keys[2], (n,), 0, v),
   )
-  loss = {'chunked': chunked, 'plain': plain}[args.impl]
-  before = peak_rss_mib()
-  step = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*arrays).compile()
-  clock = timing.Clock(lambda: jax.block_until_ready(step(*arrays)))
-  timing.alternate({'work': clock}, args.repeats)
-  temp = step.memory_analysis().temp_size_in_bytes
-  timing.emit(
-    bench='logprobs',
-    impl=args.impl,
-    vocab=v,
-    tokens=n,
-    embed_dim=d,
-    threads=args.threads,
-    **clock.rates(n, 'tokens'),
-    temp_mib=timing.rounded(temp / 2**20),
-    peak_rss_mib=peak_rss_mib(),
-    rss_before_mib=before,
-  )
-  timing.emit_matmul(threads=args.threads)
-
-
-def peak_rss_mib() -> int:
-  """Returns the highest resident memory of this process so far."""
-  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+  works = {}
+  for loss in (chunked, plain):
+    step = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*arrays).compile()
+    temp = step.memory_analysis().temp_size_in_bytes
+    timing.emit(impl=loss.__name__, temp_mib=timing.rounded(temp / 2**20))
+    works[loss.__name__] = lambda step=step: (
+      lambda: jax.block_until_ready(step(*arrays))
+    )
+  timing.compare(args, works, n, 'tokens', vocab=v, embed_dim=d)
 
 
 if __name__ == '__main__':

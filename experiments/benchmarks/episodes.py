@@ -16,14 +16,11 @@ The same episodes of configs/sql.py, stage `grpo`, are run alternately by
 with one engine. RUN is a workdir of the recipe. Without it weights are random,
 and episodes have 3 turns, because none of them ever answers.
 
-Prints a row per design: medians over the repeats. Matrix products of another
-shape round differently, so a sampled token may differ.
+Prints a row per design: medians over the repeats.
 """
 
 import argparse
 import dataclasses
-import statistics
-import time
 
 import jax
 import numpy as np
@@ -71,11 +68,7 @@ class LockStepEngine:
 
 
 def main(argv=None) -> None:
-  """Prints the rows of all designs.
-
-  `to_lock_step` is a design's speed relative to lock-step's within a repeat;
-  `other` counts the episodes whose tokens are not those of the last design.
-  """
+  """Prints the rows of all designs."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--checkpoint', default='', metavar='RUN')
   for name, default in (('episodes', 256), ('slots', 256), ('repeats', 3)):
@@ -107,30 +100,12 @@ def main(argv=None) -> None:
     'held': player(engine, stage.rollout),
     'held overlap': player(engine, overlap),
   }
-  walls, tokens = {name: [] for name in players}, {}
-  for _ in range(args.repeats + 1):  # the first one compiles
-    for name, one in players.items():
-      begin = time.perf_counter()
-      rollouts = one.run(specs)
-      walls[name].append(time.perf_counter() - begin)
-      assert not any(x.error for x in rollouts)
-      tokens[name] = {
-        x.uid: [i for part in x.samples for i in part.ids[part.mask].tolist()]
-        for x in rollouts
-      }
-  base, last = walls['lock-step'], tokens['held overlap']
-  for name, (first, *seconds) in walls.items():
-    ratios = [a / b for a, b in zip(base[1:], seconds, strict=True)]
-    wall, own = statistics.median(seconds), tokens[name]
-    timing.emit(
-      player=name,
-      first_s=timing.rounded(first),
-      episodes_per_s=timing.rounded(len(own) / wall),
-      tokens_per_s=timing.rounded(sum(map(len, own.values())) / wall),
-      to_lock_step=timing.rounded(statistics.median(ratios)),
-      other=sum(last[uid] != ids for uid, ids in own.items()),
-    )
-  timing.emit_matmul()
+  args.bench, args.shape, args.threads = 'episodes', 'recipe', None
+  works = {
+    name: lambda one=one: lambda: one.run(specs)
+    for name, one in players.items()
+  }
+  timing.compare(args, works, len(specs), 'episodes')
 
 
 if __name__ == '__main__':

@@ -68,7 +68,7 @@ SOLVED = 0.99  # the training pass rate that every loss must reach
 HEADER = (
   *('loss', 'dtype', 'updates', 'lr', 'seed', 'steps'),
   *('start', 'best', 'last'),
-  *(f'step of {SOLVED}', f'CPU s to {SOLVED}', 'CPU s', 'at equal CPU'),
+  *(f'step of {SOLVED}', f'CPU s to {SOLVED}', 'CPU s'),
   *('unseen sampled', 'unseen greedy', 'mismatch mean', 'largest', 'k3'),
 )
 _TRAINED = 'eval/sampled_pass_rate/questions'
@@ -231,22 +231,17 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
 def table(results: Mapping[Case, Mapping[str, Any]]) -> list[str]:
   """Returns the lines of a Markdown table, a row per run.
 
-  "At equal CPU" is the training pass rate after the CPU seconds of the shortest
-  run of the same dtype.
-
   Args:
     results: of each run, what `summarize` returns, and `lr`.
   """
   lines = []
   for case, x in results.items():
     curve, (step, _, cpu) = x['curve'], x['solved'] or ('never',) * 3
-    equal = min(y['cpu'] for c, y in results.items() if c.dtype == case.dtype)
     rates = [rate for _, rate, _ in curve]
     cells = [case.loss, case.dtype, case.updates, f'{x["lr"]:g}', case.seed]
     cells.append(curve[-1][0])
     cells += [f'{y:.3f}' for y in (rates[0], max(rates), rates[-1])]
     cells += [step, cpu if cpu == 'never' else f'{cpu:.0f}', f'{x["cpu"]:.0f}']
-    cells.append(f'{[y for _, y, spent in curve if spent <= equal][-1]:.3f}')
     for before, after in (x['sampled'], x['greedy']):
       cells.append(f'{before:.3f} -> {after:.3f}')
     lines.append([*cells, *(f'{y:.1e}' for y in x['mismatch'])])
