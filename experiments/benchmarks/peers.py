@@ -1,4 +1,4 @@
-"""Our decoding, train step, GRPO and DPO steps against transformers and TRL.
+"""Our decoding, train step and GRPO step against transformers and TRL.
 
     pip install torch transformers trl
     python -m experiments.benchmarks.peers --shape=S --threads=1 --repeats=5
@@ -11,13 +11,9 @@ JSON line per implementation, and one of the matrix product of XLA and of torch.
     train   64 rows of 160 tokens, cross-entropy, AdamW, micro-batches of 4 rows
     grpo    the step of `grpo`, all rows live: TRL's GRPOTrainer with
             transformers' `generate`, micro-batches of 16 rows
-    dpo     16 pairs of 32 prompt and 32 answer tokens, reference logprobs
-            computed beforehand: TRL's DPOTrainer
 """
 
 import argparse
-import dataclasses
-import json
 import os
 import tempfile
 import threading
@@ -27,8 +23,6 @@ import numpy as np
 from experiments.benchmarks import plain_jax, timing, works
 
 DECODED, PROMPT, NEW = 64, 32, 128  # of `decode`
-PAIRS, PAIR_PROMPT, ANSWER = 16, 32, 32  # of `dpo`
-LENGTHS = {'prompt': PAIR_PROMPT, 'chosen': ANSWER - 1, 'rejected': ANSWER - 1}
 SPECIALS = 'pad_token', 'bos_token', 'eos_token', 'unk_token'
 STEPS = 10_000  # more than a trainer is asked for
 
@@ -182,7 +176,16 @@ def grpo_works(shape, folder: str) -> tuple:
     llama(shape),
     lambda completions, **_: [works.reward(x.encode()) for x in completions],
     trl.GRPOConfig(
-      **options(folder),
+      output_dir=folder,
+      use_cpu=True,
+      bf16=False,
+      gradient_checkpointing=False,
+      max_steps=STEPS,
+      logging_steps=STEPS,
+      save_strategy='no',
+      report_to='none',
+      disable_tqdm=True,
+      dataloader_pin_memory=False,
       per_device_train_batch_size=works.MICRO_ROWS,
       gradient_accumulation_steps=rows // works.MICRO_ROWS,
       num_generations=works.GROUP,
@@ -194,45 +197,6 @@ def grpo_works(shape, folder: str) -> tuple:
     processing_class=tokenizer,
   )
   return 1, 'steps', works.grpo(shape, tied=0), steps_of(trainer)
-
-
-def dpo_works(shape, folder: str) -> tuple:
-  """Returns amount, unit and both works of `dpo`."""
-  import datasets
-  import trl
-
-  text, tokenizer = words(shape, np.random.default_rng(0))
-  rows = [
-    {name: text(count) for name, count in LENGTHS.items()} for _ in range(PAIRS)
-  ]
-  trainer = trl.DPOTrainer(
-    llama(shape),
-    args=trl.DPOConfig(
-      **options(folder),
-      per_device_train_batch_size=PAIRS,
-      precompute_ref_log_probs=True,
-      learning_rate=1e-5,
-    ),
-    train_dataset=datasets.Dataset.from_list(rows),
-    processing_class=tokenizer,
-  )
-  return 1, 'steps', our_dpo(shape, folder), steps_of(trainer)
-
-
-def options(folder: str) -> dict:
-  """Returns the options of every trainer of TRL."""
-  return {
-    'output_dir': folder,
-    'use_cpu': True,
-    'bf16': False,
-    'gradient_checkpointing': False,
-    'max_steps': STEPS,
-    'logging_steps': STEPS,
-    'save_strategy': 'no',
-    'report_to': 'none',
-    'disable_tqdm': True,
-    'dataloader_pin_memory': False,
-  }
 
 
 def steps_of(trainer):
@@ -272,60 +236,7 @@ def steps_of(trainer):
   return step
 
 
-def our_dpo(shape, folder: str):
-  """Returns our DPO step, from the pairs to the new weights, as a function."""
-  import jax
-
-  from posttrain import schema
-  from posttrain.stage import build, preflight
-  from posttrain.util import preemption
-
-  rng = np.random.default_rng(0)
-  frame = 3  # tokens of the template around a prompt; an answer has one
-  lengths = {**LENGTHS, 'prompt': PAIR_PROMPT - frame}
-  path = os.path.join(folder, 'pairs.jsonl')
-  with open(path, 'w') as file:
-    for _ in range(PAIRS):
-      letters = {k: rng.integers(97, 123, n) for k, n in lengths.items()}
-      row = {k: ''.join(map(chr, x)) for k, x in letters.items()}
-      file.write(json.dumps(row) + '\n')
-  tokens = 2 * (PAIR_PROMPT + ANSWER)
-  stage = schema.Stage(
-    kind='preference',
-    steps=STEPS,
-    pairs=schema.PairFile(path=path, eval_fraction=0.0),
-    batch=schema.Batch(
-      prompts_per_step=PAIRS,
-      row_tokens=tokens,
-      micro_batch_tokens=PAIRS * tokens,
-    ),
-    optim=schema.Optim(lr=1e-5, schedule='constant'),
-  )
-  run = schema.Run(
-    model=schema.Model(**dataclasses.asdict(shape)),
-    stages={'dpo': stage},
-    compilation_cache=None,
-    metrics=schema.Metrics(progress=False),
-  )
-  job = build.make(preflight.make(run, 'dpo'), folder, 0, preemption.Signal())
-  state = job.learner.state
-
-  def work():
-    nonlocal state
-    state, metrics = job.learner.update(
-      state, next(job.sampling.pipeline).batch
-    )
-    jax.block_until_ready(metrics)
-
-  return work
-
-
-WORK = {
-  'decode': decode_works,
-  'train': train_works,
-  'grpo': grpo_works,
-  'dpo': dpo_works,
-}
+WORK = {'decode': decode_works, 'train': train_works, 'grpo': grpo_works}
 
 
 if __name__ == '__main__':

@@ -45,6 +45,7 @@ class Shape:
 SHAPES = {
   'S': Shape(4, 256, 8, 4, 32, 768, 512),
   'M': Shape(8, 512, 8, 4, 64, 1536, 8192),
+  'L': Shape(12, 1024, 8, 4, 128, 3072, 32768),
 }
 ROWS, TOKENS = 64, 160  # of a step
 

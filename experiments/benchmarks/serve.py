@@ -14,13 +14,13 @@ other to a server of one slot. Prints one JSON object: new tokens per second
 import argparse
 import asyncio
 import contextlib
-import multiprocessing
 import os
 import pathlib
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 
@@ -100,35 +100,23 @@ class Server:
 
 @contextlib.contextmanager
 def watch(server: Server) -> Iterator[list[float]]:
-  """Yields a list that has the longest delay of /health after the block.
+  """Yields a list that gets the delays of /health while the block runs."""
+  delays, done = [], threading.Event()
 
-  A process of its own measures it: a busy client is not a busy server.
-  """
-  spawn = multiprocessing.get_context('spawn')
-  ours, theirs = spawn.Pipe()
-  process = spawn.Process(target=_measure, args=(str(server.url), theirs))
-  process.start()
-  ours.recv()  # it has begun
-  result: list[float] = []
+  def measure():
+    with server.client() as client:
+      while not done.wait(EVERY):
+        begin = time.monotonic()
+        client.get('/health').raise_for_status()
+        delays.append(time.monotonic() - begin)
+
+  thread = threading.Thread(target=measure)
+  thread.start()
   try:
-    yield result
+    yield delays
   finally:
-    ours.send(None)
-    result.append(ours.recv())
-    process.join()
-
-
-def _measure(url: str, pipe) -> None:
-  """Asks /health until the pipe has a message; sends the longest delay."""
-  longest = 0.0
-  with httpx.Client(base_url=url, timeout=60) as client:
-    client.get('/health')
-    pipe.send(None)
-    while not pipe.poll(EVERY):
-      begin = time.monotonic()
-      client.get('/health').raise_for_status()
-      longest = max(longest, time.monotonic() - begin)
-  pipe.send(longest)
+    done.set()
+    thread.join()
 
 
 def bodies(args) -> list[dict]:

@@ -67,20 +67,30 @@ def _check(jobs: Sequence[jobs_lib.Job], options: options_lib.Options) -> None:
 def job_set(job: jobs_lib.Job, options: options_lib.Options) -> dict[str, Any]:
   """Returns the JobSet of a run, as the YAML that kubectl reads."""
   name = submission.run_name(job, options.title, _LONGEST_NAME)
+  metadata: dict[str, Any] = {'name': name}
+  if options.queue:
+    metadata['labels'] = {'kueue.x-k8s.io/queue-name': options.queue}
+  if job.resources.tpu:  # a slice is a node pool of its own
+    topology = 'alpha.jobset.sigs.k8s.io/exclusive-topology'
+    metadata['annotations'] = {topology: 'cloud.google.com/gke-nodepool'}
+  # Another start would fail as well.
+  values = [errors.FAILED, errors.USAGE, errors.NO_REWARD]
+  codes = {'containerName': _ROLE, 'operator': 'In', 'values': values}
+  final = {'action': 'FailJob', 'onExitCodes': codes}
   # The JobSet starts all pods again, never a single one.
   spec = {
     'completionMode': 'Indexed',
     'completions': job.hosts,
     'parallelism': job.hosts,
     'backoffLimit': 0,
-    'podFailurePolicy': {'rules': [_rule({'containerName': _ROLE})]},
+    'podFailurePolicy': {'rules': [final]},
     'template': {'spec': _pod(job, options, name)},
   }
   replicated = {'name': _ROLE, 'replicas': 1, 'template': {'spec': spec}}
   return {
     'apiVersion': 'jobset.x-k8s.io/v1alpha2',
     'kind': 'JobSet',
-    'metadata': {'name': name, **_metadata(job, options)},
+    'metadata': metadata,
     'spec': {
       'network': {'enableDNSHostnames': True, 'publishNotReadyAddresses': True},
       'failurePolicy': {
@@ -91,32 +101,6 @@ def job_set(job: jobs_lib.Job, options: options_lib.Options) -> dict[str, Any]:
       },
       'replicatedJobs': [replicated],
     },
-  }
-
-
-def _metadata(
-  job: jobs_lib.Job, options: options_lib.Options
-) -> dict[str, Any]:
-  """Returns the queue's label, and the annotation of TPU slices."""
-  labels = {'kueue.x-k8s.io/queue-name': options.queue}
-  # A slice is a node pool of its own.
-  pool = {
-    'alpha.jobset.sigs.k8s.io/exclusive-topology': (
-      'cloud.google.com/gke-nodepool'
-    )
-  }
-  return {
-    **({'labels': labels} if options.queue else {}),
-    **({'annotations': pool} if job.resources.tpu else {}),
-  }
-
-
-def _rule(container: dict[str, str]) -> dict[str, Any]:
-  """Returns the rule that fails a Job whose next start would fail as well."""
-  values = [errors.FAILED, errors.USAGE, errors.NO_REWARD]
-  return {
-    'action': 'FailJob',
-    'onExitCodes': {**container, 'operator': 'In', 'values': values},
   }
 
 

@@ -42,14 +42,6 @@ from experiments.benchmarks import timing
 
 ROWS, TOKENS = 2, 256  # of a micro-batch
 STEPS, EXAMPLES = 3, 24
-SHARD_BYTES = 2**30
-SIZES = ('layers', 'embed_dim', 'head_dim', 'mlp_dim', 'vocab_size')
-# S and M as in `plain_jax`; eight heads, four for keys and values.
-SHAPES = {
-  'S': (4, 256, 32, 768, 512),
-  'M': (8, 512, 64, 1536, 8192),
-  'L': (12, 1024, 128, 3072, 32768),
-}
 CASES = {
   'lora': ('full', 'lora'),
   'dpo': ('cached', 'held'),
@@ -63,7 +55,7 @@ def main(argv=None) -> None:
   add = parser.add_argument
   add('bench', choices=CASES)
   add('--rank', type=int, default=8, help='of a LoRA')
-  add('--shape', choices=SHAPES, default='L', help='of lora and dpo')
+  add('--shape', choices='SML', default='L', help='of lora and dpo')
   add('--dtype', choices=('float32', 'bfloat16'), default='float32')
   add('--gigabytes', type=float, default=3.0, help='of hf')
   add(
@@ -117,6 +109,7 @@ def launch(name: str, args) -> dict:
 
 def recipe(args):
   """Returns a run of one stage on random letters, from random weights."""
+  from experiments.benchmarks import plain_jax, works
   from posttrain import schema
 
   rng = np.random.default_rng(0)
@@ -131,7 +124,6 @@ def recipe(args):
   }[args.bench]
   rows = [{k: text(n) for k, n in lengths.items()} for _ in range(EXAMPLES)]
   path.write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
-  sizes = dict(zip(SIZES, SHAPES[args.shape], strict=True))
   if args.bench == 'dpo':
     pairs = schema.PairFile(path=str(path), eval_fraction=0.0)
     data = {'kind': 'preference', 'pairs': pairs}
@@ -154,8 +146,8 @@ def recipe(args):
     **data,
   )
   return schema.Run(
-    model=schema.Model(
-      **sizes, heads=8, kv_heads=4, dtype=args.dtype, remat='block'
+    model=works.model(
+      plain_jax.SHAPES[args.shape], dtype=args.dtype, remat='block'
     ),
     stages={'main': stage},
     compilation_cache=None,
@@ -234,39 +226,22 @@ def size(tree) -> float:
 
 def make(args) -> dict:
   """Writes a random model of about this size; returns its sizes."""
-  import jax.numpy as jnp
+  import jax
 
   from posttrain import schema
-  from posttrain.models import hf, hf_config, transformer
+  from posttrain.models import hf, transformer
 
-  def size(layers):
-    cfg = dataclasses.replace(schema.PRESETS['qwen3_1p7b'], layers=layers)
-    return cfg, transformer.num_params(cfg)
-
-  (_, one), (_, two) = size(1), size(2)
-  more = (args.gigabytes * 1e9 / 2 - one) / (two - one)
-  cfg, count = size(1 + max(round(more), 0))
-  shapes = hf.shapes(cfg)
-  dtypes = dict.fromkeys(shapes, jnp.dtype('bfloat16'))
-  rng = np.random.default_rng(0)
-
-  def draw(name):
-    bits = np.frombuffer(rng.bytes(2 * np.prod(shapes[name])), np.uint16)
-    # Any sign and mantissa; exponents of 2**-31 to 1, no zero, inf or nan.
-    bits = (bits & 0x8FFF) | 0x3000
-    return bits.view(dtypes[name]).reshape(shapes[name])
-
+  # A layer has 0.1 GB, and the embedding 0.6.
+  layers = max(round((args.gigabytes - 0.62) / 0.1), 1)
+  cfg = dataclasses.replace(schema.PRESETS['qwen3_1p7b'], layers=layers)
   folder = pathlib.Path(args.folder) / 'model'
-  folder.mkdir()
-  hf.write_shards(folder, shapes, dtypes, draw, SHARD_BYTES)
-  text = json.dumps(hf_config.write(cfg))
-  (folder / 'config.json').write_text(text)
+  hf.save(transformer.init(jax.random.key(0), cfg), cfg, folder)
   files = list(folder.glob('*.safetensors'))
   return {
     'files': len(files),
     'directory': sum(path.stat().st_size for path in files) / 1e9,
-    'largest': 2 * max(np.prod(shape) for shape in shapes.values()) / 1e9,
-    'parameters': 4 * count / 1e9,
+    'largest': 2 * max(map(np.prod, hf.shapes(cfg).values())) / 1e9,
+    'parameters': 4 * transformer.num_params(cfg) / 1e9,
   }
 
 
