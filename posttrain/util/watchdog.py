@@ -206,8 +206,13 @@ def watch(
     )
   faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
   assert process.stdout is not None
+
+  def end_if_told(pipe: BinaryIO) -> None:
+    if pipe.read(1):
+      os._exit(code)
+
   ending = threading.Thread(
-    target=_end_if_told, args=(process.stdout, code), daemon=True
+    target=end_if_told, args=(process.stdout,), daemon=True
   )
   ending.start()
   try:
@@ -221,11 +226,6 @@ def watch(
     _shared = before
 
 
-def _end_if_told(pipe: BinaryIO, code: int) -> None:
-  if pipe.read(1):
-    os._exit(code)
-
-
 def end(reason: str, code: int, seconds: float = 5.0) -> NoReturn:
   """Ends this process, whatever its threads do.
 
@@ -234,18 +234,13 @@ def end(reason: str, code: int, seconds: float = 5.0) -> NoReturn:
     code: the exit code.
     seconds: how long to wait for the log.
   """
-  log = logging.getLogger('absl').error
-  _within(seconds, log, 'watchdog: %s; exit %d', reason, code)
+  limit = threading.Timer(seconds, os._exit, (code,))
+  limit.start()
+  logging.getLogger('absl').error('watchdog: %s; exit %d', reason, code)
   for stream in (sys.stdout, sys.stderr):
-    _within(seconds, stream.flush)
+    with contextlib.suppress(OSError, ValueError):
+      stream.flush()
   os._exit(code)
-
-
-def _within(seconds: float, fn: Callable[..., object], *args: object) -> None:
-  """Calls a function that may hang; gives it up after some seconds."""
-  thread = threading.Thread(target=fn, args=args, daemon=True)
-  thread.start()
-  thread.join(seconds)
 
 
 def _main() -> None:
@@ -291,7 +286,9 @@ def _main() -> None:
 def _say(text: str) -> None:
   """Prints a line, unless nobody reads stderr."""
   line = f'watchdog: {text}\n'.encode()
-  _within(1.0, os.write, 2, line)
+  thread = threading.Thread(target=os.write, args=(2, line), daemon=True)
+  thread.start()
+  thread.join(1.0)
 
 
 if __name__ == '__main__':
