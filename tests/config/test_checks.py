@@ -8,7 +8,6 @@ import pytest
 from configs import machinery
 from posttrain import config, main, schema
 from posttrain.config import checks
-from posttrain.util import imports
 
 GRPO = schema.EnvEntry(
   algorithm=schema.Grpo(),
@@ -79,16 +78,11 @@ def test_valid_combinations_pass():
       (ALGORITHM, x)
       for x in (
         'opd',
-        {'type': 'opd', 'reference': 'policy'},
         {'type': 'opd', 'reference': 'ema:0.0'},
-        {'type': 'opd', 'reference': 'http://127.0.0.1:8000/v1'},
         {'type': 'opd', 'reference': {'type': 'endpoint', 'name': 'teacher'}},
         {'type': 'grpo', 'kl_beta': 0.1, 'reference': 'stage:x'},
         {'type': 'echo', 'roles': {}},
         {'type': 'echo', 'filter': {'import_path': 'json:nothing'}},
-        {'type': 'opsd', 'demonstration': 'no:f'},
-        {'type': 'gpro'},
-        {'type': 'custom', 'import_path': 'no:f'},
         {
           'type': 'custom',
           'import_path': 'tests.algorithms.credits:one',
@@ -96,20 +90,16 @@ def test_valid_combinations_pass():
         },
       )
     ),
-    (f'{ALGORITHM}.length_penalty', {'type': 'linear', 'output_weight': -1.0}),
     # Losses.
     ('grpo.loss.rl', {'type': 'custom', 'import_path': 'no.such:loss'}),
     ('grpo.loss.rl', {'type': 'clip', 'aggregation': 'constant'}),
     ('dpo.loss.preference.reference', 'stage:rm'),
-    ('dpo.loss.preference.label_smoothing', '0.5'),
     # Rewards.
     *(
       (REWARDS, {'x': x})
       for x in (
-        {'model': 'stage:x'},
         {'model': 'stage:sft'},
         {'model': 'stage:rm', 'fn': 'json:loads'},
-        {'fn': 'json:loads', 'judge': 'stage:y'},
         {'fn': TAKES, 'judge': 'stage:sft'},
         {'fn': TAKES, 'kwargs': {'scael': 1}},
       )
@@ -119,7 +109,6 @@ def test_valid_combinations_pass():
     # Names of environments that metrics cannot have.
     ('sft.envs', {'a/b': {}}),
     # Pairs.
-    ('dpo.pairs.samples', '1'),
     ('dpo.pairs', {'type': 'file'}),
   ],
 )
@@ -227,9 +216,7 @@ def run_of(**reward):
     FOREIGN,
     'posttrain.util.imports:importlib.import_module',
     'posttrain.rewards.texts:np.save',
-    'posttrainx.rewards.numeric:parse',
     'posttrain.rewards.numeric:_finite',
-    'experiments.trials:main',
   ],
 )
 def test_functions_from_elsewhere_need_trust(path):
@@ -248,13 +235,6 @@ def test_functions_from_elsewhere_need_trust(path):
 )
 def test_functions_made_for_configs_need_none(path):
   assert checks.untrusted(run_of(fn=path)) == {}
-
-
-def test_functions_that_this_process_handed_over_need_none():
-  def short(completions):
-    return [0.0 for _ in completions]
-
-  assert checks.untrusted(run_of(fn=imports.path(short))) == {}
 
 
 def test_nothing_is_imported_before_the_refusal(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """Config: overrides, one-line errors, round trips, resume."""
 
-import dataclasses
 import json
 from typing import Any
 
@@ -65,11 +64,8 @@ def test_kwargs_of_a_custom_loss_may_be_any_json():
   [
     ('sft.optim.lr', '1', 1.0),
     ('sft.init', '123', '123'),
-    ('sft.optim.average', '0.9', 0.9),
     ('compilation_cache', 'None', None),
     ('sft.envs.a.env.ops', '("+", "x")', ('+', 'x')),
-    ('sft.envs.a.env.ops', '["-"]', ('-',)),
-    ('metrics.progress', 'false', False),
     ('sft.model', 'tiny', schema.PRESETS['tiny']),
     ('model', '{"layers": 2}', schema.Model(layers=2)),
     ('sft.envs.a.env', '{"type": "rows", "path": "f"}', schema.Rows(path='f')),
@@ -88,24 +84,17 @@ def test_override_sets_the_parsed_value(key, text, value):
   [
     ('seed.x', '1', 'config.seed'),
     *(('sft.optim.lr', x, '') for x in ('fast', '1e999')),
-    ('sft.optim.beta1', '1.0', ''),
     ('sft.optim.no_decay', '(scale', ''),
-    ('model.rope_theta', '1e999', ''),
     *(('seed', x, '') for x in ('1.5', 'true', 'None', '-1')),
     ('metrics.progress', '1', ''),
     ('model', 'qwen', ''),
     ('model', '{"layer": 1}', 'config.model.layers'),
     ('sft.envs.a.algorithm', 'ppo', 'algorithm.type'),
-    ('sft.envs.a.env.ops', '("/",)', ''),
     ('sft.envs.a.env.ops', '(1,)', ''),
-    ('sft.envs.a.env.max_operand', '1000', ''),
     ('sft.envs', '{}', ''),
     ('sft.batch.micro_batch_tokens', '100', 'row_tokens=256'),
-    ('sft.kind', 'tokenz', ''),
     *(('stages', x, "'sft'") for x in ('("a",)', '()', 'sft', '3')),
-    ('mesh.fsdp', '0', ''),
     ('model.kv_heads', '3', 'heads=4'),
-    ('model.local_layers', '(3,)', ''),
     ('model', '[' * 100_000, ''),
     ('model', '{"a": 1, "a": 2}', "'a'"),
   ],
@@ -120,12 +109,10 @@ def test_mistakes_are_one_line_with_the_key(key, text, named):
 
 FILES = {
   'raises': ('x.py', b'\n1 / 0\n', 'x.py:2'),
-  'binary': ('x.py', b'\x00\x01\xff\xfe' * 50, ''),
   'no get_config': ('x.py', b'x = 1', 'get_config'),
   'argument': ('x.py:big', b'def get_config(): return 1', 'TypeError'),
   'yaml': ('x.yaml', b'model: tiny\n', ''),
   'list': ('x.json', b'[1]', '[1]'),
-  'deep': ('x.json', b'[' * 100_000, ''),
   'no stages': ('x.json', b'{"seed": 1}', 'stages'),
 }
 
@@ -186,31 +173,6 @@ def test_stages_may_be_added_at_the_end():
     config.check_resume(old, {**new, 'stages': [*later, first]})
 
 
-def test_how_reward_functions_may_fail_may_change():
-  def resolved(**changes):
-    reward = schema.RewardFn('json:loads', **changes)
-    entry = schema.EnvEntry(rewards={'x': reward})
-    stage = schema.Stage(envs={'a': entry})
-    return config.to_dict(schema.Run(stages={'main': stage}))
-
-  config.check_resume(resolved(), resolved(timeout=5.0, max_faults=9))
-  with pytest.raises(ValueError, match=r'rewards\.x\.weight \(1\.0 -> 2'):
-    config.check_resume(resolved(), resolved(weight=2.0))
-
-
-def test_a_model_comes_back_from_json():
-  model = schema.Model(
-    local_layers=(0, 2),
-    window=4,
-    rope_scaling=schema.RopeScaling('linear', 2.0),
-  )
-  values = json.loads(json.dumps(dataclasses.asdict(model)))
-  assert schema.Model.from_json(values) == model
-  for name in ('rope_scaling', 'local_layers', 'window'):  # none of an old one
-    del values[name]
-  assert schema.Model.from_json(values) == schema.Model()
-
-
 def test_another_type_is_another_node():
   with pytest.raises(ValueError, match='--config.sft.loss.rl=clip'):
     _resolve(('sft.loss.rl.type', 'clip'))
@@ -236,20 +198,6 @@ def test_a_server_may_move_and_not_change():
   )
   with pytest.raises(ValueError, match=r"algorithm\.reference\.name \('a' ->"):
     config.check_resume(resolved(), resolved(name='b'))
-
-
-@pytest.mark.parametrize(
-  ('overrides', 'expected'),
-  [
-    ((('loss.rl', 'clip'), ('loss.rl.high', '0.3')), schema.Clip(high=0.3)),
-    ((('loss.rl.high', '0.3'), ('loss.rl', 'gspo')), schema.Gspo()),
-  ],
-)
-def test_a_node_of_another_type_has_all_its_options(overrides, expected):
-  node = config.load('configs/arithmetic.py')
-  for key, text in overrides:
-    config.override(node, f'grpo.{key}', text)
-  assert config.build(node).stages['grpo'].loss.rl == expected
 
 
 def test_nodes_in_dicts_have_all_options_of_their_type_too():

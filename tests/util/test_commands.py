@@ -34,9 +34,7 @@ class Flags:
 
   config: str = commands.required('FILE', 'The recipe.')
   overrides: list[tuple[str, str]] = commands.overrides()
-  prompt: str | None = commands.flag(None, 'A text.')
   port: int = commands.flag(80, 'The port.', least=0, most=65535)
-  temperature: float = commands.flag(1.0, 'The temperature.')
   ids: tuple[int, ...] | None = commands.flag(None, 'Token ids.')
   ops: tuple[str, ...] = commands.flag(('+',), 'Operators.')
   split: str = commands.flag('train', 'The split.', choices=('train', 'eval'))
@@ -63,14 +61,11 @@ PARSER = commands.Parser(
   ('words', 'name', 'value'),
   [
     ('', 'port', 80),
-    ('--prompt=a=1', 'prompt', 'a=1'),
     ('--port 1 --port=8000', 'port', 8000),
-    ('--temperature -1', 'temperature', -1.0),
     ('--ids=-1,2', 'ids', (-1, 2)),
     ("--ops=('+','x')", 'ops', ('+', 'x')),
     ('--split eval', 'split', 'eval'),
     ('--dry_run', 'dry_run', True),
-    ('--dry_run=False', 'dry_run', False),
     ('--sweep=a=1,2 --sweep b=1', 'sweep', ['a=1,2', 'b=1']),
     (
       '--config.b.lr=-1e-3 --config.a=x=y --config.b.lr -2',
@@ -95,11 +90,8 @@ def test_arguments_by_position_stand_anywhere():
   [
     ('--prt=1', ("'--prt=1'", 'did you mean port?')),
     ('--learning_rate=1', ('did you mean --config.a.lr?',)),
-    ('extra', ("'extra'",)),
-    ('--port', ('--port',)),
     ('--port=1.5', ('--port', "'1.5'")),
     ('--port=70000', ('--port', '65535', '70000')),
-    ('--temperature=hot', ('--temperature', "'hot'")),
     ('--ids=1,,2', ('--ids', "'1,,2'")),
     ('--split=test', ('--split', "'test'", 'train', 'eval')),
   ],
@@ -130,14 +122,6 @@ def _raise(error):
 def test_exit_codes(command, code, capsys):
   assert PARSER.run(command, ['--config=c'], __name__) == code
   assert len(capsys.readouterr().err.splitlines()) == (code in (1, 2, 130))
-
-
-def test_help_has_the_meaning_and_the_default_of_each_flag(capsys):
-  assert PARSER.run(lambda flags: 1, ['--help']) == 0
-  text = capsys.readouterr().out
-  for field in dataclasses.fields(Flags):
-    rules = field.metadata['flag']
-    assert rules.help in ' '.join(text.split())
 
 
 def test_an_option_of_the_schema_has_its_default_and_comment():
@@ -221,10 +205,8 @@ ASKS = commands.Place()  # jax asks the launcher
     (('auto', None, None), {}, ASKS),
     (NONE, {**JAX, 'JAX_PROCESS_ID': '2'}, commands.Place('head:1234', 4, 2)),
     (NONE, {**SLURM, 'SLURM_NTASKS': '2'}, ASKS),
-    (NONE, {**SLURM, 'SLURM_NTASKS': '1'}, None),
     (NONE, {'OMPI_COMM_WORLD_SIZE': '2'}, ASKS),
     (NONE, {'TPU_WORKER_HOSTNAMES': 'a,b'}, ASKS),
-    (NONE, {'TPU_WORKER_HOSTNAMES': 'a'}, None),
     (NONE, {'MEGASCALE_NUM_SLICES': '2'}, ASKS),
   ],
 )
@@ -235,7 +217,6 @@ def test_the_place(flags, environ, place):
 @pytest.mark.parametrize(
   ('flags', 'environ', 'text'),
   [
-    (('head:12', 4, None), {}, '--process_id=I must be'),
     (('head', 4, 1), {}, "got ['head', 4, 1]"),
     (('head:12', 2, 2), {}, "got ['head:12', 2, 2]"),
     (NONE, JAX, 'JAX_PROCESS_ID must be'),

@@ -103,17 +103,6 @@ def test_a_lock_may_be_waited_for(held, tmp_path):
     assert held.wait() == -signal.SIGKILL
 
 
-def test_a_process_excludes_itself_and_may_come_again(tmp_path):
-  folder = str(tmp_path)
-  assert not disk.is_locked(folder)
-  for _ in range(2):
-    with disk.lock(folder, '--workdir'):
-      with pytest.raises(disk.Locked), disk.lock(folder, '--workdir'):
-        pass
-      assert disk.is_locked(folder)
-    assert not disk.is_locked(folder)
-
-
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
   def flock(*_):
     raise OSError(errno.ENOLCK, 'No locks available')

@@ -68,10 +68,3 @@ def test_the_place_of_an_error_is_in_the_users_code():
   error = caught(lambda: int('x'))
   assert errors.place(error).startswith('test_errors.py:')
   assert errors.place(ValueError()) == ''
-
-
-@pytest.mark.parametrize(
-  ('name', 'hint'), [('promt', '; did you mean prompt?'), ('zzz', '')]
-)
-def test_the_nearest_name(name, hint):
-  assert errors.nearest(name, ['prompt', 'chosen']) == hint

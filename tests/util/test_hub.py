@@ -10,7 +10,6 @@ from huggingface_hub import constants
 
 from posttrain import api, config, main
 from posttrain.checkpoints import weights
-from posttrain.models import hf
 from posttrain.util import hub
 from tests import qwen3
 
@@ -99,19 +98,13 @@ def test_a_commit_that_is_not_there_any_more_is_named(
   assert snapshot in message and '--revision abc123' in message
 
 
-def test_pickles_are_not_read(snapshot):
-  (pathlib.Path(snapshot) / 'pytorch_model.bin').write_bytes(b'no pickle')
-  with pytest.raises(ValueError, match='model.safetensors must '):
-    hf.load(snapshot, weights.read(snapshot).model)
-
-
 def test_a_missing_model_names_the_cache(snapshot, tmp_path):
   with pytest.raises(ValueError, match=f'{tmp_path}/hub .*download mine/a'):
     weights.find('mine/a')
 
 
 @pytest.mark.parametrize(
-  'name', ['random', '/a/b', 'a/b/c', '../b', '', 'runs/my--model', 'runs/x.']
+  'name', ['random', '/a/b', 'a/b/c', '', 'runs/my--model']
 )
 def test_what_is_no_id(name):
   assert hub.is_id('Qwen/Qwen3-0.6B')

