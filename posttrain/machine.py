@@ -22,7 +22,7 @@ from posttrain.util import disk
 
 NAME = 'about.json'
 MAX_STARTS = 100
-_VERSIONS = ('posttrain', 'python', 'jax', 'jaxlib', 'flax', 'optax', 'numpy')
+VERSIONS = ('posttrain', 'python', 'jax', 'jaxlib', 'flax', 'optax', 'numpy')
 
 
 def begin(workdir: str, sizes: dict[str, dict[str, int]]) -> None:
@@ -40,7 +40,7 @@ def begin(workdir: str, sizes: dict[str, dict[str, int]]) -> None:
     'time': _now(),
     'devices': devices(),
     'host': f'{cores} CPU cores, {platform.system()} {platform.machine()}',
-    'versions': versions(*_VERSIONS),
+    'versions': versions(*VERSIONS),
   }
   starts = [*_about(workdir).get('starts', []), start][-MAX_STARTS:]
   _write(workdir, {'starts': starts, 'stages': sizes, 'ended': None})

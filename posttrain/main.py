@@ -223,7 +223,7 @@ def train(
     # 1. Join the other processes, which must have the same options.
     stack.enter_context(joining.join(place, os.path.join(workdir, 'hosts')))
     options = config.to_dict(run)
-    mine = {**options, 'versions': machine.start()['versions']}
+    mine = {**options, 'versions': machine.versions(*machine.VERSIONS)}
     first, *others = processes.gather(mine)
     for index, other in enumerate(others, 1):
       if differ := config.changes(first, other):
