@@ -276,17 +276,13 @@ def check(
   else:
     source = checkpoint.start() if checkpoint.kind == 'peft' else folder
     rendering.check_tokenizer(source, tokens.tokenizer)
-  for field in hf_config.differing(checkpoint.model, cfg):
-    raise ValueError(
-      f'{folder} must hold weights of this model: its {field} is '
-      f'{getattr(checkpoint.model, field)!r}, and config.model.{field} is '
-      f'{getattr(cfg, field)!r}'
-    )
+  what = f'{folder} must hold weights of this model'
+  hf_config.check_same(checkpoint.model, cfg, what)
   # The headers of the weights, and of those under an adapter.
   like = transformer.shapes(checkpoint.model)
   while checkpoint.is_adapter:
     if checkpoint.kind == 'peft':
-      peft.check(checkpoint.folder, checkpoint.model)
+      peft.headers(checkpoint.folder, checkpoint.model)
     else:
       adapted = lora.shapes(checkpoint.adapter, like)
       store.check_params(checkpoint.folder, adapted)

@@ -45,13 +45,6 @@ class _Plan(NamedTuple):
   vocab: str | None = None
 
 
-class _Chunks(NamedTuple):
-  """The chunk sizes of the tokens and columns of one device."""
-
-  columns: int
-  row_chunks: int
-
-
 def linear(
   hidden: jax.Array,
   weight: jax.Array,
@@ -281,16 +274,17 @@ def _first_column(plan, weight):
 
 
 def _chunk_sizes(plan, count, vocab):
-  """Returns the `_Chunks` of `count` tokens and `vocab` columns."""
+  """Returns (columns, number of row chunks) of tokens and columns."""
   columns, rows = plan.vocab_chunk, plan.row_chunk
   if columns is None and rows is None:
     columns, rows = _default_chunks(count, vocab)
-  return _Chunks(min(columns or vocab, vocab), -(-count // (rows or count)))
+  return min(columns or vocab, vocab), -(-count // (rows or count))
 
 
 def _flat(chunks, hidden, targets, temperature, *cotangents):
   """Flattens tokens, and pads them with zeros to whole chunks of rows."""
-  extra = -targets.size % chunks.row_chunks
+  _, row_chunks = chunks
+  extra = -targets.size % row_chunks
 
   def flat(x, fill=0, tail=()):
     x = x.reshape(-1, *tail)

@@ -244,10 +244,8 @@ def check_empty(folder: pathlib.Path) -> None:
 
 def check_like(like: str | pathlib.Path, cfg: schema.Model) -> None:
   """Raises ValueError unless a directory's config.json describes `cfg`."""
-  if fields := hf_config.differing(hf_config.read(like), cfg):
-    raise ValueError(
-      f'{like}/config.json must describe the model to be saved: {fields[0]}'
-    )
+  what = f'{like}/config.json must describe the model to be saved'
+  hf_config.check_same(hf_config.read(like), cfg, what)
 
 
 def find(

@@ -232,6 +232,21 @@ def write(cfg: schema.Model) -> dict[str, Any]:
   return text
 
 
+def check_same(theirs: schema.Model, ours: schema.Model, what: str) -> None:
+  """Raises ValueError unless two models compute the same; names a field.
+
+  Args:
+    theirs: the options of given weights.
+    ours: the options of the config.
+    what: the beginning of the message.
+  """
+  for field in differing(theirs, ours):
+    raise ValueError(
+      f'{what}: its {field} is {getattr(theirs, field)!r}, and '
+      f'config.model.{field} is {getattr(ours, field)!r}'
+    )
+
+
 def differing(a: schema.Model, b: schema.Model) -> list[str]:
   """Returns the names of the fields that differ, except those of `_OURS`."""
   names = [field.name for field in dataclasses.fields(schema.Model)]

@@ -118,15 +118,6 @@ def read(folder: str | pathlib.Path) -> dict[str, Any]:
   return config
 
 
-def check(folder: str | pathlib.Path, cfg: schema.Model) -> None:
-  """Checks an adapter's headers against its base model; reads no weights.
-
-  Raises:
-    ValueError: as `load`, unless a number is not finite.
-  """
-  _contents(pathlib.Path(folder), cfg)
-
-
 def load(
   folder: str | pathlib.Path, cfg: schema.Model
 ) -> tuple[lora.Adapter, schema.Lora]:
@@ -144,7 +135,7 @@ def load(
       some matrices in all layers of this model, or not finite.
   """
   folder = pathlib.Path(folder)
-  options, like = _contents(folder, cfg)
+  options, like = headers(folder, cfg)
   leaves = {
     path: np.zeros(x.shape, np.float32) for path, x in tree.flat(like).items()
   }
@@ -158,10 +149,15 @@ def load(
   return adapter, options
 
 
-def _contents(
-  folder: pathlib.Path, cfg: schema.Model
+def headers(
+  folder: str | pathlib.Path, cfg: schema.Model
 ) -> tuple[schema.Lora, lora.Adapter]:
-  """Returns an adapter's options and shapes, by its config and headers."""
+  """Returns an adapter's options and shapes, by its config and headers.
+
+  Raises:
+    ValueError: as `load`, unless a number is not finite.
+  """
+  folder = pathlib.Path(folder)
   config, known = read(folder), _places(cfg)
   names = hf.names(folder / WEIGHTS)
   kernels = {known[x][0].rpartition('/')[0] for x in names if x in known}

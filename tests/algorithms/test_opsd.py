@@ -96,11 +96,11 @@ def test_invalid_options_raise(options, message):
 
 
 def test_the_teacher_of_opd_must_be_another_model():
-  with pytest.raises(schema.FieldError, match='reference must name a teacher'):
+  with pytest.raises(schema.FieldError, match='reference must'):
     schema.Opd()
-  with pytest.raises(schema.FieldError, match='KL of the policy to itself'):
+  with pytest.raises(schema.FieldError, match="reference must .*'policy'"):
     schema.Opd(reference='policy')
-  with pytest.raises(schema.FieldError, match='base_url must begin'):
+  with pytest.raises(schema.FieldError, match='base_url must'):
     schema.Opd(reference=schema.Endpoint(name='x'))
   np.testing.assert_equal(schema.ema_or_snapshot('ema:0.99'), ('ema', 0.99))
   np.testing.assert_equal(
