@@ -1,8 +1,5 @@
 """Preferences: accepted forms, errors, writing, and packing of pairs."""
 
-import dataclasses
-import json
-
 import numpy as np
 import pytest
 
@@ -27,15 +24,6 @@ def test_strings_and_messages_give_equal_preferences():
   assert texts == parse(prompt=[USER], chosen=[YES], rejected=[NO])
   assert texts == parse(chosen=[USER, YES], rejected=[USER, NO])
   assert texts.margin == 0 and not texts.info
-
-
-def test_the_shared_prompt_ends_at_the_last_message_that_is_no_assistants():
-  more = {'role': 'user', 'content': 'And 2 + 2?'}
-  pair = parse(chosen=[USER, YES, more, NO], rejected=[USER, YES, more, YES])
-  assert pair.prompt == (USER, YES, more)
-  pair = parse(chosen=[USER, YES], rejected=[USER, YES, more, NO])
-  assert (pair.prompt, pair.chosen) == ((USER,), (YES,))
-  assert pair.rejected == (YES, more, NO)
 
 
 @pytest.mark.parametrize('prompt', [USER['content'], [SYSTEM, USER]])
@@ -110,17 +98,6 @@ def test_pairs_of_equal_prompts_are_held_out_together():
   assert len(ours) == len(held_out) // 2
   assert not ours & {pair.prompt[0]['content'] for pair in train}
   assert preferences.split(pairs, 0.0) == (pairs, [])
-
-
-def test_columns_of_other_names(tmp_path):
-  path = tmp_path / 'pairs.jsonl'
-  row = {'question': 'a', 'good': 'b', 'bad': 'c', 'level': 3}
-  path.write_text(json.dumps(row))
-  columns = {'question': 'prompt', 'good': 'chosen', 'bad': 'rejected'}
-  (pair,) = preferences.read(path, columns)
-  assert pair == dataclasses.replace(
-    parse(prompt='a', chosen='b', rejected='c', level=3), where=f'{path}:1'
-  )
 
 
 def sample(length, first=0, prompt=2):
@@ -204,12 +181,6 @@ def test_mismatched_pairs_follow_in_micro_batches_that_are_not_counted():
   present = batch.present[batch.num_micro_batches : batch.scored]
   assert present[..., 0].sum() == 3 and not present[..., 1].any()
   assert not batch.present[batch.scored :].any()
-
-
-def test_batches_of_equally_many_pairs_have_one_shape():
-  short, long = ([make_pair(n, n, 100 * i) for i in range(6)] for n in (2, 8))
-  assert pack(short).ids.shape == pack(long).ids.shape
-  assert pack(short).num_micro_batches < pack(long).num_micro_batches
 
 
 def test_the_shape_follows_the_longest_pairs_that_surely_fit():

@@ -32,15 +32,8 @@ def read_one(tmp_path, row):
   'row, prompt, completion',
   [
     ({'prompt': 'hé', 'completion': 'yo'}, (USER,), (ASSISTANT,)),
-    # A prompt's assistant turns are given (few-shot), not trained.
-    (
-      {'prompt': [USER, ASSISTANT, USER], 'completion': 'yo'},
-      (USER, ASSISTANT, USER),
-      (ASSISTANT,),
-    ),
     # The prompt again, before the completion.
     ({'prompt': 'hé', 'completion': [USER, ASSISTANT]}, (USER,), (ASSISTANT,)),
-    ({'messages': [USER, ASSISTANT]}, (USER,), (ASSISTANT,)),
     # For answers that are sampled.
     ({'prompt': 'hé'}, (USER,), ()),
     (

@@ -47,26 +47,10 @@ def test_take_returns_the_first_items_and_keeps_the_position():
   assert source.get_state() == state and len(source) == 3
 
 
-@pytest.mark.parametrize(
-  'other, field',
-  [
-    (sources.Shuffled('abcd', 0), 'length'),
-    (sources.Shuffled('abc', 1), 'seed'),
-    (sources.Shuffled('abd', 0, 'of abd'), 'fingerprint'),
-  ],
-)
-def test_state_of_another_source_is_refused(other, field):
-  source = sources.Shuffled('abc', 0)
-  with pytest.raises(ValueError, match=f'the {field} of a resumed source'):
-    source.set_state(other.get_state())
-
-
-def test_fingerprints_depend_on_where_a_part_ends():
-  prints = {
-    sources.fingerprint(*parts)
-    for parts in ((), (b'',), (b'ab',), (b'a', b'b'), (b'', b'ab'))
-  }
-  assert len(prints) == 5
+def test_state_of_another_source_is_refused():
+  other = sources.Shuffled('abd', 0, 'of abd')
+  with pytest.raises(ValueError, match='fingerprint of a resumed source'):
+    sources.Shuffled('abc', 0).set_state(other.get_state())
 
 
 def test_fingerprint_of_a_file_depends_on_its_content_alone(tmp_path):
