@@ -49,12 +49,12 @@ def train(job: job.Job, stop: preemption.Signal) -> None:
     if job.evaluates_at(step):
       record |= job.evaluate(state, step)
     job.log(step, record)
-    job.check_finite(step, metrics, item)
+    path = job.logbook.bad_batch_path(step)
+    job.learner.check_finite(step, metrics, item.batch, path)
     job.save_or_stop(step, state, item.state, stop)
     if job.ends_at(step):
-      job.announce_end(step)
+      job.end(step)
       break
-  job.check_rewards()
 
 
 def run(

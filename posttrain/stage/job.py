@@ -157,13 +157,11 @@ class Job:
     if self.cfg.rollout.sleep:
       self.sampling.decoder.sleep()
     if not item.batch.num_micro_batches:
-      hint = '; where all rewards of a group are equal, prune_zero_advantage '
-      hint += 'drops its tokens'
       logging.getLogger('absl').warning(
-        'step %d of stage %s trains on nothing: no token has a weight%s',
+        'step %d of stage %s trains on nothing: no token has a weight, as '
+        'where the rewards of a group are equal',
         step,
         self.name,
-        '' if item.errors else hint,  # which are listed
       )
     return item
 
@@ -254,17 +252,6 @@ class Job:
     """Writes a row of metrics."""
     self.logbook.write(step, values)
 
-  def check_finite(
-    self, step: int, metrics: Mapping[str, float], item: batches.Item
-  ) -> None:
-    """Aborts after `optim.max_skipped` bad gradients in a row.
-
-    Raises:
-      NonFiniteError: with the file that holds the last offending batch.
-    """
-    path = self.logbook.bad_batch_path(step)
-    self.learner.check_finite(step, metrics, item.batch, path)
-
   def save_or_stop(
     self,
     step: int,
@@ -309,8 +296,14 @@ class Job:
       },
     )
 
-  def announce_end(self, step: int) -> None:
-    """Prints the step at which patience ended the stage, and the best step."""
+  def end(self, step: int) -> None:
+    """Ends the stage at a step: prints the best one, if patience ended it.
+
+    Also checks that the stage had rewards, and logs hints about them.
+
+    Raises:
+      NoReward: it had none, because rewards or episodes failed.
+    """
     best = self.selection
     if best is not None and best.is_over and processes.is_first():
       print(
@@ -318,13 +311,6 @@ class Job:
         f'{best.step} was better',
         file=sys.stderr,
       )
-
-  def check_rewards(self) -> None:
-    """Checks that the finished stage had rewards; logs hints about them.
-
-    Raises:
-      NoReward: it had none, because rewards or episodes failed.
-    """
     tally = self.sampling.pipeline.tally
     if tally is not None:
       tally.check(self.name)

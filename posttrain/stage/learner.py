@@ -83,8 +83,7 @@ class Learner:
     raise NonFiniteError(
       f'gradients must be finite: {limit} in a row were not, the last at step '
       f'{step} of stage {self.name}; its batch is in {path}; lower '
-      f'config.{self.name}.optim.lr, or raise '
-      f'config.{self.name}.optim.max_skipped'
+      f'config.{self.name}.optim.lr'
     )
 
 

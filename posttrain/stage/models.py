@@ -13,8 +13,8 @@ reward model  one per name
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 
@@ -28,44 +28,6 @@ from posttrain.rollout import calls, env_calls, episodes, frozen_models, grading
 from posttrain.util import preemption, watchdog
 
 
-class Loader(Protocol):
-  """Models of the folders that a stage's references and `init` name."""
-
-  @property
-  def workdir(self) -> str:
-    """The run's folder."""
-    ...
-
-  @property
-  def folders(self) -> Mapping[str, str]:
-    """Name -> the folder of its weights, or 'random'."""
-    ...
-
-  def __call__(self, name: str) -> frozen_models.Model:
-    """Builds or restores a model; every call does so anew."""
-    ...
-
-  def init(self) -> Any:
-    """Returns the stage's initial parameters."""
-
-  def reward_model(
-    self, name: str, scorer: Callable[[schema.Model], scoring.Scorer]
-  ) -> frozen_models.RewardModel:
-    """Restores a reward model onto the devices."""
-    ...
-
-  def fingerprint(self, name: str) -> str:
-    """Returns a hash of a model's weights."""
-    ...
-
-  def base_sums(self, base: Any) -> dict[str, Any]:
-    """Returns checksums of frozen weights, for `check_base`."""
-    ...
-
-  def check_base(self, folder: str, base: Any) -> None:
-    """Refuses base weights that have changed since a step was saved."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Outside:
   """What a stage gets from files and servers, see `preflight`.
@@ -73,14 +35,15 @@ class Outside:
   Attributes:
     options: the run's options as plain data, for checkpoints.
     resolve: (name, workdir) -> the folder of a reference or an `init`.
-    loader: returns a `Loader`; its arguments are those of `preflight.Loader`.
+    loader: returns the models of the folders that the stage's references and
+      `init` name; its arguments are those of `preflight.Loader`.
     connect: (endpoint, caller, number of tokens) -> the client of a server.
     player: (client, caller, seed) -> an engine that samples from a server.
   """
 
   options: dict[str, Any]
   resolve: Callable[[str, str], str]
-  loader: Callable[..., Loader]
+  loader: Callable[..., Any]
   connect: Callable[[schema.Endpoint, str, int], Any]
   player: Callable[[Any, str, int], Any]
 
@@ -164,7 +127,7 @@ class Models:
   """Builds the models of one stage, each where it is first needed."""
 
   components: Components
-  load: Loader
+  load: Any  # from `Outside.loader`
   base: lora.Base | None  # the frozen weights, with LoRA
   stop: preemption.Signal  # ends waits for servers
   clock: watchdog.Timers = dataclasses.field(default_factory=watchdog.Timers)

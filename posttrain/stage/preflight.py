@@ -1,8 +1,8 @@
 """The components of every stage, built and checked before the run starts.
 
 1. `make` builds them: renderer, model, mesh, data, evaluation tasks, plan.
-2. `check` builds those of every stage, and compares the weights and servers
-   that they name with the policy; nothing is compiled, and no array is read.
+2. `check` builds those of every stage, and compares the folders of weights that
+   they name with the policy; nothing is compiled, and no array is read.
 3. `check_resume` compares the options with those of the workdir.
 
 A stage gets what comes from files and servers as `models.Outside`: `resolve`
@@ -308,48 +308,20 @@ def check(
     stages[name] = own
     with _naming(name):
       own.data.check()
-    named = [
-      (own.stage.init, 'init', 'weights of this model', weights.check),
-      *(
-        (*x, 'a model with these tokens', check_reference)
-        for x in own.data.references.items()
-      ),
-      *(
-        (*x, 'a reward model', check_reward_model)
-        for x in own.data.reward_models.items()
-      ),
-    ]
-    for model, key, what, compare in named:
-      key = f'config.{name}.{key}'
+    named: list[Any] = [(own.stage.init, 'init', weights.check)]
+    named += [(*x, check_reference) for x in own.data.references.items()]
+    named += [(*x, check_reward_model) for x in own.data.reward_models.items()]
+    for model, key, compare in named:
+      if isinstance(model, schema.Endpoint) or not schema.is_path(model):
+        continue
       try:
-        if isinstance(model, schema.Endpoint):
-          _check_endpoint(model, own.renderer, key)
-        elif schema.is_path(model):
-          compare(weights.find(model), own.model, own.renderer)
+        compare(weights.find(model), own.model, own.renderer)
       except ValueError as error:
         raise ValueError(
-          f'{key} must name {what}: got {str(model)!r}; {error}'
+          f'config.{name}.{key} must name a model that fits: got {model!r}; '
+          f'{error}'
         ) from error
   return stages
-
-
-def _check_endpoint(
-  model: schema.Endpoint, renderer: rendering.Renderer, key: str
-) -> None:
-  """Checks a server's model and tokens, in one try; it may start later."""
-  once = dataclasses.replace(model, tries=1, timeout=min(model.timeout, 10.0))
-  with contextlib.closing(endpoints.Endpoint(once, key)) as endpoint:
-    try:
-      endpoint.check(renderer)
-    except endpoints.EndpointError as error:
-      if error.status is not None:
-        raise ValueError(str(error)) from error
-      logging.getLogger('absl').warning(
-        '%s: the server does not answer yet; it is tried again when the stage '
-        'begins: %s',
-        key,
-        error,
-      )
 
 
 def check_reference(
@@ -373,11 +345,7 @@ def check_reference(
   weights.check(folder, cfg, renderer)
   if not hf_config.differing(cfg, policy):
     return policy
-  if (cfg.vocab_size or 0) < renderer.tokenizer.vocab_size:
-    raise ValueError(
-      f'{folder} must have the {renderer.tokenizer.vocab_size} tokens of '
-      f'config.tokenizer: got {cfg.vocab_size}'
-    )
+  _check_tokens(folder, cfg, renderer.tokenizer.vocab_size)
   return _computing_as(cfg, policy)
 
 
@@ -396,18 +364,16 @@ def check_reward_model(
   Raises:
     ValueError: the folder has no reward model, or its tokens are others.
   """
-  checkpoint = weights.read(folder)
-  if checkpoint.kind != 'run':
+  model = weights.read(folder).model
+  weights.check(folder, model, renderer, reward=True)
+  _check_tokens(folder, model, policy.vocab_size or 0)
+
+
+def _check_tokens(folder: str, model: schema.Model, least: int) -> None:
+  """Refuses a model with fewer tokens than those that it must score."""
+  if (model.vocab_size or 0) < least:
     raise ValueError(
-      f'{folder} must hold a reward model, a run of kind ranking: got a '
-      'HuggingFace or PEFT directory'
-    )
-  weights.check(folder, checkpoint.model, renderer, reward=True)
-  tokens = checkpoint.model.vocab_size or 0
-  if tokens < (policy.vocab_size or 0):
-    raise ValueError(
-      f'{folder} must have the {policy.vocab_size} tokens of the policy: got '
-      f'{tokens}'
+      f'{folder} must have {least} tokens: got {model.vocab_size}'
     )
 
 
@@ -442,7 +408,7 @@ def resolve(name: str, workdir: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Loader:
-  """The models of a stage's folders, see `models.Loader`."""
+  """The models of a stage's folders."""
 
   seed: int  # of random weights
   workdir: str  # of the run

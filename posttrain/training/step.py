@@ -253,8 +253,9 @@ def make_train_step(
       averaged = state.average
       if averaged is not None and average is not None:
         # a <- decay a + (1 - decay) p, on good updates
+        decay = average
         averaged = jax.tree.map(
-          lambda a, p: jnp.where(ok, average * a + (1 - average) * p, a),
+          lambda a, p: jnp.where(ok, decay * a + (1 - decay) * p, a),
           averaged,
           params,
         )

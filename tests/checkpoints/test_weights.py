@@ -471,7 +471,7 @@ def test_weights_that_are_not_finite_are_named(
 def test_a_dry_run_looks_at_the_headers_of_weights(folder, tmp_path):
   base = shutil.copytree(folder, tmp_path / 'base')
   edited(base, 'model.safetensors', lambda tensors: tensors.popitem())
-  message = '^config.sft.init must name weights.*must hold all tensors'
+  message = '^config.sft.init must name a model.*must hold all tensors'
   with pytest.raises(ValueError, match=message):
     preflight.check(options(base))
 

@@ -221,7 +221,7 @@ def test_a_resumed_run_keeps_its_reference_despite_newer_steps(
     ({'tokenizer': True}, 'algorithm.reference must .*; config.tokenizer must'),
     (
       {'rewards': {'x': schema.RewardFn(model='/no/such')}},
-      "envs.toy.rewards.x.model must name a reward model: got '/no/such'",
+      "envs.toy.rewards.x.model must name a model that fits: got '/no/such'",
     ),
   ],
 )

@@ -90,7 +90,7 @@ def test_a_reward_model_is_no_policy(finished, tmp_path, capsys):
   with pytest.raises(ValueError, match='hold a policy: got a reward model'):
     policies.load(folder)
   assert _run('dpo', tmp_path, f'--config.dpo.init={folder}') == 2
-  assert 'config.dpo.init must name weights of this model' in (
+  assert 'config.dpo.init must name a model that fits' in (
     capsys.readouterr().err
   )
 

@@ -285,7 +285,7 @@ def test_model_with_a_smaller_vocabulary_is_refused(monkeypatch):
   read = preflight.weights.Checkpoint('x', 'hf', few, None)
   monkeypatch.setattr(preflight.weights, 'read', lambda folder: read)
   monkeypatch.setattr(preflight.weights, 'check', lambda *args: None)
-  with pytest.raises(ValueError, match='must have the 2.. tokens .* got 100'):
+  with pytest.raises(ValueError, match='must have 2.. tokens: got 100'):
     preflight.check_reference('x', fixtures.MODEL, fixtures.RENDERER)
 
 
