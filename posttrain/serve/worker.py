@@ -14,7 +14,7 @@ and alternatives need the logits. Shapes are buckets, and one program serves all
 requests of a shape, so that few are compiled: powers of two as lengths, one row
 or `ROWS`, always `MAX_ALTERNATIVES` alternatives.
 
-Axes: B rows, T tokens, K tokens of a block, D model, V vocab, A alternatives.
+Axes: B rows, T tokens, D model, V vocab, A alternatives.
 """
 
 import dataclasses
@@ -342,31 +342,28 @@ def _forward(params, ids, valid, temperatures, cfg):
   rows, width = ids.shape
   positions = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), ids.shape)
   hidden, _ = transformer.trunk(params, cfg, ids, positions, valid)
-  tokens = rows * width
-  block = max(
-    k
-    for k in range(1, tokens + 1)
-    if tokens % k == 0 and (k == 1 or k * cfg.vocab_size <= _LOGITS)
-  )
 
-  def score_block(inputs):
-    hidden, target, temperatures = inputs  # [K, D], [K] next tokens, [K]
-    logits = scoring.next_logits(params, cfg, hidden)
-    logprobs = jax.nn.log_softmax(logits / temperatures[:, None])
-    own = jnp.take_along_axis(logprobs, target[:, None], axis=1)
-    rank = 1 + jnp.sum(logprobs > own, axis=1, dtype=jnp.int32)
-    top, top_ids = jax.lax.top_k(
-      logprobs, min(cfg.vocab_size, MAX_ALTERNATIVES)
-    )
-    return own[:, 0], rank, top_ids.astype(jnp.int32), top
+  def score_token(inputs):
+    hidden, target, temperature = inputs  # [D], next token, temperature
+    logits = scoring.next_logits(params, cfg, hidden[None])[0]
+    logprobs = jax.nn.log_softmax(logits / temperature)
+    own = logprobs[target]
+    rank = 1 + jnp.sum(logprobs > own, dtype=jnp.int32)
+    count = min(cfg.vocab_size, MAX_ALTERNATIVES)
+    top, top_ids = jax.lax.top_k(logprobs, count)
+    return own, rank, top_ids.astype(jnp.int32), top
 
   # Each place predicts its right neighbour; the last prediction wraps around
   # to entry 0, which has no meaning.
-  inputs = (hidden, jnp.roll(ids, -1, axis=1), jnp.repeat(temperatures, width))
   outputs = jax.lax.map(
-    score_block,
-    jax.tree.map(lambda x: x.reshape(-1, block, *x.shape[2:]), inputs),
+    score_token,
+    (
+      hidden.reshape(ids.size, -1),
+      jnp.roll(ids, -1, axis=1).reshape(-1),
+      jnp.repeat(temperatures, width),
+    ),
+    batch_size=max(min(_LOGITS // cfg.vocab_size, ids.size), 1),
   )
   return jax.tree.map(
-    lambda x: jnp.roll(x.reshape(rows, width, *x.shape[2:]), 1, axis=1), outputs
+    lambda x: jnp.roll(x.reshape(rows, width, *x.shape[1:]), 1, axis=1), outputs
   )
