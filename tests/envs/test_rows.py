@@ -8,7 +8,6 @@ from posttrain import schema, types
 from posttrain.envs import __main__ as command_line
 from posttrain.envs import registry, rows
 
-USER = {'role': 'user', 'content': 'u'}
 ROWS = [
   {'prompt': 'a', 'completion': 'b', 'level': 3},
   {
@@ -123,16 +122,6 @@ def test_held_out_prompts_that_are_trained_on_are_counted(tmp_path, caplog):
     env.source('train', 0)
   (record,) = caplog.records
   assert '1 of the 2 prompts of envs.chats.env.eval_path' in record.getMessage()
-
-
-def test_a_prompt_alone_and_its_answer(tmp_path):
-  rows = [{'prompt': 'a', 'answer': 7}, {'prompt': [{**USER}]}]
-  env = registry.make(
-    'chats', schema.Rows(path=write(tmp_path / 'a.jsonl', rows))
-  )
-  text, messages = env.source('train', 0).take(9)
-  assert text.demonstration is None and text.answer == 7 and text.as_text
-  assert messages.answer is None and not messages.as_text
 
 
 def test_command_line(tmp_path, capsys):

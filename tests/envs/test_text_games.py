@@ -105,18 +105,6 @@ def test_an_episode_is_graded_by_the_mean_of_its_turns(
   assert observation['content'] == f'{verdict}: Ada, Ane, Mio. Add: Gav, Dus'
 
 
-def test_splits_of_a_small_space_are_disjoint_and_complete():
-  small = text_games.Space(3000, key=str)
-  sides = [list(small.walk(split, (1,))) for split in ('train', 'eval')]
-  assert sorted(map(int, sides[0] + sides[1])) == list(range(3000))
-  assert 0.17 < len(sides[1]) / 3000 < 0.23
-  assert [small.capacity(split) for split in ('train', 'eval')] == [
-    len(side) for side in sides
-  ]
-  assert sides[0] != list(small.walk('train', (2,)))
-  assert set(sides[0]) == set(small.walk('train', (2,)))
-
-
 @pytest.mark.parametrize('size', [text_games.MAX_COUNTED + 1, 26**64])
 def test_capacity_of_a_large_space_is_half_of_the_expected_number(size):
   large = text_games.Space(size, key=str)

@@ -23,7 +23,7 @@ different rewards.
 
 Rewards of an episode of eight steps without an answer, with all weights 1:
 
-    v2   0.12 on average for endless exploration (played in the tests); at most
+    v2   0.12 on average for endless exploration; at most
          0.15 of progress and 0.01 a step, 0.23; plus 0.03 each time that the
          policy loses all progress, which is clipped at -0.10, and regains it:
          0.32 with the gold query known, when the answer would give 1

@@ -70,24 +70,6 @@ class OfArtifacts(Task):
     super().__init__(data.model_copy(update=update), config)
 
 
-class HasRuntime(Task):
-  """Has a reward with an optional runtime."""
-
-  @vf.reward
-  async def tests_pass(self, trace, runtime=None) -> float:
-    return 2.0 if runtime is None else 0.0
-
-
-class OfMessages(Task):
-  def __init__(self, data, config=None):
-    said = [
-      vf.UserMessage(content='Hi.'),
-      vf.AssistantMessage(content='9'),
-      vf.UserMessage(content=data.prompt),
-    ]
-    super().__init__(data.model_copy(update={'prompt': said}), config)
-
-
 class Listens(Task):
   def __init__(self, data, config=None):
     super().__init__(data.model_copy(update={'prompt': None}), config)
@@ -99,6 +81,4 @@ def _taskset(task):
 
 NeedsRuntimes = _taskset(NeedsRuntime)
 Artifacts = _taskset(OfArtifacts)
-HasRuntimes = _taskset(HasRuntime)
-Conversations = _taskset(OfMessages)
 Listening = _taskset(Listens)

@@ -63,15 +63,6 @@ def test_scores_of_answers():
   assert play(make(), '8', index=4).reward == 1.5
 
 
-def test_a_prompt_of_messages():
-  env = make('Conversations')
-  task = env.source('train', 0).take(1)[0]
-  assert [m['role'][0] for m in task.prompt] == list('suau')
-  # What the prompt says in the assistant's name is not taken for an answer.
-  assert play(env, '4').metrics['turns'] == 1.0
-  assert play(env, '').reward == 0.5
-
-
 @pytest.mark.parametrize(
   ('taskset', 'words'),
   [
@@ -90,7 +81,3 @@ def test_a_comparison_of_a_group_is_refused():
   cfg = schema.Verifiers(taskset='tests.envs.adapters.compared:Compared')
   with pytest.raises(ValueError, match='which has Tournament'):
     registry.make('v', cfg).source('train', 0)
-
-
-def test_a_reward_with_an_optional_runtime_is_allowed():
-  assert play(make('HasRuntimes'), '4').reward == 3.5

@@ -47,22 +47,6 @@ def test_text_without_an_action_is_read_as_sql(text):
   )
 
 
-@pytest.mark.parametrize('colon', [True, False])
-@pytest.mark.parametrize('kind', dialogue.TYPES)
-def test_a_written_action_is_read_back(kind, colon):
-  text = dialogue.write(kind, 'a b_1', colon=colon)
-  assert text == f'{kind}{":" * colon} a b_1'
-  assert dialogue.parse(text) == dialogue.Action(kind, 'a b_1')
-  assert dialogue.write(kind, '', colon=colon) == f'{kind}{":" * colon}'
-
-
-@pytest.mark.parametrize('piece', [' \n', '\nQUERX ', '\n '])
-@pytest.mark.parametrize('before', ['', 'QUERY:', 'QUERY: SELECT', 'SAMPLE '])
-def test_long_texts_are_parsed_in_linear_time(before, piece):
-  """A quadratic pattern would take minutes."""
-  assert dialogue.parse(before + piece * (10**6 // len(piece)))
-
-
 TEXT = st.text(max_size=12) | st.text('|;,"\\ \n\tnulempty', max_size=8)
 CELLS = st.none() | st.integers() | st.floats() | TEXT
 ROWS = st.integers(1, 4).flatmap(

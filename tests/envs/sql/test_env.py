@@ -139,28 +139,6 @@ def test_a_hasty_teacher_answers_from_a_sample():
   assert right < 0.2 * 180
 
 
-def farmer(task, rng):
-  """A player of steps that have rewards, without an answer."""
-  del rng
-  while True:
-    for table in sql.tables(task):
-      yield 'DESCRIBE', table
-      yield 'SAMPLE', table
-      yield 'QUERY', f'SELECT * FROM {table}'
-      yield 'QUERY', f'SELECT COUNT(*) FROM {table}'
-
-
-def test_rewards_of_a_player_that_never_answers():
-  """0.15 of progress, 0.01 a step, 0.03 where it is lost and regained."""
-  env, chosen = tasks(120)
-  farmed = [sql.play(env, t, farmer).score for t in chosen]
-  assert not any(s.metrics['answered'] for s in farmed)
-  assert max(s.reward for s in farmed) <= 0.32 + 1e-9
-  assert 0.05 < sum(s.reward for s in farmed) / 120 < 0.15
-  lucky = [sql.play(env, t, sql.chance).score for t in chosen]
-  assert sum(s.correct for s in lucky) / 120 < 0.05
-
-
 PIECES = (
   'SELECT~FROM~WHERE~UNION ALL~WITH~AS~count(*)~(~)~,~;~*~\'~"~`~--~/*~```~'
   "9e999~NULL~x'ff'~?~é~\0~\ud800~\nANSWER: 1~name~COLLATE~VALUES~random()~"

@@ -42,25 +42,6 @@ def test_rewards_of_transcripts_equal_those_of_the_environment(style, name):
     )
 
 
-def test_rewards_of_a_transcript_written_by_hand():
-  said = [
-    {'role': 'assistant', 'content': 'QUERY SELECT wage FROM dogs'},
-    {'role': 'tool', 'content': 'error: no such column: wage\nleft: 7'},
-    {'role': 'assistant', 'content': 'QUERY SELECT pay FROM dogs'},
-    {'role': 'tool', 'content': 'result: 41\nleft: 6'},
-    {'role': 'assistant', 'content': 'ANSWER 41'},
-  ]
-  columns = {
-    'completions': [said],
-    'gold_rows': [((42,),)],
-    'answer_type': ['integer'],
-  }
-  assert functions.reward_correctness(**columns) == [0.0]
-  # card 1, J 0, N 0.59: 1.6 bins.
-  assert functions.reward_progress(**columns) == [0.5]
-  assert functions.reward_operational(**columns) == [pytest.approx(-0.01)]
-
-
 def test_several_golds_and_ranks_are_read_from_columns():
   said = [[{'role': 'assistant', 'content': f'ANSWER {x}'}] for x in 'abab']
   columns = {
