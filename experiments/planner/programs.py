@@ -129,13 +129,13 @@ class _Builder:
   def score(self) -> tuple[Any, tuple]:
     sizes = self.sizes
     shape = (sizes.rows, sizes.row_tokens)
-    scorer = scoring.Scorer(self.model, *shape, self.mesh)
     place = NamedSharding(self.mesh, PartitionSpec(*sharding.BATCH[1:]))
     rows = tuple(
       jax.ShapeDtypeStruct(shape, dtype, sharding=place)
       for dtype in (np.int32, np.int32, np.int32, np.float32)
     )
-    return scorer._read, (self._params(), rows, self.model, self._whole)
+    args = (self._params(), rows, self.model, self._whole, 'logprobs')
+    return scoring._read, args
 
   def view(self) -> tuple[Any, tuple]:
     return loop.view, (self._params(), self.model, self.slots)

@@ -64,9 +64,7 @@ with() {
 
 # Runs the tests of a platform.
 run() {
-  local tests=(tests/aot/test_gpu.py tests/aot/test_mutations.py)
-  [[ $1 == tpu ]] && tests=(tests/aot/test_tpu.py)
-  with "$1" "$python" -m pytest -m aot "${tests[@]}"
+  with "$1" "$python" -m pytest -m aot tests/aot
 }
 
 if [[ ${1:-} == with ]]; then

@@ -56,13 +56,6 @@ backend_config={{"known_trip_count":{{"n":"3"}}}}
 """)
 
 
-def test_a_layer_without_its_kernel_is_named():
-  assert aot.kernel_faults('score', module('flash_forward'), layers=3) == []
-  assert aot.kernel_faults('score', module('flash_forward'), layers=4) == [
-    'flash_forward: 3 calls, expected one in each of 4 layers'
-  ]
-
-
 def compiled(arguments=0, aliased=0):
   """Returns a stand-in of a compiled program."""
   sizes = types.SimpleNamespace(
@@ -94,13 +87,6 @@ def test_a_cache_must_be_aliased_and_not_copied():
   assert 'must replace the one given: 255 bytes do' in line
   (line,) = lines('%c = bf16[4,8]{0,1} copy(%p)', 256)
   assert line.startswith('1 copies of a layer')
-
-
-def test_a_program_must_fit_its_device():
-  program = compiled(arguments=3, aliased=2)
-  assert aot.memory_faults(program, 6) == []
-  (line,) = aot.memory_faults(program, 5)
-  assert 'must fit' in line
 
 
 def test_the_table_has_a_row_per_kernel():

@@ -8,8 +8,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from experiments.planner import census
 from posttrain import schema
 from tests import fixtures
@@ -52,22 +50,6 @@ def test_train_steps_of_two_layers_are_within_budget():
   rows = run('tests.experiments.test_census')
   for mesh in rows:
     assert rows[mesh]['violations'] == [], mesh
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('model', ['qwen3_0p6b', 'qwen3_8b', 'qwen3_32b'])
-@pytest.mark.parametrize('mesh', MESHES, ids=str)
-def test_presets_are_within_budget(model, mesh):
-  sizes = ','.join(map(str, mesh))
-  rows = run(
-    'experiments.planner.census',
-    f'--model={model}',
-    f'--mesh={sizes}',
-    '--programs=train_step,score',
-    '--json',
-  )
-  for row in rows.values():
-    assert row['violations'] == []
 
 
 def test_weight_bytes_of_a_mesh():

@@ -6,14 +6,6 @@ from experiments.trials import __main__ as faults
 from experiments.trials import base
 
 
-def test_each_trial_has_a_name_of_its_own_and_a_promise():
-  trials = faults.find()
-  assert len({t.name for t in trials}) == len(trials)
-  assert all(t.promise for t in trials)
-  with pytest.raises(ValueError, match='nothing'):
-    faults.find('nothing')
-
-
 @pytest.fixture(scope='module')
 def shared(tmp_path_factory):
   return base.Shared(tmp_path_factory.mktemp('shared'))

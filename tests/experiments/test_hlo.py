@@ -32,17 +32,6 @@ def only(module: hlo.Module) -> hlo.Collective:
   return collective
 
 
-def test_a_collective_has_kind_shape_bytes_and_name():
-  module = parse(
-    f'ROOT %r = f32[8,16]{{1,0}} all-reduce(%p), channel_id=1, {GROUPS}, '
-    'to_apply=%add, metadata={op_name="jit(f)/dot"}'
-  )
-  x = only(module)
-  assert str(x) == 'all-reduce f32[8,16] x 1'
-  assert x.op_name == 'jit(f)/dot'
-  assert module.bytes() == {'all-reduce': 8 * 16 * 4}
-
-
 @pytest.mark.parametrize(
   'line, expected',
   [
@@ -188,35 +177,6 @@ def test_the_bound_of_a_condition_is_a_trip_count(condition, trips):
     LOOPS + test,
   )
   assert only(module).times == trips
-
-
-def test_calls_and_conditionals_are_followed_and_add_up():
-  module = parse(
-    '%c = f32[8,16]{1,0} call(%p), to_apply=%f\n'
-    '%a = f32[8,16]{1,0} conditional(%p, %p, %p), '
-    'branch_computations={%f, %g}\n'
-    '%b = f32[8,16]{1,0} conditional(%p, %p, %p), true_computation=%f, '
-    'false_computation=%g\n'
-    'ROOT %r = f32[8,16]{1,0} custom-call(%a), called_computations={%g}',
-    f"""
-%f (x: f32[8,16]) -> f32[8,16] {{
-  %x = f32[8,16]{{1,0}} parameter(0)
-  ROOT %r = f32[8,16]{{1,0}} all-reduce(%x), {GROUPS}, to_apply=%add
-}}
-
-%g (y: f32[8,16]) -> f32[8,16] {{
-  %y = f32[8,16]{{1,0}} parameter(0)
-  ROOT %h = f32[8,16]{{1,0}} fusion(%y), kind=kLoop, calls=%f
-}}
-
-%never (z: f32[8,16]) -> f32[8,16] {{
-  %z = f32[8,16]{{1,0}} parameter(0)
-  ROOT %q = f32[32,16]{{1,0}} all-gather(%z), {GROUPS}, dimensions={{0}}
-}}
-""",
-  )
-  # By call, by each conditional itself and by its branch, by custom-call.
-  assert only(module).times == 1 + 2 + 2 + 1
 
 
 @pytest.mark.parametrize(

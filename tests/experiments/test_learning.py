@@ -18,19 +18,6 @@ def trials():
   )
 
 
-def test_variants_have_one_change_each_of_a_key_that_the_recipe_has(trials):
-  lr, price = 'main.optim.lr=1e-3', f'{PRICE}=0.1'
-  changes = [(TINY[0], ['', lr]), (TINY[1], ['', lr, price])]
-  assert [(x.recipe, x.change, x.seed) for x in trials] == [
-    (recipe, change, seed)
-    for recipe, own in changes
-    for change in own
-    for seed in (0, 1)
-  ]
-  with pytest.raises(ValueError, match=r'main\.optim\.lrr'):
-    learning.expand(TINY, [0], [('main.optim.lrr', '1')])
-
-
 def test_trials_share_starts_and_a_control_is_longer(trials, tmp_path):
   folder = str(tmp_path)
   starts = {(x.seed, learning.start_job(x, folder).name) for x in trials}
@@ -44,18 +31,6 @@ def _row(stage, step, **values):
   return {'stage': stage, 'step': step} | {
     f'eval/{name}': value for name, value in values.items()
   }
-
-
-def test_before_is_the_evaluation_of_the_same_weights():
-  rows = [
-    _row('start', 4, **{'pass_rate/a': 0.5}),
-    _row('main', 1),
-    _row('main', 8, **{'pass_rate/a': 0.7}),
-  ]
-  ends = learning.before_and_after
-  assert ends(rows, 'main', 'start') == (rows[0], rows[2])
-  own = _row('main', 0, **{'pass_rate/a': 0.6})
-  assert ends([rows[0], own, *rows[1:]], 'main', 'start') == (own, rows[2])
 
 
 def test_changes_are_paired_by_seed_and_intervals_are_students():
@@ -94,28 +69,6 @@ def test_questions_are_chosen_by_their_pass_rate_bounds_included():
   answers = [{'sampled': [i < right for i in range(5)]} for right in range(6)]
   chosen = sanity.choose([{}] * 6, answers, 0.2, 0.8)
   assert [row['pass_rate'] for row in chosen] == [0.2, 0.4, 0.6, 0.8]
-
-
-def test_the_sanity_table_has_a_row_per_run():
-  rows = [
-    {
-      **{'step': 10 * i, 'time/cpu': 10 + 40.0 * i},
-      **{'eval/sampled_pass_rate/questions': rate},
-      **{'eval/sampled_pass_rate/unseen': rate / 2},
-      **{'eval/pass_rate/unseen': 0.5 + i / 10},
-      **{'mismatch/abs_mean': 1e-3, 'mismatch/max': 1e-2, 'mismatch/k3': 0},
-    }
-    for i, rate in enumerate([0.5, 0.7, 0.995])
-  ]
-  results = {
-    sanity.Case(loss, 'float32', 4, 0): {**sanity.summarize(own), 'lr': 1e-4}
-    for loss, own in (('clip', rows), ('gspo', rows[:2]))
-  }
-  assert sanity.table(results)[2:3] == [
-    '| clip | float32 | 4 | 0.0001 | 0 | 20 | 0.500 | 0.995 | 0.995 | 20 | 90 '
-    '| 90 | 0.250 -> 0.497 | 0.500 -> 0.700 '
-    '| 1.0e-03 | 1.0e-02 | 0.0e+00 |'
-  ]
 
 
 @pytest.mark.slow

@@ -2,18 +2,16 @@
 
 import contextlib
 import dataclasses
-import json
 
-import numpy as np
 import pytest
 
 from experiments.examples import replay
-from posttrain import main, schema, train
+from posttrain import schema, train
 from posttrain.metrics import writers
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.stage import build, job, preflight
 from posttrain.util import preemption
-from tests import fixtures, toys
+from tests import fixtures
 
 STEPS = 3
 
@@ -84,33 +82,3 @@ def test_a_replay_equals_the_run_bitwise(finished, tmp_path):
   last = replay.replay(_flags(finished, tmp_path), RUN)
   _check_equal(finished, tmp_path)
   assert 'loss/ce' in last and last['step'] == STEPS
-
-
-@pytest.mark.slow
-def test_a_replay_of_grpo_equals_the_run(tmp_path, monkeypatch):
-  """The run samples, exports and trains; the replay trains again."""
-  entry = toys.entry(group_size=4, max_tokens=4, kl_beta=0.1)
-  run = _run(toys.stage(envs={'toy': entry}))
-  toys.install(monkeypatch)
-  main.train(run, str(tmp_path / 'run'))
-  replay.replay(_flags(tmp_path / 'run', tmp_path / 'again'), run)
-  _check_equal(tmp_path / 'run', tmp_path / 'again')
-  path = tmp_path / 'run' / 'token_exports' / f'first_{STEPS:06d}.jsonl'
-  lines = [json.loads(line) for line in path.read_text().splitlines()]
-  # Before the update: on-policy tokens have a ratio of 1, up to rounding.
-  ratios = [x for line in lines for x in line['ratio'] if x is not None]
-  assert len(ratios) > 10
-  np.testing.assert_allclose(ratios, 1, atol=1e-4)
-
-
-def test_another_stage_folder_or_version_is_refused(finished, tmp_path):
-  new = tmp_path / 'new'
-  for flags, words in (
-    (_flags(finished, new, stage='x'), "--stage must be one of .*: got 'x'"),
-    (_flags(tmp_path, new), '--exports must be'),
-    (_flags(finished, finished), '--workdir must be new'),
-  ):
-    with pytest.raises(ValueError, match=words):
-      replay.replay(flags, RUN)
-  with pytest.raises(ValueError, match='f:3: schema_version must be 1: got 2'):
-    replay.sample({'schema_version': 2}, 'f:3')

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from experiments.launch import jobs, results, sweep
+from experiments.launch import jobs, sweep
 from experiments.trials import base
 from posttrain.metrics import writers
 from posttrain.util import errors
@@ -88,14 +88,6 @@ def test_processes_of_a_run_have_one_coordinator_and_own_gpus(play, tmp_path):
   assert gpus == {'0,1', '2,3', '4,5', '6,7'}
 
 
-def test_a_process_that_outlives_a_failure_is_ended(
-  play, tmp_path, monkeypatch
-):
-  monkeypatch.setattr(sweep, '_OTHERS_SECONDS', 0.3)
-  found = seeds(tmp_path / 'w', '1', hosts=2)
-  assert play(found, {'1': [[1, 'wait']]}) == errors.FAILED
-
-
 @pytest.mark.parametrize(
   ('number', 'code'), [(signal.SIGTERM, 75), (signal.SIGINT, 130)]
 )
@@ -118,20 +110,3 @@ def test_a_signal_reaches_the_runs_and_the_same_command_continues(
   assert not starts(second)
   assert subprocess.run(command, capture_output=True).returncode == 0
   assert len(starts(first)) == 2 and len(starts(second)) == 1
-
-
-def test_the_table_has_every_column_that_a_run_has():
-  rows = [
-    {
-      **{'name': 'a', 'sweep': {'x': 'p|q'}, 'stage': 's', 'step': 1},
-      **{'eval/entropy/e': 0.123456},
-    },
-    {
-      **{'name': 'b', 'sweep': {'x': '2'}, 'stage': 't', 'step': 2},
-      **{'eval/nll/e': 2.5, 'start/eval/nll/e': 7.38211},
-    },
-  ]
-  assert results.table(rows)[2:] == [
-    '| p\\|q | s | 1 |  | 0.1235 |',
-    '| 2 | t | 2 | 7.382 -> 2.5 |  |',
-  ]

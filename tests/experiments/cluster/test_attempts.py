@@ -74,12 +74,6 @@ def test_outcome_of_an_attempt(ends, code, stopped_code):
   assert attempts.outcome(ends, stopped=True) == stopped_code
 
 
-def test_a_run_without_failures_prints_the_last_line_of_the_first(capsys):
-  code, lines = run(Trainers([None, None], [0, None], [0, 0]))
-  assert code == 0 and lines == ['trainers ended with [0, 0]']
-  assert capsys.readouterr().out == 'line 0\n'
-
-
 def test_failures_are_followed_by_other_attempts():
   code, lines = run(
     Trainers([None, None], [-9, None], [-9, 5]),
@@ -93,18 +87,6 @@ def test_failures_are_followed_by_other_attempts():
   ]
   assert 'a trainer has failed: [-9, running]; the others are to end' in lines
   assert 'trainer 0: a node' in lines
-
-
-def test_the_budget_of_restarts_is_kept():
-  code, lines = run(Trainers([1]), Trainers([1]), restarts=1)
-  assert code == 1
-  assert lines[-1] == 'no restart is left of 1; the same command continues'
-
-
-def test_others_are_killed_when_they_do_not_end(monkeypatch):
-  monkeypatch.setattr(attempts, 'GRACE_SECONDS', 0.0)
-  first = Trainers([5, None])
-  assert run(first, Trainers([0, 0]))[0] == 0
 
 
 def test_a_request_to_stop_is_passed_on_once():

@@ -11,7 +11,6 @@ import pytest
 
 from experiments.launch.cluster import __main__ as cluster
 from experiments.trials import faults
-from posttrain.rollout import remote
 from posttrain.util import errors
 
 BASE = ['--config=configs/arithmetic.py:tiny']
@@ -19,30 +18,6 @@ BASE = ['--config=configs/arithmetic.py:tiny']
 
 def parse(*words):
   return cluster.PARSER.parse([*BASE, '--workdir=x', *words])
-
-
-def test_resources_of_a_trainer():
-  assert parse().bundle == {'CPU': 1.0}
-  assert parse('--gpus=8', '--cpus=4', '--resources={"TPU": 4}').bundle == {
-    'CPU': 4.0,
-    'GPU': 8.0,
-    'TPU': 4.0,
-  }
-
-
-@pytest.mark.parametrize('text', ['TPU', '[1]', '{"TPU": "x"}', '3'])
-def test_wrong_resources_are_one_line(text, capsys):
-  words = [*BASE, '--workdir=x', f'--resources={text}']
-  assert cluster.main(words) == errors.USAGE
-  error = capsys.readouterr().err
-  assert error.startswith('error: --resources must be a JSON object of numbers')
-  assert error.count('\n') == 1
-
-
-def test_an_installation_without_ray_is_one_line(capsys, monkeypatch):
-  monkeypatch.setattr(remote, 'is_installed', lambda: False)
-  assert cluster.main([*BASE, '--workdir=x']) == errors.USAGE
-  assert "pip install 'posttrain[cluster]'" in capsys.readouterr().err
 
 
 def launch(module, workdir, *words):

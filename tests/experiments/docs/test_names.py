@@ -1,7 +1,6 @@
 """The page of other libraries' names: only keys that exist."""
 
 import pathlib
-import re
 
 import pytest
 
@@ -24,15 +23,3 @@ FLAGS = {f'--{name}' for name in main.Flags.__dataclass_fields__}
 @pytest.mark.parametrize('key', names.NAMES)
 def test_every_key_of_a_name_exists(key):
   assert key.partition('=')[0] in (FLAGS if key.startswith('--') else KEYS)
-
-
-def test_every_key_in_the_rows_written_by_hand_exists():
-  _, _, text = PAGE.read_text().partition('\n## Values')
-  text, _, _ = text.partition('\n## ')
-  for line in [x for x in text.splitlines() if x.startswith('| `')]:
-    for code in re.findall('`(.+?)`', line.split(' | ')[0]):
-      key, _, value = code.partition('=')
-      if key.partition('.')[0] in ROOTS:
-        assert key in KEYS, key
-        if value and key in PATHS:
-          assert (key, value) in SECTIONS, f'{key}={value}'

@@ -1,6 +1,5 @@
 """The generated pages of docs/, and the settings of the site."""
 
-import json
 import pathlib
 import re
 
@@ -60,14 +59,3 @@ def test_the_page_of_results_leads_to_every_other_one():
   text = (DOCS / 'results.md').read_text()
   for path in (ROOT / hook.RESULTS).glob('*.md'):
     assert f'](../{hook.RESULTS}/{path.name})' in text, path.name
-
-
-def test_executed_notebooks_are_shown_with_outputs(tmp_path, monkeypatch):
-  path = ROOT / 'experiments/examples/own_model.ipynb'
-  notebook = json.loads(path.read_text())
-  (cell, *_) = (x for x in notebook['cells'] if x['cell_type'] == 'code')
-  cell['outputs'] = [{'name': 'stdout', 'text': 'printed\n'}]
-  (tmp_path / path.name).write_text(json.dumps(notebook))
-  assert 'printed' not in hook._notebook(path)
-  monkeypatch.setenv('NOTEBOOK_OUTPUTS', str(tmp_path))
-  assert '```text\nprinted\n```' in hook._notebook(path)

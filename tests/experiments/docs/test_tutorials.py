@@ -59,10 +59,6 @@ def run(text, folder):
   )
 
 
-def test_every_tutorial_has_words():
-  assert [page.stem for page in PAGES] == sorted(WORDS)
-
-
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.stem)
 def test_the_blocks_are_a_program(page):
   compile(program(page.read_text()), page.name, 'exec')

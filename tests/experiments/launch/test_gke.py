@@ -118,21 +118,6 @@ def test_devices_are_asked_for_by_kind_and_number(
   assert labels == {'kueue.x-k8s.io/queue-name': 'q'}
 
 
-def test_the_jobs_have_the_schema_of_kubernetes():
-  validate = pytest.importorskip(
-    'kubernetes_validate', reason='pip install kubernetes-validate'
-  )
-  for fields in (
-    {'tpu': 'v6e-16', 'cpus': 4},
-    {'gpus': 8, 'gpu_type': 'h100', 'memory': 10},
-    {},
-  ):
-    job = jobs.Job('x', 'c', (), (), '/data/w', 4, jobs.Resources(**fields))
-    spec = job_of(on_gke.job_set(job, make()))
-    whole = {'apiVersion': 'batch/v1', 'kind': 'Job', 'metadata': {'name': 'x'}}
-    validate.validate({**whole, 'spec': spec}, '1.32', strict=True)
-
-
 def test_the_documents_are_applied_through_stdin(tmp_path, monkeypatch):
   scripts.program(tmp_path, 'kubectl', 'echo "$@" > args; cat > stdin')
   monkeypatch.setenv('PATH', scripts.environment(tmp_path)['PATH'])

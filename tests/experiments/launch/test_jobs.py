@@ -41,14 +41,6 @@ def test_several_sweeps_give_all_combinations_in_order():
   assert last.overrides == (('seed', '7'), *last.swept)
 
 
-def test_a_name_depends_on_the_jobs_own_values_alone():
-  few, many = (
-    jobs.expand('c.py', [], [f'x="a b",{rest}'], 'w')
-    for rest in ('1', '1,2,"a-b"')
-  )
-  assert [job.name for job in many[:2]] == [job.name for job in few]
-
-
 def test_names_of_any_values_differ_and_are_safe():
   texts = ['"a b"', '"a/b"', 'a-b', "'a b'", '{"a": 1}']
   texts += ['x' * 300, 'x' * 301]
@@ -65,19 +57,6 @@ def test_names_of_any_values_differ_and_are_safe():
 def test_a_key_that_is_set_twice_is_refused(overrides, sweeps):
   with pytest.raises(ValueError, match='--sweep=seed must be the only value'):
     jobs.expand('c.py', overrides, sweeps, 'w')
-
-
-def test_the_command_has_every_value_as_it_is():
-  job = jobs.Job(
-    'x', 'c.py:tiny', (('a', 'b c'),), (), 'w', 3, flags=('--trust_config',)
-  )
-  assert jobs.command(job, 'py', jobs.Place('h:1', 2)) == [
-    *('py', '-m', 'posttrain.main', '--config=c.py:tiny', '--workdir=w'),
-    *('--config.a=b c', '--trust_config'),
-    *('--coordinator=h:1', '--num_processes=3', '--process_id=2'),
-  ]
-  assert jobs.command(job, place=jobs.Place('auto'))[-1] == '--coordinator=auto'
-  assert '--coordinator' not in ' '.join(jobs.command(job))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Launches on Ray: the commands of their drivers, and their ends."""
 
-import json
 import shlex
 import sys
 
@@ -34,15 +33,3 @@ def test_a_dry_run_prints_the_driver_of_every_run(capsys):
   ):
     assert word in first
   assert '--config.seed=1' in second
-
-
-def test_tpus_memory_and_kinds_of_gpus_are_resources(capsys):
-  ((*_, word),) = commands(capsys, '--tpu=v5litepod-16', '--memory=2')
-  assert json.loads(word.removeprefix('--resources=')) == {
-    'TPU': 4,
-    'memory': 2**31,
-  }
-  ((*_, word),) = commands(capsys, '--gpus=1', '--gpu_type=A100')
-  assert json.loads(word.removeprefix('--resources=')) == {
-    'accelerator_type:A100': 0.001
-  }

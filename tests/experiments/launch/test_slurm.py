@@ -119,34 +119,3 @@ def test_nodes_devices_and_time_are_directives():
     *('--cpus-per-task=12', '--mem=100G'),
   ]
   assert 'srun --kill-on-bad-exit=0 --wait=300 --cpus-per-task=12 "$' in text
-
-
-def test_texts_of_the_user_are_arguments_and_no_directives():
-  options = scripts.make(
-    'slurm', workdir='/data/50%', name='a b', queue='gpu', extra=['--account=m']
-  )
-  words = on_slurm.arguments(options)
-  assert '--job-name=a b' in words and '--account=m' in words
-  assert '--output=/data/50%%/%x-%j.log' in words
-  text = on_slurm.script([scripts.nasty_job()], options)
-  assert '#SBATCH' not in text[text.index('set -u') :]
-
-
-def test_shellcheck_finds_nothing():
-  found, options = sweep()
-  options.setup.append('module load cuda')
-  scripts.shellcheck(on_slurm.script(found, options))
-
-
-def test_the_script_is_submitted_through_stdin(programs, monkeypatch):
-  scripts.program(programs, 'sbatch', 'printf "%s\\0" "$@" > args; cat > stdin')
-  monkeypatch.setenv('PATH', scripts.environment(programs)['PATH'])
-  monkeypatch.chdir(programs)
-  found, options = sweep()
-  options.workdir = 'runs/lr'
-  assert on_slurm.submit(found, options, dry_run=False) == 0
-  words = scripts.words(programs / 'args')
-  assert ['sbatch', *words] == on_slurm.arguments(options)
-  text = (programs / 'stdin').read_text()
-  assert text == on_slurm.script(found, options)
-  assert (programs / 'runs' / 'lr').is_dir()  # SLURM does not create it

@@ -66,23 +66,6 @@ def test_it_starts_again_after_some_exit_codes_and_not_for_ever(
   assert (programs / 'starts').read_text() == 'start\n' * starts
 
 
-def test_an_image_runs_with_the_workdirs_folder(programs):
-  scripts.program(
-    programs, 'docker', 'printf "%s\\0" "$@" > "$HOME/docker.out"'
-  )
-  job = scripts.nasty_job()
-  run(on_tpu_vm.script(job, make(image='img:1', mount='/mnt x')), programs)
-  words = scripts.words(programs / 'docker.out')
-  assert '--volume=/mnt x:/mnt x' in words
-  at = words.index('img:1')
-  assert words[at + 1 :] == jobs.command(job, 'python3')
-
-
-def test_shellcheck_finds_nothing():
-  job = jobs.Job('x', 'c.py', (('seed', '1'),), (), '/data/w', 4)
-  scripts.shellcheck(on_tpu_vm.script(job, make(image='img:1')))
-
-
 def test_the_queued_resource_has_the_slice_and_the_script(
   programs, monkeypatch
 ):

@@ -1,0 +1,65 @@
+"""Kernels and whole programs, compiled for devices that are not here."""
+
+import pytest
+
+from experiments.planner import aot, kernels, programs
+
+PRESETS = tuple(f'qwen3_{x}' for x in ('0p6b', '1p7b', '4b', '8b', '14b'))
+FSDP, MIXED, TENSOR = (1, 8, 1), (1, 2, 4), (1, 1, 8)
+SIZES = programs.Sizes()
+DECODED = {
+  **dict.fromkeys(PRESETS[:3], FSDP),
+  **dict.fromkeys(PRESETS[3:], MIXED),
+  'qwen3_32b': TENSOR,
+}
+PROGRAMS = (
+  *(aot.Program('h100', 'train_step', x, FSDP) for x in PRESETS),
+  aot.Program('h100', 'train_step', 'qwen3_8b', MIXED),
+  aot.Program('h100', 'train_step', 'qwen3_8b', (2, 2, 2)),
+  # Its state and gradients in float32 take more than an H100 has.
+  aot.Program('h200', 'train_step', 'qwen3_32b', FSDP),
+  aot.Program('h200', 'train_step', 'qwen3_32b', MIXED),
+  aot.Program('h100', 'train_step', 'qwen3_0p6b', (1, 1, 1)),
+  *(
+    aot.Program('h100', name, preset, mesh)
+    for name in ('prefill', 'decode')
+    for preset, mesh in DECODED.items()
+  ),
+  *(
+    aot.Program(target, name, 'qwen3_0p6b', FSDP, layers=4)
+    for target in ('v5e', 'v6e')
+    for name in ('train_step', 'prefill', 'decode')
+  ),
+  aot.Program('v5e', 'decode', 'qwen3_8b', MIXED, layers=4),
+  aot.Program('v6e', 'decode', 'qwen3_8b', MIXED, layers=4),
+)
+pytestmark = pytest.mark.aot
+
+
+def need(target):
+  """Skips the test where the target's compiler is missing."""
+  if reason := aot.missing(target):
+    pytest.skip(reason)
+
+
+@pytest.mark.parametrize('target', aot.TARGETS)
+@pytest.mark.parametrize('case', kernels.CASES)
+def test_kernels(case, target, tmp_path, record):
+  need(target)
+  rows = aot.kernel(case, target, str(tmp_path))
+  record(*rows)
+  for row in rows:
+    assert row.get('calls', 1) == 1, row
+    if 'registers' in row:
+      assert row['registers'] <= 255, row
+      assert row['stack'] == row['spills'] == 0, row
+      # Decoding multiplies 16 rows, fewer than an instruction of a warp group.
+      assert row['mma' if row['kernel'] == 'decode' else 'wgmma'] > 0, row
+
+
+@pytest.mark.parametrize('case', PROGRAMS, ids=str)
+def test_programs(case, record):
+  need(case.target)
+  row, wrong = aot.program(case, SIZES)
+  record(row)
+  assert wrong == []
