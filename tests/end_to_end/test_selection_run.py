@@ -1,8 +1,6 @@
 """A stage that hands on its best weights, as a run: saved, resumed, read."""
 
-import contextlib
 import dataclasses
-import io
 import json
 import math
 import os
@@ -66,7 +64,7 @@ def run_of(steps=30, patience=3, **options):
 def launch(workdir, run=None):
   with pytest.MonkeyPatch.context() as patch:
     toys.install(patch, Falling)
-    main.train(run or run_of(), str(workdir))
+    return main.train(run or run_of(), str(workdir))
 
 
 def alone():
@@ -77,13 +75,9 @@ def alone():
 
 @pytest.fixture(scope='module')
 def lines(tmp_path_factory):
-  """What the run of one stage prints; again, when it is over."""
-  workdir, lines = tmp_path_factory.mktemp('selection') / 'run', []
-  for _ in range(2):
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-      launch(workdir, alone())
-    lines.append(json.loads(out.getvalue().splitlines()[-1]))
-  return workdir, lines
+  """Results of the run of one stage; again, when it is over."""
+  workdir = tmp_path_factory.mktemp('selection') / 'run'
+  return workdir, [launch(workdir, alone()) for _ in range(2)]
 
 
 @pytest.fixture(scope='module')

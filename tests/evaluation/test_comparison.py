@@ -1,34 +1,15 @@
 """Measurements as a table and as JSON, of one policy and of two."""
 
-import dataclasses
 import json
 import math
 
 import pytest
 
 from posttrain.evaluation import answers, comparison
-from posttrain.rewards import texts
 
 
 def answer(id, correct, sampled=(), env='sums'):
-  return answers.Answer(
-    env=env,
-    id=str(id),
-    prompt='',
-    text='',
-    answer=None,
-    correct=correct,
-    formatted=None,
-    reward=None,
-    stop_reason='eos',
-    tokens=1,
-    error=None,
-    question='',
-    messages=(),
-    turn_rewards=(),
-    metrics={},
-    sampled=sampled,
-  )
+  return answers.Answer(env, str(id), '', '', correct=correct, sampled=sampled)
 
 
 def suite(*texts):
@@ -110,14 +91,6 @@ def test_without_two_tasks_graded_for_both_there_is_no_difference():
   assert comparison.differences(measured([True]), measured([False])) == {}
 
 
-def test_measurements_of_different_tasks_raise():
-  with pytest.raises(AssertionError, match='the tasks must be the same'):
-    comparison.differences(
-      measured([True]),
-      dataclasses.replace(measured([True]), answers=[answer('other', True)]),
-    )
-
-
 def test_every_environment_has_its_own_difference():
   first, second = (
     comparison.Measurement(
@@ -150,32 +123,6 @@ def test_json_is_flat_and_has_the_suite():
   }
 
 
-def graded(text):
-  return answers.SuiteAnswer('Why?', text, 'eos', 9, texts.grade(text))
-
-
-def test_the_values_of_the_suite_are_compared_prompt_by_prompt():
-  code = '```json\n[1]\n```'
-  sides = [
-    [graded('I cannot help.'), graded('a\0'), graded(code), graded(code)],
-    [graded('Yes.'), graded('a\0'), graded('{'), graded('```json\n[')],
-  ]
-  first, second = (
-    comparison.Measurement(answers.suite_metrics(x), [], x) for x in sides
-  )
-  differences = comparison.differences(first, second)
-  assert differences == {
-    'difference/suite/length': 0,
-    'difference/suite/truncated': 0,
-    'difference/suite/repetition': 0,
-    'difference/suite/broken_characters': 0,
-    'difference/suite/refusal': 1 / 4,
-    'difference/suite/code_syntax': 1,  # of the only prompt with code in both
-  }
-  rows = [x.split() for x in comparison.table(first, second)[1:]]
-  assert ['refusal', 'suite', '0.2500', '0.0000', '0.2500'] in rows
-
-
 def test_answers_to_the_suite_are_side_by_side():
   first = measured([], texts=['one two three ' * 4 + '\nend', 'x'])
   second = measured([], texts=['short\x1b[2J', 'y'])
@@ -186,11 +133,3 @@ def test_answers_to_the_suite_are_side_by_side():
   assert max(map(len, lines)) <= comparison.WIDTH
   alone = comparison.suite(measured([], texts=['\n' * 40 + 'end']))
   assert alone[-1] == '... 29 more lines' and len(alone) == 16
-
-
-def test_the_text_ends_with_the_table_under_the_number_of_tasks():
-  first = measured([True, False], VALUES, texts=['x'])
-  lines = comparison.text(first)
-  assert lines[:2] == ['', '> prompt 0']
-  place = lines.index('held-out tasks: 2 of sums')
-  assert lines[place + 1 :] == comparison.table(first)

@@ -46,8 +46,8 @@ def never(sequences):
   raise AssertionError('nothing must be scored')
 
 
-def test_reward_functions_have_their_own_values(byte_renderer, monkeypatch):
-  """Without their weights; a task without a value is in no mean."""
+def measure_of(renderer, monkeypatch, model=None, **rewards):
+  """Measures with reward functions, which get the answers alone."""
   monkeypatch.setattr(
     'posttrain.rollout.grading.columns',
     lambda rollouts: {
@@ -58,18 +58,22 @@ def test_reward_functions_have_their_own_values(byte_renderer, monkeypatch):
     env=schema.Rows(path='x'),
     sampler=schema.Policy(),
     algorithm=schema.Grpo(),
-    rewards={
-      'long': schema.RewardFn(fn=f'{__name__}:lengths', weight=7.0),
-      'env': schema.RewardFn(),
-      'learned': schema.RewardFn(model='stage:rm'),
-    },
+    rewards=rewards,
   )
+  functions = measures.functions({'e': entry}, model)
+  return measures.Measures(functions, never, renderer)
 
-  def model(rollouts):
-    return grading.Result([0.25] * len(rollouts))
 
-  functions = measures.functions({'e': entry}, lambda name: model)
-  measure = measures.Measures(functions, never, byte_renderer)
+def test_reward_functions_have_their_own_values(byte_renderer, monkeypatch):
+  """Without their weights; a task without a value is in no mean."""
+  measure = measure_of(
+    byte_renderer,
+    monkeypatch,
+    lambda name: lambda x: grading.Result([0.25] * len(x)),
+    long=schema.RewardFn(fn=f'{__name__}:lengths', weight=7.0),
+    env=schema.RewardFn(),
+    learned=schema.RewardFn(model='stage:rm'),
+  )
   values, errors = measure('e', [rollout('abc'), rollout(''), rollout('a')])
   assert not errors
   assert values == {
@@ -96,18 +100,8 @@ def fails(completions):
 def test_functions_that_fail_are_errors_and_end_no_run(
   byte_renderer, monkeypatch
 ):
-  monkeypatch.setattr(
-    'posttrain.rollout.grading.columns',
-    lambda rollouts: {'completions': ['' for _ in rollouts]},
-  )
-  entry = schema.EnvEntry(
-    env=schema.Rows(path='x'),
-    sampler=schema.Policy(),
-    algorithm=schema.Grpo(),
-    rewards={'bad': schema.RewardFn(fn=f'{__name__}:fails', max_faults=0)},
-  )
-  functions = measures.functions({'e': entry})
-  measure = measures.Measures(functions, never, byte_renderer)
+  bad = schema.RewardFn(fn=f'{__name__}:fails', max_faults=0)
+  measure = measure_of(byte_renderer, monkeypatch, bad=bad)
   for _ in range(2):
     values, (error,) = measure('e', [rollout('abc')])
     assert values == {'reward/bad': ([None], [1.0])}

@@ -81,12 +81,3 @@ def test_a_pair_is_right_if_the_chosen_answer_has_more(rewards, accuracies):
 def test_rewards_must_be_finite():
   with pytest.raises(ValueError, match='must be finite: got nan, for 1 of 4'):
     measurement([1.0, float('nan'), 2.0, 1.0])
-
-
-def test_two_policies_are_compared_pair_by_pair():
-  first, second = measurement([3.0, 0, 1.0, 0]), measurement([1.0, 0, 0, 1.0])
-  differences = comparison.differences(first, second)
-  assert differences['difference/accuracy/pairs'] == 0.5
-  assert differences['difference/margin/pairs'] == 2.0
-  # Both margins rise by 2: no spread.
-  assert differences['difference/margin_low/pairs'] == pytest.approx(2.0)

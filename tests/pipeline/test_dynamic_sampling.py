@@ -166,8 +166,3 @@ def test_metrics_of_rounds_are_means_over_rollouts():
   joined = environments.join(rounds)
   assert joined.metrics == {'rewards/x': 0.75}
   assert joined.errors == ('3', '1') and len(joined.groups) == 2
-
-
-def test_fewer_draws_than_prompts_are_refused():
-  with pytest.raises(schema.FieldError, match='>= prompts_per_step=64'):
-    schema.Batch(max_draws=10)

@@ -117,14 +117,6 @@ def test_a_resumed_pipeline_yields_the_same_batches(file):
     _equal(item.batch, other.batch)
 
 
-def test_a_state_of_other_pairs_is_refused(file, tmp_path):
-  state = pipeline(file).get_state()
-  rows = [{**ROWS[0], 'chosen': 'other'}, *ROWS[1:]]
-  other = pipeline(write(tmp_path / 'other.jsonl', rows))
-  with pytest.raises(ValueError, match='fingerprint of a resumed source'):
-    other.set_state(state)
-
-
 def test_ref_logprobs_are_those_of_their_answers(file):
   pairs = data(file)
   scored = pairs.splits.with_ref_logprobs(
@@ -170,13 +162,6 @@ def test_the_next_answer_is_to_another_prompt(prompts, others, caplog):
     assert f'answer {others[i]}' in text and prompts[i] in text.split('ans')[0]
 
 
-def test_kto_warns_of_a_missing_side(tmp_path, caplog):
-  rows = [_alone(f'q{i}', 'x') for i in range(3)]
-  file = write(tmp_path / 'right.jsonl', rows)
-  splits(file, loss=schema.Kto(), eval_fraction=0.0)
-  assert 'no rejected answer to train on' in caplog.text
-
-
 def test_too_long_is_an_error_or_left_out(tmp_path, caplog):
   rows = [*ROWS, {'prompt': 'q', 'chosen': 'x' * 99, 'rejected': 'y'}]
   file = write(tmp_path / 'long.jsonl', rows)
@@ -185,9 +170,3 @@ def test_too_long_is_an_error_or_left_out(tmp_path, caplog):
   made = splits(file, too_long='drop', eval_fraction=0.0)
   assert len(made.train.pairs) == 12
   assert '1 of 13 pairs are left out' in caplog.text
-
-
-def test_losses_with_a_reference_name_it(file):
-  assert data(file).references == {'init': 'loss.preference.reference'}
-  assert not data(file, loss=schema.SimPo()).references
-  assert not data(file, kind='ranking').references
