@@ -45,11 +45,6 @@ def functions(
     ValueError: a path names no function.
   """
 
-  def is_measured(cfg: schema.RewardFn) -> bool:
-    if cfg.model is not None:
-      return reward_model is not None
-    return cfg.fn is not None and cfg.judge is None
-
   return {
     env: {
       name: grading.Rewards(
@@ -58,7 +53,8 @@ def functions(
         reward_model=reward_model,
       )
       for name, cfg in entry.rewards.items()
-      if is_measured(cfg)
+      if (cfg.model is not None and reward_model is not None)
+      or (cfg.model is None and cfg.fn is not None and cfg.judge is None)
     }
     for env, entry in envs.items()
   }

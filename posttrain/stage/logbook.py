@@ -10,7 +10,6 @@
 
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 import sys
@@ -120,16 +119,11 @@ class Logbook:
       errors: one line each.
       what: 'errors', or 'eval_errors' of the evaluation at that step.
     """
-    if not processes.is_first():
-      return
-    path = self._rollouts(what, step)
-    if not errors:
+    if errors:
+      self._write_rows(what, step, ({'error': x} for x in errors))
+    elif processes.is_first():
       with contextlib.suppress(FileNotFoundError):
-        os.remove(path)
-      return
-    with disk.replacing(path) as f:
-      for error in errors:
-        f.write(json.dumps({'error': error}) + '\n')
+        os.remove(self._rollouts(what, step))
 
   def write_answers(self, what: str, step: int, answers: Sequence[Any]) -> None:
     """Writes the answers of an evaluation.
