@@ -39,13 +39,10 @@ def test_load_has_the_checks_of_the_command():
       api.load('configs/arithmetic.py:tiny', wrong)
 
 
-@pytest.mark.parametrize('value', [np.float32(0.5), np.array(0.5)])
-def test_options_may_be_scalars_of_arrays(value):
-  options = {'grpo.optim.lr': value, 'grpo.eval.ks': (np.int32(2),)}
-  options['grpo.loss.rl'] = {'type': 'ipo', 'threshold': value}
+def test_options_may_be_scalars_of_arrays():
+  options = {'grpo.optim.lr': np.array(0.5), 'grpo.eval.ks': (np.int32(2),)}
   stage = api.load('configs/arithmetic.py:tiny', options).stages['grpo']
   assert (stage.optim.lr, stage.eval.ks) == (0.5, (2,))
-  assert stage.loss.rl == schema.Ipo(threshold=0.5)
 
 
 @pytest.fixture
@@ -130,17 +127,11 @@ def test_rewards_may_be_a_function_a_list_or_a_dict(file, tmp_path):
       api.load(recipe, **options)
 
 
-@pytest.mark.parametrize(
-  'call, name',
-  [
-    (lambda: api.load('sft:tiny', ['grpo.steps=3']), 'options'),
-    (lambda: api.evaluate('run', options='x'), 'options'),
-    (lambda: api.load('sft:tiny', {'sft': {'steps': 3}}), 'config.sft.envs'),
-  ],
-)
-def test_arguments_of_another_type(call, name):
-  with pytest.raises(ValueError, match=f'{name} must'):
-    call()
+def test_options_of_another_type_are_named():
+  with pytest.raises(ValueError, match='options must'):
+    api.load('sft:tiny', ['grpo.steps=3'])
+  with pytest.raises(ValueError, match='config.sft.envs must'):
+    api.load('sft:tiny', {'sft': {'steps': 3}})
 
 
 def test_the_import_has_no_jax():

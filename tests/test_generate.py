@@ -111,13 +111,6 @@ def test_equal_seeds_give_equal_answers(generate_json):
     assert generate_json(*hot)['ids'] == greedy
 
 
-def test_without_json_the_text_is_printed(generate_json, workdir, capsys):
-  answer = generate_json('--prompt=x', '--max_tokens=5')
-  argv = [f'--checkpoint={workdir}', '--prompt=x', '--max_tokens=5']
-  assert generate.main(argv) == 0
-  assert capsys.readouterr().out == answer['text'] + '\n'
-
-
 @pytest.mark.parametrize(
   ('argv', 'message'),
   [
@@ -158,11 +151,3 @@ def test_a_changed_tokenizer_or_a_damaged_checkpoint_is_refused(
       path.write_bytes(path.read_bytes()[:-20])
   assert generate.main(argv) == 2
   assert 'must be a sound checkpoint' in capsys.readouterr().err
-
-
-def test_an_unwritable_compilation_cache_is_ignored(generate_json, tmp_path):
-  answer = generate_json('--prompt=x', '--max_tokens=5')
-  cache = tmp_path / 'file'
-  cache.touch()
-  option = f'--compilation_cache={cache}'
-  assert generate_json('--prompt=x', '--max_tokens=5', option) == answer

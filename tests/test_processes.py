@@ -145,11 +145,6 @@ def work():
   assert failed[0][1].startswith('a (process 1 ')
 
 
-def test_more_processes_than_items():
-  source = 'def work(): return processes.divided([7], list, key=int)'
-  assert _world(3, source) == [[7]] * 3
-
-
 def test_a_failure_of_one_is_raised_in_all():
   """The lowest failing process is named, of its type and text."""
   source = """

@@ -79,7 +79,6 @@ def test_turns_come_in_order_with_their_rewards():
 @pytest.mark.parametrize(
   ('text', 'expected'),
   [
-    ('QUERY:x', '<b>QUERY</b> x'),
     ('I think\nQUERY: x', 'I think\nQUERY: x'),
     (' \n', '(empty)'),
     ('<' * 601, '&lt;' * 600 + ' ...'),
