@@ -36,39 +36,22 @@ def message(response):
     ('logprobs', [6, True]),
     ('best_of', [2]),
     ('temprature', [0]),
+    ('messages[0]', [['hi']]),
+    ('messages', [[{'role': 'me', 'content': ''}], [USER] * 97]),
+    ('messages[0].content', [[{**USER, 'content': [{'type': 'image_url'}]}]]),
+    ('messages[0].foo', [[{**USER, 'foo': 1}]]),
+    ('top_logprobs', [2]),
+    ('tools', [[{'type': 'function'}]]),
   ],
 )
-def test_bad_completion_request_is_refused_with_its_field(
-  served, param, values
-):
+def test_bad_request_is_refused_with_its_field(served, param, values):
+  name = param.partition('[')[0]
+  chat = name in ('messages', 'top_logprobs', 'tools')
+  path, body = ('chat/completions', CHAT) if chat else ('completions', BODY)
   for value in values:
-    body = {**BODY, param.partition('[')[0]: value}
-    response = served.client.post('/v1/completions', json=body)
+    response = served.client.post(f'/v1/{path}', json={**body, name: value})
     assert response.status_code == 400, (value, response.text)
     assert response.json()['error']['param'] == param and message(response)
-
-
-@pytest.mark.parametrize(
-  ('change', 'param'),
-  [
-    ({'messages': ['hi']}, 'messages[0]'),
-    ({'messages': [{'role': 'me', 'content': ''}]}, 'messages'),
-    (
-      {'messages': [{'role': 'user', 'content': [{'type': 'image_url'}]}]},
-      'messages[0].content',
-    ),
-    ({'messages': [USER] * 97}, 'messages'),
-    ({'messages': [{**USER, 'foo': 1}]}, 'messages[0].foo'),
-    ({'top_logprobs': 2}, 'top_logprobs'),
-    ({'stream': True, 'logprobs': True, 'top_logprobs': 1}, 'stream'),
-    ({'tools': [{'type': 'function'}]}, 'tools'),
-    ({'echo': True}, 'echo'),
-  ],
-)
-def test_bad_chat_request_is_refused_with_its_field(served, change, param):
-  response = served.client.post('/v1/chat/completions', json={**CHAT, **change})
-  assert response.status_code == 400, response.text
-  assert response.json()['error']['param'] == param and message(response)
 
 
 @pytest.mark.parametrize(
