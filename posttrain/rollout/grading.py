@@ -454,8 +454,7 @@ def check(
     if wrong := missing(fn, known):
       raise ValueError(
         f'{key} must take arguments that exist: got {wrong}, expected some of '
-        f'{sorted(known)}{errors.nearest(wrong[0], known)}; columns of rows '
-        'are renamed by env.columns'
+        f'{sorted(known)}{errors.nearest(wrong[0], known)}'
       )
 
 

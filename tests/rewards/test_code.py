@@ -1,19 +1,12 @@
 """Blocks of code parse or not; nothing runs, and no text does harm."""
 
-import pathlib
-import subprocess
-import sys
-import time
 import warnings
-from concurrent import futures
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.rewards import texts
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def block(text, language='python'):
@@ -65,52 +58,6 @@ def test_nothing_is_executed(tmp_path):
   assert texts.code_syntax(block(f'open({str(path)!r}, "w")')) == 1
   assert texts.code_syntax(block('import no_such_module; 1 / 0')) == 1
   assert not path.exists()
-
-
-# Repeated to the longest block that is parsed: what nests the parser's calls.
-PIECES = ['(', '[', '{', '{1:', '(1,', 'f(', 'a[', '-', 'not ', 'lambda:']
-PIECES += ['x**', '1+', 'a if b else ', 'a.', 'await ', 'x=', "f'{", '*', ';']
-PIECES += ['with (', '@a\n', 'if a:', '\t', 'a:', "'a' ", '\\\n', 'yield ']
-PIECES += ['x for x in (']
-
-
-def nested():
-  for piece in PIECES:
-    for depth in (90, 199, texts.MAX_LENGTH // len(piece)):
-      for end in ('', 'a', 'a b'):
-        yield (piece * depth + end)[: texts.MAX_LENGTH]
-  yield ''.join(' ' * i + 'if a:\n' for i in range(190))
-
-
-def grade_nested():
-  """Grades every nested block; returns the longest time, in CPU seconds."""
-  longest = 0.0
-  for text in nested():
-    for language in ('python', 'json'):
-      start = time.thread_time()
-      assert texts.code_syntax(block(text, language)) in (0, 1)
-      longest = max(longest, time.thread_time() - start)
-  return longest
-
-
-def test_nesting_does_not_exhaust_the_stack_or_the_time():
-  """In a process of its own, which a crash would end, and in a thread."""
-  script = 'from tests.rewards import test_code; print(test_code.in_a_thread())'
-  done = subprocess.run(
-    [sys.executable, '-c', script],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
-  assert done.returncode == 0, done.stderr[-2000:]
-  assert float(done.stdout) < 5  # some 0.1 s
-
-
-def in_a_thread():
-  """Returns the longest time in another thread, whose stack is smaller."""
-  with futures.ThreadPoolExecutor() as pool:
-    return pool.submit(grade_nested).result()
 
 
 @given(st.text('`pyjson \n(){}"1\t', max_size=80))

@@ -11,12 +11,9 @@ from posttrain.rewards import texts
 
 HOSTILE = {
   'NULs': '\0' * 10**6,
-  'backticks': '`' * 10**6,
   'fences': '```\n' * 250_000,
-  'one word': 'a' * 10**6,
   'two words': 'a b ' * 250_000,
   'refusals': "i can't " * 125_000,
-  'contractions': "i'm " * 250_000,
 }
 
 
@@ -35,20 +32,6 @@ HOSTILE = {
 )
 def test_repetition_is_the_share_of_4_grams_that_occurred(text, value):
   assert texts.repetition(text) == pytest.approx(value)
-
-
-@given(st.lists(st.sampled_from('abc'), max_size=30))
-@settings(max_examples=200, deadline=None)
-def test_repetition_counts_what_a_loop_counts(words):
-  """An oracle of one 4-gram after another."""
-  seen, repeated, total = [], 0, 0
-  for i in range(len(words) - 3):
-    gram = words[i : i + 4]
-    repeated += gram in seen
-    total += 1
-    seen.append(gram)
-  expected = repeated / total if total else 0
-  assert texts.repetition(' '.join(words)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -98,17 +81,6 @@ def test_other_texts_are_no_refusals(text):
   assert texts.refusal(text) == 0
 
 
-def test_phrases_are_written_as_they_are_compared():
-  for phrase in (*texts.INABILITY, *texts.ACTIONS, *texts.REFUSALS):
-    assert phrase == ' '.join(phrase.lower().split())
-    assert "i'm" not in phrase
-  for phrase in texts.REFUSALS:
-    assert texts.refusal(f'{phrase.capitalize()}.') == 1
-  for inability in texts.INABILITY:
-    for action in texts.ACTIONS:
-      assert texts.refusal(f'{inability} {action} this') == 1
-
-
 def test_grades_have_names_and_leave_out_what_was_not_measured():
   assert texts.grade('Hello.') == {
     'repetition': 0,
@@ -148,20 +120,6 @@ def test_every_text_has_grades_in_0_to_1(text):
 )
 def test_lcs(one, other, length):
   assert texts.lcs(one, other) == texts.lcs(other, one) == length
-
-
-@pytest.mark.parametrize(
-  'one, other, ratio',
-  [
-    ('abcd', 'abcd', 1.0),
-    ('abcd', 'ab', 2 / 3),
-    ('abcd', 'xyz', 0.0),
-    ('', 'abc', 0.0),
-    ('', '', 1.0),
-  ],
-)
-def test_ratio(one, other, ratio):
-  assert texts.ratio(one, other) == ratio
 
 
 def table(one, other):

@@ -107,14 +107,6 @@ def test_a_greedy_turn_has_the_temperature_of_its_logprobs():
   assert (sample.temperatures == 1).all()
 
 
-def test_members_of_a_group_are_submitted_as_neighbours():
-  specs = [spec(uid, Recall(max_turns=1), turns=1) for uid in range(6)]
-  _, engine = run(specs, {uid: ['x'] for uid in range(6)})
-  assert [request.id for request in engine.requests] == list(range(6))
-  # A single-turn episode does not hold its slot.
-  assert not any(request.hold for request in engine.requests)
-
-
 @pytest.mark.parametrize(
   'max_turns, turns, script, max_tokens, reason',
   [
@@ -148,27 +140,6 @@ def test_cut_turn_is_closed_with_an_unsampled_eos():
   # A cut turn that ends the episode stays open.
   (sample,) = run_one(['red', 'crimson'], max_tokens=4).samples
   assert sample.ids.tolist() == [*WHOLE[:-4], *b'crim']
-
-
-def test_template_text_after_eos_is_not_sampled():
-  renderer = rendering.Renderer(
-    tokenizers.Bytes(),
-    (
-      '{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n\n'
-      '{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}'
-    ),
-  )
-  engine = fakes.Engine({7: ['crimson', 'red', 'red']})
-  episode_spec = spec(7, Recall(max_turns=3), 3, max_tokens=5)
-  (rollout,) = episodes.Driver(engine, renderer, 64).run([episode_spec])
-  sample = rollout.samples[0]
-  assert (
-    sample.ids.tolist()
-    == renderer.render(rollout.messages).ids[: len(sample)].tolist()
-  )
-  sampled = sample.ids[sample.mask].tolist()
-  assert sampled == [*b'crims', *b'red', EOS, *b'red', EOS]
-  np.testing.assert_array_equal(sample.ids, engine.ids[7])
 
 
 def test_template_that_drops_thoughts_starts_a_new_sample():
@@ -250,15 +221,6 @@ def test_max_length_overflows_the_episode(
   assert rollout.score.reward == reward
   replies = [m for m in rollout.messages if m['role'] == 'assistant']
   assert len(replies) == turns
-
-
-def test_prompt_that_fills_max_length_gives_no_sample():
-  episode_spec = spec(7)
-  (rollout,), engine = run([episode_spec], {}, max_length=7)
-  assert not engine.requests and episode_spec.env.closed == ['t7']
-  assert rollout.stop_reason == 'overflow' and rollout.error is None
-  assert rollout.samples == () and rollout.score == types.Score(None)
-  assert rollout.messages == episode_spec.env.prompt
 
 
 @pytest.mark.parametrize(

@@ -251,21 +251,6 @@ def test_a_hint_goes_into_the_first_message_of_its_role():
   assert frozen_models.hinted((user,), (hint,)) == (hint, user)
 
 
-def test_a_template_that_leaves_system_messages_out_gets_the_hint_elsewhere():
-  """Silently, where others refuse; a hint alone is a conversation."""
-
-  class Silent:
-    def render(self, messages, add_generation_prompt):
-      shown = [x['content'] for x in messages if x['role'] != 'system']
-      text = '|'.join(shown) + '>' * add_generation_prompt
-      return dataclasses.replace(rendering.EMPTY, text=text)
-
-  user, hint = ({'role': r, 'content': r[0]} for r in ('user', 'system'))
-  hinted = frozen_models.render_hinted(Silent(), (user,), (hint,))
-  assert hinted.text == 's\n\nu>'
-  assert frozen_models.render_hinted(Silent(), (), (hint,), False).text == 's'
-
-
 def test_model_of_another_shape_scores_with_its_own_options(tmp_path):
   """A teacher is often larger than its student."""
   bigger = dataclasses.replace(fixtures.MODEL, layers=3, mlp_dim=48)

@@ -42,11 +42,6 @@ def run(rollouts, cfg, judge=None, total=None):
   }
 
 
-def test_environment_grade_is_the_default_reward():
-  rollouts = two_turns.group(1.0, 0.0)
-  assert run(rollouts, {}) == ([1.0, 0.0], {})
-
-
 def test_summands_have_weights_and_none_is_left_out():
   cfg = functions(
     env={'weight': 2.0}, slow={'weight': 0.25}, some={'weight': 10.0}
@@ -108,19 +103,6 @@ def test_bad_value_leaves_only_its_own_rollout_without_a_reward():
     'rewards/nan_first': 1.0,
     'rewards/nan_first/faults': 1.0,
   }
-
-
-@pytest.mark.parametrize(
-  'values',
-  [
-    [np.array(1.0, np.float32), np.array(0)],
-    jnp.array([1.0, 0.0], jnp.bfloat16),
-  ],
-)
-def test_scalars_of_arrays_are_rewards(values):
-  cfg = functions(says={'kwargs': {'values': values}})
-  rewards, metrics = run(two_turns.group(0.0, 0.0), cfg)
-  assert rewards == [1.0, 0.0] and metrics['rewards/says/faults'] == 0
 
 
 @pytest.mark.parametrize('value, weight', [(1e39, 1.0), (1e17, 20.0)])

@@ -29,19 +29,6 @@ class Env:
     )
 
 
-class StandIns(Env):
-  """Tasks with one prompt, which differ in answer and info."""
-
-  def source(self, split, seed):
-    return sources.Shuffled(
-      [
-        types.Task(f'{i}', 'e', _user('reset'), i // 4, info={'x': i // 2})
-        for i in range(2 * self.tasks)
-      ],
-      seed,
-    )
-
-
 class Driver:
   """Gives each spec the next item of `script`: a text, or a stop reason.
 
@@ -142,12 +129,6 @@ def test_eval_split_has_other_tasks_and_uids():
   assert all(pair.prompt[0]['content'].startswith('eval') for pair in pairs)
   training = make([RIGHT, WRONG])[2].specs
   assert not {x.uid for x in driver.specs} & {x.uid for x in training}
-
-
-def test_tasks_with_equal_prompts_differ_by_answer_and_info():
-  """Twelve tasks of one prompt; two each have the same answer and info."""
-  tasks = pairing.first_tasks(StandIns(), schema.MadePairs(), 0)
-  assert sorted(task.info['x'] for task in tasks) == list(range(6))
 
 
 def test_pairs_share_the_prompt_that_was_shown():

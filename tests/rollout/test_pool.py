@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from posttrain import schema, scoring
+from posttrain import schema
 from posttrain.decode import engines
 from posttrain.models import transformer
 from posttrain.rollout import episodes
@@ -89,18 +89,6 @@ def test_durations_of_calls_do_not_change_rollouts(params, chunks, monkeypatch):
   assert_same(run(params, Slow, **options), slow)
   # Other requests share the slots, so that matrix products round differently.
   assert_same(run(params, fakes.Recall), slow, atol=1e-5)
-
-
-def test_sampler_logprobs_equal_the_scorers(params):
-  samples = [rollout.samples[0] for rollout in run(params, fakes.Recall)]
-  scored = scoring.Scorer(fixtures.MODEL, rows=4, row_tokens=64)(
-    params, [x.ids for x in samples], [x.temperatures for x in samples]
-  )
-  for sample, logprobs in zip(samples, scored, strict=True):
-    np.testing.assert_allclose(
-      sample.sampler_logprobs, np.where(sample.mask, logprobs, 0), atol=1e-5
-    )
-    np.testing.assert_array_equal(sample.versions, np.where(sample.mask, 5, -1))
 
 
 @pytest.mark.parametrize('env', [fakes.Recall, Slow])

@@ -97,19 +97,6 @@ def test_another_reply_after_a_loss_fails_the_episode(truth):
   assert workers.losses == 1
 
 
-def test_an_exception_is_reported_as_in_a_thread_and_not_retried(truth):
-  options = {'fault': 'raises', 'at': ('t1',)}
-  rollouts, _ = play(**options)
-  cluster = Cluster()
-  others, workers = play(cluster, **options)
-  assert 'KeyError' in rollouts[1].error and 'toys.py' in rollouts[1].error
-  assert rollouts[1].error == others[1].error
-  assert_same(rollouts, others)
-  assert workers.losses == 0
-  steps = [x for x in cluster.calls if x[1].id == 't1' and x[2] == 'step']
-  assert len(steps) == 2
-
-
 def test_a_call_over_its_limit_ends_as_in_a_thread_and_its_worker_too(truth):
   options = {'fault': 'hangs', 'at': ('t1',), 'timeout': 0.5}
   rollouts, _ = play(**options)

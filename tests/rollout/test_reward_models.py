@@ -65,30 +65,6 @@ def test_reward_is_read_at_the_last_sampled_token(params, scorer):
   assert not result.failed and result.metrics == {'faults': 0.0}
 
 
-def test_reward_model_is_one_summand_of_the_reward(params, scorer):
-  names = []
-
-  def load(name):
-    names.append(name)
-    return frozen_models.RewardModel(name, params, scorer)
-
-  total = grading.Rewards(
-    'e',
-    {
-      'env': schema.RewardFn(weight=2.0),
-      'learned': schema.RewardFn(model='stage:rm', weight=0.5),
-    },
-    reward_model=load,
-  )
-  rollouts = _rollouts()
-  scored, metrics, errors = total(rollouts)
-  values = frozen_models.RewardModel('m', params, scorer)(rollouts).rewards
-  assert names == ['stage:rm'] and errors == ()
-  for rollout, value in zip(scored, values, strict=True):
-    assert rollout.score.reward == pytest.approx(2 * 1.0 + 0.5 * value)
-  assert metrics['rewards/learned'] == pytest.approx(np.mean(values))
-
-
 def test_non_finite_value_is_a_fault_without_reward(params, scorer):
   kernel = params['reward']['kernel'] * jnp.inf
   broken = {**params, 'reward': {'kernel': kernel}}

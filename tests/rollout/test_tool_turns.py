@@ -9,10 +9,9 @@ from posttrain.chat import tool_calls
 from posttrain.data import sources
 from posttrain.envs import base, tools
 from posttrain.metrics import statistics
-from posttrain.rollout import env_calls, episodes, pairing, remote, samplers
+from posttrain.rollout import env_calls, episodes, pairing, samplers
 from tests.chat import test_real_templates as real
 from tests.rollout import fakes
-from tests.rollout import remote_toys as toys
 
 folders = real.folders
 HERMES = tool_calls.Style('hermes', 'tool')
@@ -231,33 +230,3 @@ def test_pairs_need_tasks_without_tools():
     ValueError, match='calculator.env must have tasks without'
   ):
     pairing.first_tasks(Calculator(), schema.MadePairs(), 0)
-
-
-class Blocking(Calculator):
-  """Lives in a worker."""
-
-  blocking = True
-
-  def __init__(self, name):
-    super().__init__()
-
-
-def test_a_worker_makes_and_counts_the_calls_too():
-  texts = [call('{"a": 1, "b": 2}'), call('{}'), 'It is 0.5.']
-  options = schema.CustomEnv(import_path=f'{__name__}:Blocking')
-  cfg = schema.Rollout(workers='ray', num_workers=1)
-  rollouts = []
-  # The worker is lost before the second call, which is made in another one.
-  for cluster in (None, toys.Cluster(lost={2})):
-    workers = None
-    if cluster is not None:
-      workers = remote.Remote(cfg, {'calculator': options}, cluster.start)
-    spec = episodes.EpisodeSpec(1, Blocking('calculator'), TASK, 1.0, 200)
-    player = episodes.Driver(
-      fakes.Engine({1: list(texts)}), fakes.RENDERER, 4000, cfg, workers
-    )
-    rollouts += player.run([spec])
-  thread, worker = rollouts
-  assert worker.messages == thread.messages and len(replies(worker)) == 2
-  assert worker.score == thread.score
-  assert worker.score.metrics['malformed'] == 1 / 3

@@ -2,11 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from posttrain import types
-from posttrain.algorithms import base
 from posttrain.rollout import episodes
 from tests.rollout import fakes
 from tests.rollout.fakes import EOS, RENDERER, Recall, spec
@@ -82,51 +79,6 @@ def test_truncated_history_in_literal_tokens():
     (1, 14, 1.5),
     (2, 14, 2.0),
   ]
-
-
-@settings(deadline=None, derandomize=True, max_examples=40)
-@given(
-  script=st.lists(
-    st.text('abc', min_size=0, max_size=11), min_size=1, max_size=7
-  ),
-  keep=st.integers(1, 4),
-)
-def test_each_token_is_trained_once_and_each_message_observed_once(
-  script, keep
-):
-  rollout, _ = run(script, keep_exchanges=keep)
-  whole, _ = run(script)
-  assert [m['content'] for m in rollout.messages] == [
-    m['content'] for m in whole.messages
-  ]
-  assert len(rollout.samples) == max(1, len(script) - keep)
-
-  def sampled(rollout):
-    return [i for s in rollout.samples for i in s.ids[s.mask].tolist()]
-
-  assert sampled(rollout) == sampled(whole)
-
-  def texts(rollout):
-    by_message = {}
-    for sample, marks in zip(
-      rollout.samples, base.contents(rollout), strict=True
-    ):
-      for index in set(sample.message_ids[marks].tolist()):
-        assert index not in by_message
-        here = marks & (sample.message_ids == index)
-        by_message[index] = bytes(sample.ids[here].tolist()).decode()
-    return by_message
-
-  assert (
-    texts(rollout)
-    == texts(whole)
-    == {2 * i: f'{i}?' for i in range(1, len(script))}
-  )
-  # A sample has at most `keep` exchanges.
-  for sample in rollout.samples:
-    end = np.flatnonzero(sample.mask)[-1]
-    visible = set(sample.message_ids[:end].tolist()) - {-1, 0}
-    assert sum(i % 2 == 0 for i in visible) <= keep
 
 
 def test_repeated_history_does_not_count_towards_the_budget():

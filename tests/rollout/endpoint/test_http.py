@@ -41,14 +41,6 @@ def test_temporary_failures_are_retried(trouble):
   assert all(body == server.bodies[0] for body in server.bodies)
 
 
-def test_waits_double_up_to_half_a_minute():
-  waits, longest = [], np.array([2, 4, 8, 16, 30, 30])
-  score(Server(troubles=[REFUSED] * 6), waits)
-  shares = waits / longest
-  assert (shares <= 1).all() and (shares >= 1 / 2).all()
-  assert shares.std() > 0.01  # random
-
-
 @pytest.mark.parametrize(
   ('value', 'least', 'most'),
   [('45', 45, 45), ('inf', 600, 600), ('soon', 1, 2)],
