@@ -101,14 +101,6 @@ def test_every_step_but_a_mistake_is_correct(key, worked, mistake):
   assert len(text) <= (38 if max(a, b) < 100 and op != 'x' else 92)
 
 
-def test_the_fields_of_a_task():
-  task = make().task(47, '-', 85)
-  assert task.prompt == ({'role': 'user', 'content': 'What is 47 - 85?'},)
-  assert (task.id, task.env, task.answer) == ('47-85', 'sums', -38)
-  short = make(worked=False).task(47, '-', 85).demonstration
-  assert short == ({'role': 'assistant', 'content': r'\boxed{-38}'},)
-
-
 def test_mistakes_is_the_share_of_wrong_demonstrations():
   """A fixed share of the demonstrations is wrong; grading is not."""
   tasks = make(mistakes=0.3).source('train', 0).take(8000)

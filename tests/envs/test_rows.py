@@ -63,14 +63,6 @@ def test_the_column_tools_is_what_the_policy_is_told_of(tmp_path):
   assert [task.tools for task in tasks] == [told, told, None, None, None]
 
 
-def test_evaluation_rows(path, monkeypatch):
-  env = registry.make('chats', schema.Rows(path=path))
-  assert len(env.source('eval', 0)) == 0
-  monkeypatch.setenv('SOMEWHERE', path)
-  both = schema.Rows(path=path, eval_path='$SOMEWHERE')
-  assert len(registry.make('chats', both).source('eval', 0)) == 2
-
-
 def write(file, rows):
   file.write_text('\n'.join(json.dumps(row) for row in rows))
   return str(file)
@@ -89,24 +81,25 @@ def test_a_fraction_is_held_out_by_prompt(tmp_path):
   assert len(train) + len(held_out) == 300
   assert not set(train) & set(held_out)
   assert 3 <= len(set(held_out)) <= 20
-  other = write(tmp_path / 'b.jsonl', rows[::-1])
-  other = registry.make('chats', schema.Rows(path=other, eval_fraction=0.1))
-  assert set(prompts(other, 'eval')) == set(held_out)
 
 
-def test_a_tfds_data_set_by_name(tmp_path, monkeypatch):
+def test_the_command_writes_a_tfds_data_set(tmp_path, monkeypatch, capsys):
   """Held-out rows are those of the other split, or of a slice."""
   monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
-  options = schema.Arithmetic(train_tasks=20, eval_tasks=5)
-  command_line.export(registry.make('sums', options), tmp_path, seed=4)
+  command = ['arithmetic', str(tmp_path), '--train_tasks=20', '--eval_tasks=5']
+  command.append("--ops=('x',)")
+  assert not command_line.main(command)
+  folder = capsys.readouterr().out.splitlines()[-1]
   for path, eval_path, count in (
-    ('tfds:sums', 'tfds:sums', 20),
-    ('tfds:sums:1.0.0:train[5:]', 'tfds:sums:train[:5]', 15),
+    (folder, 'tfds:arithmetic', 20),
+    ('tfds:arithmetic:1.0.0:train[5:]', 'tfds:arithmetic:train[:5]', 15),
   ):
     env = registry.make('rows', schema.Rows(path=path, eval_path=eval_path))
     train, held_out = (set(prompts(env, x)) for x in ('train', 'eval'))
     assert (len(train), len(held_out)) == (count, 5)
-    assert not train & held_out
+    assert not train & held_out and all(' x ' in x for x in train)
+  assert command_line.main(command) == 2
+  assert 'must not exist yet' in capsys.readouterr().err
 
 
 def test_held_out_prompts_that_are_trained_on_are_counted(tmp_path, caplog):
@@ -122,18 +115,6 @@ def test_held_out_prompts_that_are_trained_on_are_counted(tmp_path, caplog):
     env.source('train', 0)
   (record,) = caplog.records
   assert '1 of the 2 prompts of envs.chats.env.eval_path' in record.getMessage()
-
-
-def test_command_line(tmp_path, capsys):
-  command = ['arithmetic', str(tmp_path), '--train_tasks=5', '--eval_tasks=3']
-  command.append("--ops=('x',)")
-  assert not command_line.main(command)
-  folder = capsys.readouterr().out.splitlines()[-1]
-  env = registry.make('rows', schema.Rows(path=folder))
-  tasks = env.source('train', 0).take(9)
-  assert len(tasks) == 5 and {task.info['op'] for task in tasks} == {'x'}
-  assert command_line.main(command) == 2
-  assert 'must not exist yet' in capsys.readouterr().err
 
 
 def test_the_suite_has_prompts_without_grades():

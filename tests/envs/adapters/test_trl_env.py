@@ -51,14 +51,10 @@ def answer(episode, text):
 def test_a_row_becomes_a_prompt(path):
   env = make(path=path)
   tasks = env.source('train', 0).take(3)
-  assert env.make(tasks[0]).reset() == (
-    {'role': 'user', 'content': 'A number. Go.'},
-  )
-  episode = env.make(tasks[1])
-  assert episode.reset() == tuple(ROWS[1]['prompt'])
-  episode = env.make(tasks[2])
-  (user,) = episode.reset()
-  assert user['content'] == '' and episode._env.secret == 9
+  prompts = [env.make(task).reset() for task in tasks]
+  assert prompts[0] == ({'role': 'user', 'content': 'A number. Go.'},)
+  assert prompts[1] == tuple(ROWS[1]['prompt'])
+  assert prompts[2] == ({'role': 'user', 'content': ''},)
   assert tasks[0].id == f'{path}:1' and tasks[0].answer == '3'
   assert len(env.source('eval', 0)) == 0
   assert len(make(path=path, eval_path=path).source('eval', 0)) == 3

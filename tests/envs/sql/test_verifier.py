@@ -200,13 +200,6 @@ def test_matching_of_near_numbers_equals_trying_all_orders(width, count, data):
   assert verifier.correct(text, tuple(gold), answer_type) == expected
 
 
-@pytest.mark.parametrize('piece', ['"', '`', 'a|'])
-def test_long_texts_are_rejected_quickly(piece):
-  gold = tuple((f'name {i}', i / 7) for i in range(300))
-  assert not verifier.correct(piece * 10**5, gold, 'table')
-  assert not verifier.correct(piece * 10**5, (('a',),), 'list')
-
-
 INFO = {
   'answer_type': 'list',
   'gold_rows': (('a',), ('b',), ('c',), ('d',)),
