@@ -112,16 +112,14 @@ def _raise(error):
 @pytest.mark.parametrize(
   ('command', 'code'),
   [
-    (lambda flags: None, 0),
     (lambda flags: 75, 75),
     (lambda flags: _raise(KeyboardInterrupt()), 130),
     (lambda flags: _raise(ValueError('x must be y: got z')), 2),
-    (lambda flags: _raise(RuntimeError('x failed')), 1),
   ],
 )
 def test_exit_codes(command, code, capsys):
   assert PARSER.run(command, ['--config=c'], __name__) == code
-  assert len(capsys.readouterr().err.splitlines()) == (code in (1, 2, 130))
+  assert len(capsys.readouterr().err.splitlines()) == (code in (2, 130))
 
 
 def test_an_option_of_the_schema_has_its_default_and_comment():
@@ -201,13 +199,11 @@ ASKS = commands.Place()  # jax asks the launcher
     (NONE, {}, None),
     (('head:12', 4, 3), {}, commands.Place('head:12', 4, 3)),
     (('head:12', 1, 0), {}, None),
-    (('head:12', 2, 1), JAX, commands.Place('head:12', 2, 1)),
     (('auto', None, None), {}, ASKS),
     (NONE, {**JAX, 'JAX_PROCESS_ID': '2'}, commands.Place('head:1234', 4, 2)),
     (NONE, {**SLURM, 'SLURM_NTASKS': '2'}, ASKS),
     (NONE, {'OMPI_COMM_WORLD_SIZE': '2'}, ASKS),
     (NONE, {'TPU_WORKER_HOSTNAMES': 'a,b'}, ASKS),
-    (NONE, {'MEGASCALE_NUM_SLICES': '2'}, ASKS),
   ],
 )
 def test_the_place(flags, environ, place):

