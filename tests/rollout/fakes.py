@@ -155,3 +155,23 @@ class Restarting(Engine):
     uid = episodes.uid_of(request.id)
     self.scripts[request.id] = self.scripts[uid]
     super().submit(request)
+
+
+def assert_same(rollouts, others, atol=0.0):
+  """Compares rollouts, but not their versions: the engine counts completions.
+
+  Args:
+    rollouts: some rollouts.
+    others: as many.
+    atol: nats by which logprobs may differ.
+  """
+  for a, b in zip(rollouts, others, strict=True):
+    for name in ('uid', 'messages', 'stop_reason', 'turns', 'score', 'error'):
+      assert getattr(a, name) == getattr(b, name)
+    for x, y in zip(a.samples, b.samples, strict=True):
+      for field in dataclasses.fields(x):
+        left, right = getattr(x, field.name), getattr(y, field.name)
+        if field.name == 'sampler_logprobs':
+          np.testing.assert_allclose(left, right, rtol=0, atol=atol)
+        elif field.name not in ('versions', 'task'):
+          np.testing.assert_array_equal(left, right, err_msg=field.name)

@@ -39,16 +39,6 @@ def run_one(script, max_length=64, capacity=10**6, **options):
   return rollout
 
 
-def assert_same(a, b):
-  for name in ('uid', 'messages', 'stop_reason', 'score', 'error'):
-    assert getattr(a, name) == getattr(b, name)
-  for x, y in zip(a.samples, b.samples, strict=True):
-    for field in dataclasses.fields(x):
-      left, right = getattr(x, field.name), getattr(y, field.name)
-      if field.name != 'versions':  # the fake engine counts completions
-        np.testing.assert_array_equal(left, right, err_msg=field.name)
-
-
 def test_sample_of_two_turns_in_literal_tokens():
   episode_spec = spec(7, temperature=0.5)
   (rollout,), engine = run([episode_spec], {7: ['red', 'red']})
@@ -98,7 +88,7 @@ def test_episodes_of_different_lengths_do_not_wait_for_each_other(pick):
   assert [rollout.uid for rollout in rollouts] == list(turns)
   for rollout, episode_spec in zip(rollouts, specs, strict=True):
     (alone,), _ = run([episode_spec], scripts)
-    assert_same(rollout, alone)
+    fakes.assert_same([rollout], [alone])
     assert len(rollout.turns) == turns[rollout.uid]
 
 

@@ -63,40 +63,23 @@ def run(params, env, **options):
   return rollouts
 
 
-def assert_same(rollouts, expected, atol=0.0):
-  for a, b in zip(rollouts, expected, strict=True):
-    assert (a.uid, a.messages, a.stop_reason, a.turns, a.score) == (
-      b.uid,
-      b.messages,
-      b.stop_reason,
-      b.turns,
-      b.score,
-    )
-    (x,), (y,) = a.samples, b.samples
-    np.testing.assert_array_equal(x.ids, y.ids)
-    np.testing.assert_array_equal(x.mask, y.mask)
-    np.testing.assert_allclose(
-      x.sampler_logprobs, y.sampler_logprobs, rtol=0, atol=atol
-    )
-
-
 @pytest.mark.parametrize('chunks', [1, 4])
 def test_durations_of_calls_do_not_change_rollouts(params, chunks, monkeypatch):
   options = {'env_chunks': chunks}
   slow = run(params, Slow, **options)
-  assert_same(run(params, Slow, env_threads=2, **options), slow)
+  fakes.assert_same(run(params, Slow, env_threads=2, **options), slow)
   monkeypatch.setattr(Slow, 'nap', lambda self: None)
-  assert_same(run(params, Slow, **options), slow)
+  fakes.assert_same(run(params, Slow, **options), slow)
   # Other requests share the slots, so that matrix products round differently.
-  assert_same(run(params, fakes.Recall), slow, atol=1e-5)
+  fakes.assert_same(run(params, fakes.Recall), slow, atol=1e-5)
 
 
 @pytest.mark.parametrize('env', [fakes.Recall, Slow])
 def test_overlap_does_not_change_rollouts(params, env, monkeypatch):
   monkeypatch.setattr(Slow, 'nap', lambda self: None)
   plain, overlapped = run(params, env), run(params, env, overlap=True)
-  assert_same(overlapped, plain, atol=1e-5)
-  assert_same(run(params, env, overlap=True), overlapped)
+  fakes.assert_same(overlapped, plain, atol=1e-5)
+  fakes.assert_same(run(params, env, overlap=True), overlapped)
 
 
 def test_blocking_episodes_are_called_concurrently():

@@ -1,13 +1,11 @@
 """Episodes and rewards in workers: equal to those in threads, after losses."""
 
-import dataclasses
-
-import numpy as np
 import pytest
 
 from posttrain import schema
 from posttrain.rollout import calls, grading, remote
 from tests.algorithms import two_turns
+from tests.rollout import fakes
 from tests.rollout import remote_toys as toys
 from tests.rollout.remote_toys import Cluster, play
 
@@ -27,30 +25,10 @@ def truth():
   return rollouts
 
 
-def plain(rollout):
-  """Returns a rollout with lists instead of arrays."""
-  samples = [
-    {
-      field.name: np.asarray(value).tolist()
-      for field in dataclasses.fields(sample)
-      if field.name != 'task'
-      and (value := getattr(sample, field.name)) is not None
-      and field.name != 'versions'  # the fake engine counts completions
-    }
-    for sample in rollout.samples
-  ]
-  return dataclasses.replace(rollout, samples=(), turns=()), samples
-
-
-def assert_same(rollouts, others):
-  for a, b in zip(rollouts, others, strict=True):
-    assert plain(a) == plain(b)
-
-
 def test_episodes_in_workers_equal_those_in_threads(truth):
   cluster = Cluster()
   rollouts, workers = play(cluster)
-  assert_same(rollouts, truth)
+  fakes.assert_same(rollouts, truth)
   assert workers.losses == 0 and len(cluster.processes) == 2
   assert len(cluster.calls) == CALLS
 
@@ -59,7 +37,7 @@ def test_episodes_in_workers_equal_those_in_threads(truth):
 def test_a_worker_lost_in_any_call_changes_nothing(truth, lost):
   cluster = Cluster({lost})
   rollouts, workers = play(cluster, seconds=0.001)
-  assert_same(rollouts, truth)
+  fakes.assert_same(rollouts, truth)
   assert workers.losses == 1
   assert len(cluster.calls) > CALLS
 
@@ -72,7 +50,7 @@ def test_an_episode_that_ends_its_workers_costs_only_itself(truth):
     'recall/t1: the worker of an episode must outlive it: 4 were lost in '
     'one call, the last in step: it was killed'
   )
-  assert_same(rollouts[:1] + rollouts[2:], truth[:1] + truth[2:])
+  fakes.assert_same(rollouts[:1] + rollouts[2:], truth[:1] + truth[2:])
   assert workers.losses == remote.MOST_LOSSES
   alone = [x for x in cluster.processes if x.tasks == {'t1'}]
   assert len(alone) >= remote.MOST_LOSSES - remote.SHARED_LOSSES
@@ -109,7 +87,7 @@ def test_a_call_over_its_limit_ends_as_in_a_thread_and_its_worker_too(truth):
       'not, and was given up'
     )
   )
-  assert_same(rollouts, others)
+  fakes.assert_same(rollouts, others)
   assert workers.losses == 1 and calls.hung() == 1  # that of the thread
 
 
