@@ -10,6 +10,7 @@ In the site the former are pages; other files of the repository are links only
 if the variable REPOSITORY_URL names a place to read them at.
 """
 
+import ast
 import json
 import os
 import pathlib
@@ -121,6 +122,9 @@ def on_page_markdown(markdown, *, page, config, files):
   ]
   table = '\n'.join(['| ours | elsewhere |', '| --- | --- |', *rows])
   markdown = markdown.replace('<!-- the table of names -->', table)
+  head, title, list_ = markdown.partition('## The files')
+  if page.file.src_uri == 'reading.md':
+    markdown = head + title + _with_lines(list_)
   if str(folder) == RESULTS:
     markdown = markdown.replace('](../../docs/', '](../../')
   else:
@@ -128,6 +132,30 @@ def on_page_markdown(markdown, *, page, config, files):
     markdown = markdown.replace(f'](../{SCHEMA})', '](options.md)')
     markdown = re.sub(r'\[([^\]]*)\]\(\.\./([^)]+)\)', _repository, markdown)
   return _lists(markdown)
+
+
+def _with_lines(markdown: str) -> str:
+  """Returns the reading list with the lines of each class and function.
+
+  Raises:
+    KeyError: a file has no such class or function.
+  """
+  lines = {}
+
+  def place(match: re.Match) -> str:
+    if not match[1].endswith('.py'):
+      return f'{match[0]} ({lines[match[1]]})'
+    lines.clear()
+    text = (ROOT / match[1]).read_text()
+    nodes = [('', ast.parse(text))]
+    for name, parent in nodes:
+      for node in ast.iter_child_nodes(parent):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+          lines[name + node.name] = f'{node.lineno}-{node.end_lineno}'
+          nodes.append((f'{name}{node.name}.', node))
+    return f'{match[0]} ({len(text.splitlines())} lines)'
+
+  return re.sub('`([^`]+)`', place, markdown)
 
 
 def _repository(match: re.Match) -> str:
