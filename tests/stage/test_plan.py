@@ -273,9 +273,9 @@ def _of(mesh, tokens=512, reduce='micro_batch', rank=0, **options):
   return {(x.what, x.axis): (x.count, x.device_bytes) for x in made.transfers}
 
 
-def test_one_device_exchanges_nothing():
-  assert _of((1, 1, 1)) == {}
-  assert _of((1, 1, 1), reduce='update') == {}
+@pytest.mark.parametrize('options', [{}, {'reduce': 'update'}, {'rank': 4}])
+def test_one_device_exchanges_nothing(options):
+  assert _of((1, 1, 1), **options) == {}
 
 
 def test_fsdp_gathers_layers_twice_and_the_head_once():
@@ -331,16 +331,12 @@ def test_only_an_adapter_has_gradients():
   }
   alone = _of((2, 1, 1), rank=4)
   assert sum(x for _, x in alone.values()) == 4 * 5 * (SPLIT + WHOLE)
-  assert _of((1, 1, 1), rank=4) == {}
 
 
 def test_tensor_splits_an_adapter_and_adds_up_its_products():
   found = _of((1, 1, 2), rank=4)
   # o and down, twice, and the gradients of q, k, v, gate and up.
   assert found['products with A', 'tensor'] == (5, 4 * 512 * 5 * 4 * 9)
-  found = _of((1, 2, 2), tokens=2 * 512, rank=4)
-  assert found['products with A', 'tensor'] == (5, 4 * 512 * 5 * 4 * 9)
-  assert found['layers, forward', 'fsdp'][1] == 4 * 5 * (LAYER // 2 + SPLIT)
 
 
 def test_frozen_weights_are_gathered_once_per_update_in_the_compute_dtype():

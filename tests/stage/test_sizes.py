@@ -36,8 +36,7 @@ def entry(group_size=1, ratio=1.0):
   [
     # As many rows as 2,048 tokens hold, at least one; x data x fsdp.
     ({}, 256, 1, None, 8),
-    ({}, 256, 2, None, 4),
-    ({}, 4096, 1, None, 1),
+    ({}, 4096, 2, None, 1),
     ({'data': 4, 'tensor': 2}, 1024, 1, None, 8),
     ({'data': 4, 'fsdp': 2}, 64, 1, 1024, 16),
   ],
@@ -66,7 +65,6 @@ def test_rows_of_a_micro_batch(
     # As many as a step has samples, at most 256 x data x fsdp.
     ({}, None, 8, 256),
     ({'data': 4, 'fsdp': 2}, None, 8, 512),
-    ({'data': 3, 'tensor': 2}, None, 1, 66),
     ({}, 100, 8, 100),
   ],
 )
