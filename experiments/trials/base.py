@@ -18,7 +18,6 @@ import json
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -113,12 +112,6 @@ def finish(process: subprocess.Popen, timeout: float = 300) -> Done:
 def command(module: str, *argv, timeout: float = 300, **options) -> Done:
   """Runs `python -m module argv` to its end; see `start`."""
   return finish(start(module, *argv, **options), timeout)
-
-
-def stop(process: subprocess.Popen, number: int = signal.SIGTERM) -> Done:
-  """Sends a signal; waits for the end."""
-  process.send_signal(number)
-  return finish(process, 60)
 
 
 def expect(done: Done, code: int, *words: str) -> None:

@@ -7,7 +7,6 @@ from experiments.planner import aot, kernels, programs
 from kernels import flash_triton
 from posttrain import sharding
 from posttrain.decode import loop
-from posttrain.ops import dispatch
 
 pytestmark = [
   pytest.mark.aot,
@@ -35,11 +34,6 @@ def wrong(name: str, mesh: tuple[int, int, int]) -> str:
 def test_a_dropped_constraint(monkeypatch):
   monkeypatch.setattr(sharding, 'pin_batch', lambda x: x)
   assert 'collectives: ' in wrong('train_step', (1, 8, 1))
-
-
-def test_attention_without_its_kernel(monkeypatch):
-  monkeypatch.setattr(dispatch, 'choose', lambda *args: 'xla')
-  assert 'flash_forward: 0 calls' in wrong('train_step', (1, 2, 4))
 
 
 def test_a_tile_beyond_shared_memory(monkeypatch, tmp_path):

@@ -2,35 +2,8 @@
 
 import types
 
-import pytest
-
-from experiments.planner import aot, hlo, kernels, programs
+from experiments.planner import aot, hlo, programs
 from posttrain import schema
-
-PTX = """.version 9.0
-.target sm_90a
-.visible .entry flash_dq(
-.param .u64 x)
-{
-wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%f1}, %rd1;
-wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%f1}, %rd1;
-mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1};
-}
-"""
-REPORT = """ptxas info    : Function properties for flash_dq
-    16 bytes stack frame, 120 bytes spill stores, 112 bytes spill loads
-ptxas info    : Used 255 registers, used 1 barriers
-"""
-
-
-def test_figures_of_the_assembler(tmp_path):
-  assert kernels.read('flash_dq', PTX, REPORT) == {
-    **{'kernel': 'flash_dq', 'registers': 255, 'stack': 16, 'spills': 232},
-    **{'wgmma': 2, 'mma': 1},
-  }
-  (tmp_path / 'a.ptx').write_text(PTX)
-  with pytest.raises(ValueError, match=r"flash_dkv: got \['flash_dq'\]"):
-    kernels.assemble(tmp_path, ('flash_dkv',))
 
 
 def module(name: str, body: str = '') -> hlo.Module:

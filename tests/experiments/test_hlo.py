@@ -90,29 +90,6 @@ def test_an_async_pair_counts_once(start, done, kind, expected):
   assert (only(module).kind, only(module).bytes) == (kind, expected)
 
 
-def test_wrapped_async_and_fused_collectives_count_once():
-  module = parse(
-    '%s = ((f32[8,16]), f32[2,16], u32[]) async-start(%p), calls=%wrapped\n'
-    '%u = ((f32[8,16]), f32[2,16], u32[]) async-update(%s), calls=%wrapped\n'
-    '%d = f32[2,16]{1,0} async-done(%u), calls=%wrapped\n'
-    'ROOT %f = f32[8,16]{1,0} fusion(%p), kind=kCustom, '
-    'calls=%all-reduce-scatter.1',
-    f"""
-%wrapped (q: f32[8,16]) -> f32[2,16] {{
-  %q = f32[8,16]{{1,0}} parameter(0)
-  ROOT %rs = f32[2,16]{{1,0}} reduce-scatter(%q), {GROUPS}, to_apply=%add
-}}
-
-%all-reduce-scatter.1 (t: f32[8,16]) -> f32[8,16] {{
-  %t = f32[8,16]{{1,0}} parameter(0)
-  ROOT %ar = f32[8,16]{{1,0}} all-reduce(%t), {GROUPS}, to_apply=%add
-}}
-""",
-  )
-  assert [x.kind for x in module.collectives] == ['reduce-scatter'] * 2
-  assert module.bytes() == {'reduce-scatter': 1024}
-
-
 LOOPS = f"""
 %inner (i: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {{
   %i = (s32[], /*index=1*/f32[8,16]{{1,0}}) parameter(0)

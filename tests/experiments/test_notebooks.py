@@ -32,18 +32,6 @@ def code(notebook):
   return [cell for cell in notebook.cells if cell.cell_type == 'code']
 
 
-@pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_have_no_outputs_and_short_cells(path):
-  notebook = read(path)
-  nbformat.validate(notebook)
-  assert notebook.cells[0].source.startswith('# ')
-  for cell in code(notebook):
-    assert not cell.outputs and cell.execution_count is None, cell.id
-  for cell in notebook.cells:
-    assert not cell.metadata, f'{cell.id} has {cell.metadata}'
-    assert len(cell.source.splitlines()) <= 25, f'{cell.id} is long'
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run_from_top_to_bottom(path, tmp_path):

@@ -9,15 +9,10 @@ import time
 
 import pytest
 
-from experiments.launch.cluster import __main__ as cluster
 from experiments.trials import faults
 from posttrain.util import errors
 
 BASE = ['--config=configs/arithmetic.py:tiny']
-
-
-def parse(*words):
-  return cluster.PARSER.parse([*BASE, '--workdir=x', *words])
 
 
 def launch(module, workdir, *words):

@@ -1,22 +1,16 @@
 """The page of other libraries' names: only keys that exist."""
 
-import pathlib
-
 import pytest
 
 from experiments.docs import options
 from posttrain import main
 from posttrain.config import names
 
-PAGE = pathlib.Path(__file__).parents[3] / 'docs' / 'names.md'
-SECTIONS = {(x.path, x.kind) for x in options.sections()}
-PATHS = {path for path, _ in SECTIONS}
-KEYS = PATHS | {
+KEYS = {x.path for x in options.sections()} | {
   f'{x.path}.{field}'.lstrip('.')
   for x in options.sections()
   for field in x.options.__dataclass_fields__
 }
-ROOTS = {key.partition('.')[0] for key in KEYS}
 FLAGS = {f'--{name}' for name in main.Flags.__dataclass_fields__}
 
 

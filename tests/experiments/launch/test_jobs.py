@@ -1,7 +1,5 @@
 """Sweeps: their values, names, workdirs and commands; types of TPU slices."""
 
-import re
-
 import pytest
 
 from experiments.launch import jobs, tpus
@@ -41,15 +39,6 @@ def test_several_sweeps_give_all_combinations_in_order():
   assert last.overrides == (('seed', '7'), *last.swept)
 
 
-def test_names_of_any_values_differ_and_are_safe():
-  texts = ['"a b"', '"a/b"', 'a-b', "'a b'", '{"a": 1}']
-  texts += ['x' * 300, 'x' * 301]
-  names = [x.name for x in jobs.expand('c', [], [f'k={",".join(texts)}'], 'w')]
-  assert len(set(names)) == len(texts)
-  assert all(re.fullmatch(r'k=[A-Za-z0-9._=+-]{1,120}', name) for name in names)
-  assert names[2] == 'k=a-b'
-
-
 @pytest.mark.parametrize(
   ('overrides', 'sweeps'),
   [([], ['seed=1', 'seed=2']), ([('seed', '0')], ['seed=1,2'])],
@@ -81,9 +70,3 @@ def test_a_slice_has_as_many_chips_as_its_topology(
   found = tpus.find(name)
   assert (found.topology, found.hosts) == (topology, hosts)
   assert found.chips_per_host == chips
-
-
-@pytest.mark.parametrize('name', ['', 'v5e-16', 'v5litepod-3', 'v5p-9', 'v6e'])
-def test_an_unknown_slice_is_refused(name):
-  with pytest.raises(ValueError, match='--tpu must be an accelerator type'):
-    tpus.find(name)

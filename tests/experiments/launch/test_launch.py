@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from experiments.launch import __main__ as launch
-from experiments.launch import options
 from posttrain.util import errors
 
 BASE = (
@@ -59,7 +58,6 @@ def test_a_missing_program_is_one_line(place, capsys, monkeypatch, tmp_path):
     (['--sweep=grpo.optim.lrr=1'], r'config\.grpo\.optim\.lr\?'),
     (['--sweep=sft.steps=20,x'], r'config\.sft\.steps .*steps=x\)'),
     (['--on=mars'], "--on.*'mars'"),
-    (['--time_limit=4'], '--time_limit'),
     (['--tpu=v9-1'], '--tpu'),
     (['--tpu=v5litepod-16', '--hosts=2'], '--hosts must be .* expected 4'),
     (['--gpu_type=h100'], '--gpu_type must be given with --gpus'),
@@ -77,11 +75,3 @@ def test_mistakes_are_one_line_before_anything_starts(
   assert not text.out and text.err.count('\n') == 1
   assert re.search(error, text.err), text.err
   assert not workdir.exists()
-
-
-def test_flags_of_the_runs_are_passed_on():
-  parsed = launch.PARSER.parse(
-    ['--on=local', *BASE, '--workdir=w', '--time_limit=1h', '--trust_config']
-  )
-  for job in options.expand(parsed):
-    assert job.flags == ('--time_limit=1h', '--trust_config')

@@ -36,14 +36,6 @@ def make(**fields):
   return scripts.make('tpu_vm', tpu='v5litepod-16', **fields)
 
 
-def test_every_value_reaches_the_run_as_it_is(programs):
-  job = scripts.nasty_job(hosts=4)
-  assert run(on_tpu_vm.script(job, make()), programs) == 0
-  command = jobs.command(job, 'python3', jobs.Place('auto'))
-  assert scripts.words(programs / 'args') == command[1:]
-  assert command[-1] == '--coordinator=auto'
-
-
 @pytest.mark.parametrize(
   ('codes', 'restarts', 'starts', 'code'),
   [
