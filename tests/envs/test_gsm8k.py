@@ -105,40 +105,28 @@ def test_errors_name_file_and_line(tmp_path, row, words):
     make(path).source('train', 0)
 
 
-def write_solutions(path, **more):
-  row = {
-    'question': 'How many?',
-    'ground_truth': 'A: 4',
-    'a': {'is_correct': True, 'solution': '2 + 2 = <<2+2=4>>4\nA: 4'},
-    'b': {'is_correct': False, 'solution': '2 + 2 = 5\nA: 5'},
-    'c': {'is_correct': False, 'solution': '2 + 2 = 5\nA: 5'},
-    'd': {'is_correct': False, 'solution': 'A: -1,000'},
-    **more,
-  }
-  path.write_text(json.dumps(row) + '\n')
-  return path
+SOLUTIONS = {
+  'question': 'How many?',
+  'ground_truth': 'A: 4',
+  'a': {'is_correct': True, 'solution': '2 + 2 = <<2+2=4>>4\nA: 4'},
+  'b': {'is_correct': False, 'solution': '2 + 2 = 5\nA: 5'},
+  'c': {'is_correct': False, 'solution': '2 + 2 = 5\nA: 5'},
+  'd': {'is_correct': False, 'solution': 'A: -1,000'},
+}
 
 
 def test_each_correct_solution_is_preferred_to_each_wrong_one(tmp_path):
-  first, second = gsm8k.read_solutions(write_solutions(tmp_path / 's.jsonl'))
+  path = write(tmp_path / 's.jsonl', SOLUTIONS)
+  first, second = gsm8k.read_solutions(path)
   asks = f'How many?\n\n{schema.Gsm8k.instruction}'
   assert first.prompt == second.prompt == ({'role': 'user', 'content': asks},)
   right = '2 + 2 = 4\nThe answer is \\boxed{4}.'
   assert first.chosen == ({'role': 'assistant', 'content': right},)
   assert first.rejected[0]['content'] == '2 + 2 = 5\nThe answer is \\boxed{5}.'
   assert second.rejected[0]['content'] == 'The answer is \\boxed{-1,000}.'
-
-
-@pytest.mark.parametrize(
-  ('more', 'message'),
-  [
-    ({'a': {'is_correct': 1, 'solution': 'A: 4'}}, 'is_correct must be true'),
-    ({'a': {'is_correct': True, 'solution': None}}, 'solution must be a str'),
-  ],
-)
-def test_a_malformed_row_of_solutions_is_named(tmp_path, more, message):
-  with pytest.raises(ValueError, match=message):
-    gsm8k.read_solutions(write_solutions(tmp_path / 's.jsonl', **more))
+  wrong = {**SOLUTIONS, 'a': {'is_correct': 1, 'solution': 'A: 4'}}
+  with pytest.raises(ValueError, match=':1: is_correct must be true'):
+    gsm8k.read_solutions(write(tmp_path / 'wrong.jsonl', wrong))
 
 
 @needs_data

@@ -105,8 +105,8 @@ def test_an_episode_is_graded_by_the_mean_of_its_turns(
   assert observation['content'] == f'{verdict}: Ada, Ane, Mio. Add: Gav, Dus'
 
 
-@pytest.mark.parametrize('size', [text_games.MAX_COUNTED + 1, 26**64])
-def test_capacity_of_a_large_space_is_half_of_the_expected_number(size):
+def test_capacity_of_a_large_space_is_half_of_the_expected_number():
+  size = 26**64
   large = text_games.Space(size, key=str)
   assert large.capacity('eval') == size // 10
   assert large.capacity('train') == size // 10 * 4

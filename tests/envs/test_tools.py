@@ -112,19 +112,9 @@ def test_annotations(annotation, schema):
 
 
 def test_a_function_that_takes_anything():
-  def anything(x, **more):
-    pass
-
-  assert tools.schema(anything)['function'] == {
-    'name': 'anything',
-    'description': '',
-    'parameters': {
-      'type': 'object',
-      'properties': {'x': {}},
-      'required': ['x'],
-      'additionalProperties': True,
-    },
-  }
+  parameters = tools.schema(lambda x, **more: x)['function']['parameters']
+  assert parameters['properties'] == {'x': {}}
+  assert parameters['additionalProperties'] is True
 
 
 @pytest.mark.parametrize(

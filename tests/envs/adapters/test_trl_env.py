@@ -109,8 +109,6 @@ def test_a_bad_row_is_named(tmp_path, row, words):
       {'factory': f'{GAMES}:no_environment'},
       r'envs\.g\.env\.factory must build an object with a method reset: .*int',
     ),
-    ({'eval_path': 'x'}, 'eval_path must be None if path is None'),
-    ({'tool_format': 'xml'}, 'tool_format must be one of'),
   ],
 )
 def test_options_are_checked(options, words):

@@ -131,12 +131,6 @@ def test_text_is_read(text, rows):
   assert dialogue.read_rows(text) == rows
 
 
-def test_cells_are_separated_by_commas_or_stand_alone():
-  text = 'a, "b,c"; d|e, f'
-  assert dialogue.read_rows(text, between=',') == [['a', 'b,c'], ['d|e', 'f']]
-  assert dialogue.read_rows(text, between='') == [['a, "b,c"'], ['d|e, f']]
-
-
 @pytest.mark.parametrize('piece', ['"a;', '\\"', '"\\', '\n "'])
 def test_long_texts_are_read_in_linear_time(piece):
   """A quadratic pattern would take minutes."""

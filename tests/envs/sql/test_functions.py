@@ -23,16 +23,11 @@ def test_rewards_of_transcripts_equal_those_of_the_environment(style, name):
     sql.play(env, task, PLAYERS[name])
     for task in env.source('eval', 0).take(30)
   ]
-  columns = {
-    'completions': [list(r.messages[len(r.task.prompt) :]) for r in rollouts],
-    **{
-      key: [r.task.info[key] for r in rollouts]
-      for key in ('gold_rows', 'answer_type', 'difficulty')
-    },
-  }
-  assert functions.reward_correctness(**columns) == [
-    float(r.score.correct) for r in rollouts
-  ]
+  infos = [rollout.task.info for rollout in rollouts]
+  columns = {key: [info[key] for info in infos] for key in infos[0]}
+  columns['completions'] = [x.completion_messages for x in rollouts]
+  right = functions.reward_correctness(**columns)
+  assert right == [float(x.score.correct) for x in rollouts]
   for fn, metric in (
     (functions.reward_progress, 'progress'),
     (functions.reward_operational, 'operational'),

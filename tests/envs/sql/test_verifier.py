@@ -11,16 +11,8 @@ from posttrain.envs.sql import dialogue, verifier
 TEXT = st.text(max_size=10) | st.text('|;,"\'`\\ \nnulempty1', max_size=8)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 CELLS = st.none() | st.integers(-(2**63), 2**63 - 1) | FLOATS | TEXT
-LISTS = st.lists(CELLS.map(lambda cell: (cell,)), min_size=1, max_size=6)
-TABLES = st.integers(1, 4).flatmap(
+GOLDS = st.integers(1, 4).flatmap(
   lambda width: st.lists(st.tuples(*[CELLS] * width), min_size=1, max_size=5)
-)
-GOLDS = st.one_of(
-  LISTS.map(lambda rows: ('list', tuple(rows))),
-  TABLES.map(lambda rows: ('table', tuple(rows))),
-  TEXT.map(lambda cell: ('string', ((cell,),))),
-  st.integers(-(2**63), 2**63 - 1).map(lambda x: ('integer', ((x,),))),
-  (FLOATS | st.integers(-9, 9)).map(lambda x: ('float', ((x,),))),
 )
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=60)
 
@@ -163,8 +155,8 @@ def test_wrong_answers(answer_type, gold, says):
 
 @given(GOLDS)
 @PROPERTY
-def test_the_written_gold_answer_is_correct(case):
-  answer_type, gold = case
+def test_the_written_gold_answer_is_correct(gold):
+  answer_type = 'list' if len(gold[0]) == 1 else 'table'
   said = verifier.answer(gold)
   assert '\n' not in said
   assert verifier.correct(said, gold, answer_type)
