@@ -10,11 +10,8 @@ from posttrain.decode import loop
 
 pytestmark = [
   pytest.mark.aot,
-  pytest.mark.skipif(
-    aot.missing('h100') is not None, reason=str(aot.missing('h100'))
-  ),
+  pytest.mark.skipif(bool(aot.missing('h100')), reason='no compiler'),
 ]
-SIZES = programs.Sizes()
 
 
 @pytest.fixture(autouse=True)
@@ -25,10 +22,10 @@ def fresh():
   jax.clear_caches()
 
 
-def wrong(name: str, mesh: tuple[int, int, int]) -> str:
+def wrong(name, mesh):
   """Returns what the checks find in two layers of a program."""
   case = aot.Program('h100', name, 'qwen3_8b', mesh, layers=2)
-  return '\n'.join(aot.program(case, SIZES)[1])
+  return '\n'.join(aot.program(case, programs.Sizes())[1])
 
 
 def test_a_dropped_constraint(monkeypatch):
@@ -39,10 +36,9 @@ def test_a_dropped_constraint(monkeypatch):
 def test_a_tile_beyond_shared_memory(monkeypatch, tmp_path):
   monkeypatch.setattr(flash_triton, 'BLOCK', 256)
   case = kernels.CASES['training, 16/8 heads of 128']
+  h100 = aot.devices('h100')[0]
   with pytest.raises(Exception, match='Shared memory size limit exceeded'):
-    kernels.compile(
-      case, aot.devices('h100')[0], 'triton', 'cuda', str(tmp_path)
-    )
+    kernels.compile(case, h100, 'triton', 'cuda', str(tmp_path))
 
 
 def test_a_cache_that_is_not_donated(monkeypatch):

@@ -6,7 +6,6 @@ from experiments.planner import aot, kernels, programs
 
 PRESETS = tuple(f'qwen3_{x}' for x in ('0p6b', '1p7b', '4b', '8b', '14b'))
 FSDP, MIXED, TENSOR = (1, 8, 1), (1, 2, 4), (1, 1, 8)
-SIZES = programs.Sizes()
 DECODED = {
   **dict.fromkeys(PRESETS[:3], FSDP),
   **dict.fromkeys(PRESETS[3:], MIXED),
@@ -26,12 +25,13 @@ PROGRAMS = (
     for preset, mesh in DECODED.items()
   ),
   *(
-    aot.Program(target, name, 'qwen3_0p6b', FSDP, layers=4)
+    aot.Program(target, name, preset, mesh, layers=4)
     for target in ('v5e', 'v6e')
-    for name in ('train_step', 'prefill', 'decode')
+    for name, preset, mesh in (
+      *((x, 'qwen3_0p6b', FSDP) for x in ('train_step', 'prefill', 'decode')),
+      ('decode', 'qwen3_8b', MIXED),
+    )
   ),
-  aot.Program('v5e', 'decode', 'qwen3_8b', MIXED, layers=4),
-  aot.Program('v6e', 'decode', 'qwen3_8b', MIXED, layers=4),
 )
 pytestmark = pytest.mark.aot
 
@@ -60,6 +60,6 @@ def test_kernels(case, target, tmp_path, record):
 @pytest.mark.parametrize('case', PROGRAMS, ids=str)
 def test_programs(case, record):
   need(case.target)
-  row, wrong = aot.program(case, SIZES)
+  row, wrong = aot.program(case, programs.Sizes())
   record(row)
   assert wrong == []

@@ -6,15 +6,6 @@ import pytest
 from posttrain import types
 from posttrain.chat import rendering, templates, tokenizers
 
-QWEN2 = """{%- if messages[0]['role'] != 'system' %}
-<|im_start|>system
-Be brief.<|im_end|>
-{% endif %}
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' }}
-{{- '\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 # Renders a thought in the last turn only, as reasoning templates do.
 FORGETS = """{% for m in messages %}<|{{ m.role }}|>
 {%- if m.role == 'assistant' and loop.last %}<think></think>{% endif %}
@@ -36,27 +27,6 @@ def text(ids):
   return ''.join(names.get(i) or chr(i) for i in ids)
 
 
-def test_pieces_alternate_scaffold_and_content():
-  template = templates.Jinja(QWEN2, {})
-  whole = template.text(UA, True)
-  pieces = templates.pieces(template, UA, whole, prompt=True)
-  assert [piece.message for piece in pieces] == [0, 0, 0, 1, 1, 1, -1]
-  assert [piece[:4] for piece in pieces] == [
-    (
-      '<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n',
-      'user',
-      False,
-      False,
-    ),
-    ('user', 'user', True, False),
-    ('<|im_end|>\n', 'user', False, False),
-    ('<|im_start|>assistant\n', 'assistant', False, False),
-    ('im_end', 'assistant', True, False),
-    ('<|im_end|>\n', 'assistant', False, False),
-    ('<|im_start|>assistant\n', 'assistant', False, False),
-  ]
-
-
 @pytest.mark.parametrize('bos', ['', '<|tool|>'])
 def test_the_built_in_template_gives_the_ids_of_its_jinja(bos):
   variables = {'eos_token': '<|end|>', 'bos_token': bos}
@@ -68,22 +38,18 @@ def test_the_built_in_template_gives_the_ids_of_its_jinja(bos):
     whole, other = (
       x.render(UA, add_generation_prompt=prompt) for x in (ours, theirs)
     )
-    np.testing.assert_array_equal(whole.ids, other.ids)
-    np.testing.assert_array_equal(whole.is_content, other.is_content)
+    for field in ('ids', 'roles', 'is_content'):
+      np.testing.assert_array_equal(
+        getattr(whole, field), getattr(other, field)
+      )
 
 
 def test_a_template_that_rewrites_history_gives_several_samples():
-  answers = [{'role': 'assistant', 'content': f'{i}#a{i}'} for i in range(3)]
-  messages = [
-    UA[0],
-    answers[0],
-    UA[0],
-    UA[0],
-    answers[1],
-    UA[0],
-    answers[2],
-    UA[0],
-  ]
+  one, two, three = (
+    {'role': 'assistant', 'content': f'{i}#a{i}'} for i in range(3)
+  )
+  user = UA[0]
+  messages = [user, one, user, user, two, user, three, user]
   samples = make(FORGETS).demonstrate(messages)
   user = '<|user|>user<|end|>'
   assert [text(part.ids) for part in samples] == [
@@ -104,23 +70,13 @@ def test_a_template_that_rewrites_history_gives_several_samples():
 TRIMS = FORGETS.replace("split('#')[-1]", "split('#')[-1].strip()")
 
 
-@pytest.mark.parametrize(
-  'source, completion, kept',
-  [
-    (FORGETS, 'yes', True),  # no thought to drop
-    (TRIMS, ' yes\n', True),
-    (FORGETS, '0#a', False),
-    (FORGETS, '<think></think>yes', True),
-  ],
-)
-def test_a_completion_must_be_rendered_as_it_was_sampled(
-  source, completion, kept
-):
-  chat = make(source)
+@pytest.mark.parametrize('completion', [' yes\n', '<think></think>yes', '0#a'])
+def test_a_completion_must_be_rendered_as_it_was_sampled(completion):
+  chat = make(TRIMS)
   start = chat.render(UA[:1], add_generation_prompt=True)
   opened = chat.append(start, [*completion.encode(), 257])
   history = [UA[0], {'role': 'assistant', 'content': completion}]
-  if not kept:
+  if '#' in completion:
     with pytest.raises(rendering.Rewritten, match='must keep earlier turns'):
       chat.extend(opened, history, [UA[0]])
     return
@@ -162,11 +118,7 @@ def test_a_turn_may_end_with_any_stop_token():
       '{% if add_generation_prompt %}other{% endif %}',
       'open an assistant turn with its generation prompt',
     ),
-    (
-      '{% for m in messages %}{{ m.content }}{% endfor %}'
-      '{{ cycler.__init__.__globals__ }}',
-      'must be ones that',
-    ),
+    ('{{ cycler.__init__.__globals__ }}', 'must be ones that'),
   ],
 )
 def test_unusable_templates_are_refused(source, error):
@@ -181,8 +133,7 @@ def test_variables_are_rendered_and_change_the_fingerprint():
     '{{ day }}{% for m in messages %}<|{{ m.role }}|>'
     '{% generation %}{{ m.content }}{% endgeneration %}<|end|>{% endfor %}'
   )
-  chat = make(source, variables={'day': 'Monday'})
-  assert text(chat.render(UA[:1]).ids) == 'Monday<|user|>user<|end|>'
-  others = [{}, {'variables': {'day': 'Friday'}}, {'stop_ids': (260,)}]
-  prints = {make(source, **options).fingerprint for options in others}
-  assert len(prints) == 3 and chat.fingerprint not in prints
+  options = {}, {'variables': {'day': 'Monday'}}, {'stop_ids': (260,)}
+  chats = [make(source, **x) for x in options]
+  assert text(chats[1].render(UA[:1]).ids) == 'Monday<|user|>user<|end|>'
+  assert len({chat.fingerprint for chat in chats}) == 3

@@ -118,51 +118,31 @@ def test_no_text_raises(text, truncated):
 @pytest.mark.parametrize(
   ('text', 'words'),
   [
-    ('{"name": "look", "arguments": {}', "',' delimiter at character 3"),
-    ('[1]', 'a call must be {"name": NAME, "arguments": {...}}: got a list'),
-    ('{"arguments": {}}', 'got no name'),
-    ('{"name": "look", "parameters": {}}', "got 'parameters'"),
-    (
-      '{"name": "look", "arguments": ' + '{"a":' * 65 + '1' + '}' * 66,
-      'at most 64 levels deep',
-    ),
-  ],
-)
-def test_a_malformed_hermes_call_says_why(text, words):
-  assert words in error(f'<tool_call>\n{text}\n</tool_call>', 'hermes')
-  good = '<tool_call>{"name": "take"}</tool_call>'
-  if '{"a":' not in text:  # the calls before and after are returned
-    calls = parse(f'{good}<tool_call>{text}</tool_call>{good}', 'hermes')
-    assert [call.name for call in calls][::2] == ['take', 'take']
-    assert words in calls[1].error
-
-
-@pytest.mark.parametrize(
-  ('text', 'words'),
-  [
+    ('<tool_call>{"name": "look",}</tool_call>', 'at character'),
+    ('<tool_call>[1]</tool_call>', 'got a list'),
+    ('<tool_call>{"arguments": {}}</tool_call>', 'got no name'),
     ('<tool_call>{"name": "look"}', "must end with '</tool_call>'"),
     ('{"name": "look"}</tool_call>', "must begin with '<tool_call>'"),
-  ],
-)
-def test_a_tag_without_its_counterpart_is_malformed(text, words):
-  assert words in error(text, 'hermes')
-
-
-@pytest.mark.parametrize(
-  ('text', 'words'),
-  [
     ('<|python_tag|>look.call()', 'Expecting value'),
     ('{"name": "look", "parameters": [1]}', 'an object: got a list'),
   ],
 )
-def test_a_malformed_llama3_call_says_why(text, words):
-  assert words in error(text, 'llama3')
+def test_a_malformed_call_says_why(text, words):
+  hermes = 'tool_call>' in text
+  assert words in error(text, 'hermes' if hermes else 'llama3')
 
 
-def test_text_after_a_llama3_call_is_malformed():
-  call, other = parse('{"name": "look"} I look.', 'llama3')
-  assert call == tool_calls.Call('look', {})
-  assert 'must be followed by nothing' in other.error
+def test_nested_arguments_are_limited():
+  call = tool_calls.Call('look', {'at': json.loads('[' * 65 + ']' * 65)})
+  assert '64 levels deep' in error(written(call), 'llama3')
+
+
+def test_calls_beside_a_malformed_one_are_returned():
+  good, bad = (f'<tool_call>{x}</tool_call>' for x in ('{"name": "take"}', '1'))
+  first, call, last = parse(good + bad + good, 'hermes')
+  assert first == last == tool_calls.Call('take', {}) and call.error
+  first, call = parse('{"name": "look"} I look.', 'llama3')
+  assert first == tool_calls.Call('look', {}) and call.error
 
 
 @pytest.mark.parametrize(
@@ -188,13 +168,6 @@ def test_thoughts_hold_no_calls(format):
   assert parse(f'<think>{text}</think>\n\n{text}', format) == [LOOK]
   assert parse(f'So {text}</think>It is 4.', format) == []
   assert parse(f'<think>{text}', format) == []
-
-
-@pytest.mark.parametrize('format', ['hermes', 'plain'])
-def test_the_end_of_a_thought_in_arguments_hides_no_call(format):
-  call = tool_calls.Call('look', {'at': 'x</think>y'})
-  text = f'So <tool_call>{written(call)}</tool_call>'
-  assert parse(text, format) == parse(f'Hm.</think>{text}', format) == [call]
 
 
 @FORMATS
