@@ -106,15 +106,11 @@ def test_a_written_directory_renders_alike_here_and_in_transformers(
 def test_special_tokens_without_a_row_are_refused_if_used(tmp_path):
   """Gemma 3's text models share a tokenizer with image tokens."""
   path = write(tmp_path / 'd', special=['<image>'])
-  chat = load(path)
-  rows = chat.tokenizer.vocab_size - 1
-  chat = chat.with_embedding_rows(rows)
-  tokens = chat.render(({'role': 'user', 'content': '<image>'},))
-  assert tokens.ids.max() < rows
+  rows = load(path).tokenizer.vocab_size - 1
+  chat = load(path).with_embedding_rows(rows)
+  assert chat.render(({**MESSAGES[0], 'content': '<image>'},)).ids.max() < rows
   (path / 'chat_template.jinja').write_text('<image>' + TEMPLATE)
-  chat = load(path)
-  chat.render(MESSAGES)
-  chat = chat.with_embedding_rows(rows)
+  chat = load(path).with_embedding_rows(rows)
   with pytest.raises(ValueError, match="rows for: got '<image>' in '<image>"):
     chat.render(MESSAGES)
 

@@ -108,12 +108,9 @@ def test_sampled_ids_are_unchanged_and_the_turn_is_closed(template, stopped):
 
 
 @pytest.mark.parametrize(
-  'message, error',
-  [
-    ({'role': 'user', 'content': None}, r'messages\[1\].content must be a s'),
-    ({'role': 'assistant', 'content': '', 'tool_calls': [{}]}, 'tool_calls'),
-  ],
+  'key, value', [('content', None), ('tool_calls', [{}])]
 )
-def test_malformed_messages_are_refused(message, error):
-  with pytest.raises(ValueError, match=error):
-    make().render([*turns('ua'), message])
+def test_malformed_messages_are_refused(key, value):
+  (message,) = turns('ua')
+  with pytest.raises(ValueError, match=key):
+    make().render([message, message | {key: value}])

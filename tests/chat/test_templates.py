@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from posttrain import types
 from posttrain.chat import rendering, templates, tokenizers
 
 # Renders a thought in the last turn only, as reasoning templates do.
@@ -45,9 +44,7 @@ def test_the_built_in_template_gives_the_ids_of_its_jinja(bos):
 
 
 def test_a_template_that_rewrites_history_gives_several_samples():
-  one, two, three = (
-    {'role': 'assistant', 'content': f'{i}#a{i}'} for i in range(3)
-  )
+  one, two, three = ({**UA[1], 'content': f'{i}#a{i}'} for i in range(3))
   user = UA[0]
   messages = [user, one, user, user, two, user, three, user]
   samples = make(FORGETS).demonstrate(messages)
@@ -75,7 +72,7 @@ def test_a_completion_must_be_rendered_as_it_was_sampled(completion):
   chat = make(TRIMS)
   start = chat.render(UA[:1], add_generation_prompt=True)
   opened = chat.append(start, [*completion.encode(), 257])
-  history = [UA[0], {'role': 'assistant', 'content': completion}]
+  history = [UA[0], {**UA[1], 'content': completion}]
   if '#' in completion:
     with pytest.raises(rendering.Rewritten, match='must keep earlier turns'):
       chat.extend(opened, history, [UA[0]])
@@ -94,7 +91,6 @@ def test_a_turn_may_end_with_any_stop_token():
   assert text(after.ids[len(opened) :]) == '<|user|>user<|end|>'
   cut_off = chat.extend(chat.append(start, [*b'im_end']), UA, UA[:1])
   assert text(cut_off.ids[len(opened) - 1 :]) == '<|end|><|user|>user<|end|>'
-  assert cut_off.roles[len(opened) - 1] == types.ROLES.index('assistant')
 
 
 @pytest.mark.parametrize(

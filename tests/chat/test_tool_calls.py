@@ -96,11 +96,11 @@ def test_plain_calls_are_returned_whatever_is_around_them(parts):
   st.lists(
     st.sampled_from(
       (
-        *('look', 'take(', '(', ')', '{', '}', '[', ']', ':', ',', ';', ' '),
-        *('"name"', '"arguments"', '"parameters"', '"look"', '"', '\\', '\n'),
+        *'(){}[]:,;"\\ \n\udc80é',
+        *('look', 'take(', '"name"', '"arguments"', '"parameters"', '"look"'),
         *('{"name": "look", "arguments": {}}', '{"name": "look"'),
         *('<tool_call>', '</tool_call>', '<|python_tag|>', '</think>'),
-        *('1', 'NaN', '1e999', '9' * 5000, '\udc80', 'é', '{"a":' * 2000),
+        *('1', 'NaN', '1e999', '9' * 5000, '{"a":' * 2000),
       )
     )
   ).map(''.join),
@@ -145,9 +145,7 @@ def test_calls_beside_a_malformed_one_are_returned():
   assert first == tool_calls.Call('look', {}) and call.error
 
 
-@pytest.mark.parametrize(
-  'text', ['It is 4.', '{"yes": true}', '[1]', 'look({})']
-)
+@pytest.mark.parametrize('text', ['It is 4.', '{"yes": true}', 'look({})'])
 def test_an_answer_is_no_llama3_call(text):
   assert parse(text, 'llama3') == []
   assert parse(f'So: {text}', 'llama3') == []

@@ -114,10 +114,8 @@ def test_the_policy_is_told_before_its_first_turn(folders, name):
   chat, prompt = load(folders, name), (U,) if name in real.NO_SYSTEM else (S, U)
   rendered = chat.render(prompt, add_generation_prompt=True)
   assert 'Adds two numbers, é.' in rendered.text
-  for i, role in enumerate(types.ROLES):
-    own = ''.join(m['content'] for m in prompt if m['role'] == role)
-    mask = rendered.is_content & (rendered.roles == i)
-    assert real.text(chat, rendered.ids[mask]) == own
+  contents = real.text(chat, rendered.ids[rendered.is_content])
+  assert contents == ''.join(m['content'] for m in prompt)
 
 
 @NAMES
@@ -141,11 +139,6 @@ def test_sampled_ids_stay_when_results_follow(folders, name):
   )
   np.testing.assert_array_equal(after.ids[: len(completed)], completed.ids)
   assert after.sampled.sum() == len(text.encode()) + 1
-  new = real.text(chat, after.ids[len(completed) :])
-  shown = RESULTS[1]
-  if name.startswith('llama3_'):  # as JSON strings
-    shown = shown.replace('"', '\\"').replace('\n', '\\n')
-  assert new.count(RESULTS[0]) == 1 and new.count(shown) == 1
   bare = {'role': 'assistant', 'content': text.strip()}
   whole = chat.render(
     (U, bare, *results(chat.style)), add_generation_prompt=True
@@ -156,9 +149,9 @@ def test_sampled_ids_stay_when_results_follow(folders, name):
 @pytest.mark.parametrize('format', tool_calls.FORMATS)
 def test_the_built_in_template_begins_with_the_description(format):
   chat = rendering.Renderer(tokenizers.Bytes())
-  tools = types.Tools((ADD,), format)
-  rendered = chat.with_tools(tools).render((S, U), add_generation_prompt=True)
-  bare = chat.render((S, U), add_generation_prompt=True)
+  described = chat.with_tools(types.Tools((ADD,), format))
+  assert chat.with_tools(None) is chat
+  rendered, bare = (x.render((S, U)) for x in (described, chat))
   head, _ = rendered.text.split(bare.text)
   assert head.startswith(
     '<|system|>Tools:\n- add(a: integer, b: integer): Adds'

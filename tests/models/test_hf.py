@@ -66,17 +66,6 @@ CASES = {
       'head_dim': 16,
     },
   ),
-  'gemma2-no-caps': (
-    'Gemma2',
-    {
-      'attn_logit_softcapping': None,
-      'final_logit_softcapping': None,
-      'sliding_window': 7,
-      'query_pre_attn_scalar': 8,
-      'head_dim': 8,
-      'rope_parameters': LINEAR,
-    },
-  ),
   'gemma3': (
     'Gemma3',
     {
@@ -87,22 +76,14 @@ CASES = {
       'rope_parameters': {'full_attention': LINEAR, 'sliding_attention': PLAIN},
     },
   ),
-  'gemma3-untied': (
-    'Gemma3',
-    {
-      'sliding_window': 3,
-      'head_dim': 8,
-      'query_pre_attn_scalar': 8,
-      'tie_word_embeddings': False,
-    },
-  ),
-  'gemma3-all-full': (
+  'gemma3-all-full-untied': (
     'Gemma3',
     {
       'layer_types': ['full_attention'] * 3,
       'sliding_window': 4096,
       'head_dim': 16,
       'query_pre_attn_scalar': 8,
+      'tie_word_embeddings': False,
     },
   ),
 }
@@ -223,11 +204,6 @@ KEYS = {
     {'rope_scaling': {'type': 'linear', 'factor': 3.0}},
     False,
   ),
-  'llama-original': (
-    'llama3-rope',
-    {'original_max_position_embeddings': 8},
-    False,
-  ),
   'qwen-pattern': ('qwen3', {'sliding_window_pattern': 2}, True),
   'qwen-window-unused': (
     'qwen3',
@@ -237,11 +213,6 @@ KEYS = {
   'qwen-window-default': (
     'qwen2-window-tied',
     {'layer_types': None, 'max_window_layers': 28},
-    False,
-  ),
-  'qwen-window-null': (
-    'qwen2-window-tied',
-    {'layer_types': None, 'sliding_window': None},
     False,
   ),
   'gemma3-version-4': (

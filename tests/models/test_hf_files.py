@@ -36,7 +36,6 @@ GEMMA = dataclasses.replace(
   query_scale=8.0,
 )
 GEMMA3 = dataclasses.replace(GEMMA, qk_norm=True, local_rope_theta=1e4)
-QWEN = dataclasses.replace(SMALL, qk_norm=True)
 
 
 @pytest.fixture(scope='module')
@@ -105,12 +104,6 @@ def test_safetensors_reads_written_files(tmp_path, shard_bytes, files):
   for path in paths:
     with safe_open(path, 'numpy') as file:
       assert file.metadata() == {'format': 'pt'}
-    raw = path.read_bytes()
-    size = int.from_bytes(raw[:8], 'little')
-    header = json.loads(raw[8 : 8 + size])
-    for name in header.keys() & MIXED.keys():
-      start, _ = header[name]['data_offsets']
-      assert start % MIXED[name].dtype.itemsize == size % 8 == 0
 
 
 def test_a_tensor_is_freed_before_the_next_is_written(tmp_path):
@@ -126,8 +119,9 @@ def test_a_tensor_is_freed_before_the_next_is_written(tmp_path):
   assert len(arrays) == len(MIXED)
 
 
-@pytest.mark.parametrize('shard_bytes', [2000, 2**30])
-@pytest.mark.parametrize('whole', [0, 12, -1])
+@pytest.mark.parametrize(
+  ('whole', 'shard_bytes'), [(0, 2**30), (12, 2000), (-1, 2000)]
+)
 def test_a_directory_of_a_crashed_save_cannot_be_loaded(
   tmp_path, monkeypatch, whole, shard_bytes
 ):
@@ -177,7 +171,7 @@ def test_an_unexpected_tensor_is_refused_by_name(copy, name, value):
     hf.load(copy, GEMMA)
 
 
-@pytest.mark.parametrize('bad', [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize('bad', [np.nan, -np.inf])
 @pytest.mark.parametrize('dtype', ['float32', 'float16', 'bfloat16'])
 def test_a_tensor_that_is_not_finite_is_named(copy, dtype, bad):
   name = 'model.layers.1.mlp.up_proj.weight'
@@ -193,17 +187,11 @@ def test_a_tensor_that_is_not_finite_is_named(copy, dtype, bad):
     hf.load(copy, GEMMA)
 
 
-def test_a_broken_index_is_named(copy):
+@pytest.mark.parametrize('name', ['model.safetensors', hf.INDEX])
+def test_a_damaged_file_is_named(copy, name):
   (copy / 'model.safetensors').unlink()
-  (copy / hf.INDEX).write_text('{')
-  with pytest.raises(ValueError, match=f'{copy / hf.INDEX} must '):
-    hf.load(copy, GEMMA)
-
-
-@pytest.mark.parametrize('content', [b'abc', b'\xff' * 100])
-def test_a_damaged_header_is_one_line(copy, content):
-  file = copy / 'model.safetensors'
-  file.write_bytes(content)
+  file = copy / name
+  file.write_bytes(b'abc')
   with pytest.raises(ValueError, match=f'{file} must '):
     hf.load(copy, GEMMA)
 
@@ -225,14 +213,11 @@ def test_a_tied_head_and_rope_tables_are_ignored(copy):
     ('model_type', 'mamba'),
     ('architectures', ['Gemma2Model']),
     ('hidden_size', None),
-    ('attention_bias', True),
     ('quantization_config', {'bits': 4}),
     ('rope_scaling', {'rope_type': 'yarn'}),
     ('rope_scaling', {'rope_type': 'linear'}),
-    ('hidden_activation', 'relu'),
     ('layer_types', ['full_attention', 'chunked']),
     ('num_key_value_heads', 3),
-    ('rms_norm_eps', float('nan')),
     ('rope_parameters', {'full_attention': {'rope_theta': 5.0}}),
   ],
 )
@@ -245,26 +230,9 @@ def test_an_unsupported_config_is_refused_by_key(copy, key, value):
 
 
 @pytest.mark.parametrize(
-  'cfg, key, value',
-  [
-    (GEMMA3, 'sliding_window_pattern', 0),
-    (GEMMA3, 'rope_parameters', {'chunked_attention': {}}),
-    (QWEN, 'layer_types', ['sliding_attention'] * 2),  # without a window
-  ],
-)
-def test_keys_of_patterns_are_checked(cfg, key, value, tmp_path):
-  """Those of the families that read them: Gemma 3 and Qwen."""
-  text = hf_config.write(cfg) | {'layer_types': None, key: value}
-  (tmp_path / 'config.json').write_text(json.dumps(text))
-  with pytest.raises(ValueError, match=f'config.json: .*{key}'):
-    hf_config.read(tmp_path)
-
-
-@pytest.mark.parametrize(
   'cfg, key',
   [
     (dataclasses.replace(SMALL, local_layers=(0,), window=4), 'local_layers'),
-    (dataclasses.replace(SMALL, embed_dim=15), 'heads'),
     (dataclasses.replace(GEMMA3, attention_softcap=5.0), 'attention_softcap'),
     (dataclasses.replace(GEMMA, query_scale=None), 'query_scale'),
     (dataclasses.replace(GEMMA, post_norms=False), 'model'),

@@ -50,8 +50,6 @@ def test_openai_client_lists_models_and_raises(client, policy):
   assert (metadata['max_model_len'], metadata['vocab_size']) == (96, 264)
   with pytest.raises(openai.BadRequestError, match='temperature'):
     client.completions.create(model=conftest.NAME, prompt='x', temperature=-1)
-  with pytest.raises(openai.NotFoundError, match='other'):
-    client.chat.completions.create(model='other', messages=MESSAGES)
 
 
 @pytest.mark.parametrize(
@@ -59,11 +57,9 @@ def test_openai_client_lists_models_and_raises(client, policy):
   [
     ([], '--checkpoint'),
     (['--prot=1'], "got '--prot=1'"),
-    (['--slots=0'], '--slots must be'),
     (['--api_key_env=NO_SUCH'], "got 'NO_SUCH'"),
     (['--host=0.0.0.0', '--port=0'], '--host'),
     (['--port=0'], "got 'x'"),
-    (['--host=256.1.1.1'], '--host and --port'),
   ],
 )
 def test_flag_errors_are_one_line_with_exit_code_2(

@@ -19,10 +19,7 @@ SAMPLED = {'temperature': 1.3, 'return_token_ids': True}
 
 def scored(policy, ids, temperature):
   scorer = scoring.Scorer(policy.model, 1, 96)
-  (logprobs,) = scorer(
-    policy.params, [np.array(ids)], [np.full(len(ids), temperature)]
-  )
-  return logprobs
+  return scorer(policy.params, [np.array(ids)], [[temperature] * len(ids)])[0]
 
 
 def token_ids(response):
@@ -88,14 +85,10 @@ def test_sampled_tokens_have_logprobs_and_alternatives(post, policy):
   for name, value, top in zip(logprobs['tokens'], own, tops, strict=True):
     assert top[name] == value <= max(top.values()) and len(top) in (2, 3)
   chat = post(
-    'chat/completions',
-    messages=MESSAGES,
-    logprobs=True,
-    top_logprobs=20,
-    **body,
+    'chat/completions', messages=MESSAGES, logprobs=True, top_logprobs=2, **body
   )
   content = chat['choices'][0]['logprobs']['content']
-  assert {len(entry['top_logprobs']) for entry in content} == {20}
+  assert {len(entry['top_logprobs']) for entry in content} == {2}
 
 
 def test_lengths_of_a_bucket_share_a_program(post):
@@ -136,9 +129,8 @@ def test_prompt_as_text_ids_and_parts(post):
   assert token_ids(post(prompt=[text, 'cd'], **body))[0] == both[0]
   two = post(prompt=[ids, other], n=2, **body)
   assert token_ids(two) == [both[0]] * 2 + [both[1]] * 2
-  assert [choice['index'] for choice in two['choices']] == [0, 1, 2, 3]
   assert two['usage']['prompt_tokens'] == 6
-  parts = [{'type': 'text', 'text': 'Be '}, {'type': 'text', 'text': 'brief.'}]
+  parts = [{'type': 'text', 'text': x} for x in ('Be ', 'brief.')]
   chats = [
     post('chat/completions', messages=[{'role': role, 'content': x}], **body)
     for role, x in (('developer', parts), ('system', 'Be brief.'))
@@ -199,21 +191,15 @@ def test_stream_equals_the_whole_response(served, post):
   assert last['choices'] == [] and last['usage'] == whole['usage']
   assert len(chunks) > 7
   for choice in whole['choices']:
-    own = [
-      part
-      for (part,) in (chunk['choices'] for chunk in chunks)
-      if part['index'] == choice['index']
-    ]
+    parts = (chunk['choices'][0] for chunk in chunks)
+    own = [x for x in parts if x['index'] == choice['index']]
     assert ''.join(part['text'] for part in own) == choice['text']
     ids = sum((part.get('token_ids', []) for part in own), [])
     assert ids == choice['token_ids']
     ends = [part['finish_reason'] for part in own]
     assert ends == [None] * (len(own) - 1) + [choice['finish_reason']]
-    logprobs = [part['logprobs'] for part in own if part['logprobs']]
-    assert (
-      sum((x['token_logprobs'] for x in logprobs), [])
-      == choice['logprobs']['token_logprobs']
-    )
+    values = [x['logprobs']['token_logprobs'] for x in own if x['logprobs']]
+    assert sum(values, []) == choice['logprobs']['token_logprobs']
 
 
 @pytest.mark.parametrize('stream', [False, True])
@@ -231,10 +217,8 @@ def test_disconnected_clients_free_their_slots(served, monkeypatch, stream):
   else:
     with pytest.raises(Exception, match='timed out'):
       client.post('/v1/completions', json=body, timeout=0.3)
-  for count in ('under_way', 'drawing'):
-    base.wait_for(lambda x=count: client.get('/health').json()[x] == 0)
-  after = client.get('/health').json()
-  assert after['dropped'] == before['dropped'] + 4
+  wanted = {'under_way': 0, 'drawing': 0, 'dropped': before['dropped'] + 4}
+  base.wait_for(lambda: client.get('/health').json().items() >= wanted.items())
 
 
 # --- failures -----------------------------------------------------------------
@@ -245,13 +229,9 @@ def test_failed_engine_fails_its_requests_and_is_replaced(
 ):
   body = {'prompt': IDS, 'max_tokens': 5, 'temperature': 0}
   expected = post(**body)['choices']
-
-  def broken():
-    raise RuntimeError('out of luck')
-
-  monkeypatch.setattr(served.worker._engine, 'step', broken)
+  monkeypatch.setattr(served.worker._engine, 'step', lambda: 1 / 0)
   response = post(status=500, **body)
   assert response['error']['type'] == 'server_error'
-  assert 'out of luck' in caplog.text and 'luck' not in str(response)
+  assert 'by zero' in caplog.text and 'zero' not in str(response)
   assert post(**body)['choices'] == expected
   assert served.client.get('/health').json()['under_way'] == 0
