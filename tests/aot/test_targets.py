@@ -13,12 +13,17 @@ DECODED = {
 }
 PROGRAMS = (
   *(aot.Program('h100', 'train_step', x, FSDP) for x in PRESETS),
-  aot.Program('h100', 'train_step', 'qwen3_8b', MIXED),
-  aot.Program('h100', 'train_step', 'qwen3_8b', (2, 2, 2)),
-  # Its state and gradients in float32 take more than an H100 has.
-  aot.Program('h200', 'train_step', 'qwen3_32b', FSDP),
-  aot.Program('h200', 'train_step', 'qwen3_32b', MIXED),
-  aot.Program('h100', 'train_step', 'qwen3_0p6b', (1, 1, 1)),
+  # The state and gradients of 32B in float32 take more than an H100 has.
+  *(
+    aot.Program(target, 'train_step', f'qwen3_{preset}', mesh)
+    for target, preset, mesh in (
+      ('h100', '8b', MIXED),
+      ('h100', '8b', (2, 2, 2)),
+      ('h200', '32b', FSDP),
+      ('h200', '32b', MIXED),
+      ('h100', '0p6b', (1, 1, 1)),
+    )
+  ),
   *(
     aot.Program('h100', name, preset, mesh)
     for name in ('prefill', 'decode')

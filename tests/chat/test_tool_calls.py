@@ -61,7 +61,7 @@ def test_hermes_calls_are_returned_whatever_is_around_them(parts):
 @hypothesis.given(
   st.lists(CALLS, min_size=1, max_size=4),
   st.sampled_from(('parameters', 'arguments')),
-  st.sampled_from((';', '; ', '\n;\n')),
+  st.sampled_from((';', '\n;\n')),
   st.sampled_from(('', ' ', '<|python_tag|>')),
 )
 def test_llama3_calls_are_returned(calls, key, separator, head):
@@ -177,9 +177,7 @@ def test_calls_of_a_turn_are_limited(format):
 
 
 @FORMATS
-@pytest.mark.parametrize(
-  'part', ['{"a":', '<tool_call>{"a": "', '"<tool_call>[",']
-)
+@pytest.mark.parametrize('part', ['{"a":', '<tool_call>{"a": "'])
 def test_hostile_texts_take_little_time(format, part):
   start = time.process_time()
   for head in ('', '<|python_tag|>', '<tool_call>'):

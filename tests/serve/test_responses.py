@@ -56,19 +56,16 @@ def test_ranks_and_alternatives_match_the_full_distribution(post, policy):
     [np.array([*IDS, i]) for i in range(size)],
     [np.ones(len(IDS) + 1)] * size,
   )
-  last_logprobs = np.array([logprobs[-1] for logprobs in each])
-  order = np.argsort(-last_logprobs)
-  token = int(order[20])
-  body = {'prompt': [*IDS, token], 'max_tokens': 0, 'prompt_logprobs': 5}
-  last = post(**body)['choices'][0]['prompt_logprobs'][-1]
-  assert [int(i) for i in last] == [*order[:5], token]
+  expected = np.array([logprobs[-1] for logprobs in each])
+  order = np.argsort(-expected)
+  shown = order[[0, 1, 2, 3, 4, 20]]
+  prompt = [*IDS, int(order[20])]
+  (choice,) = post(prompt=prompt, max_tokens=0, prompt_logprobs=5)['choices']
+  last = choice['prompt_logprobs'][-1]
+  assert [int(i) for i in last] == [*shown]
   assert [entry['rank'] for entry in last.values()] == [1, 2, 3, 4, 5, 21]
-  np.testing.assert_allclose(
-    [entry['logprob'] for entry in last.values()],
-    last_logprobs[[*order[:5], token]],
-    rtol=0,
-    atol=1e-5,
-  )
+  logprobs = [entry['logprob'] for entry in last.values()]
+  np.testing.assert_allclose(logprobs, expected[shown], rtol=0, atol=1e-5)
 
 
 def test_sampled_tokens_have_logprobs_and_alternatives(post, policy):
