@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from posttrain import api, evaluate, schema
-from posttrain.config import python_options
 from posttrain.metrics import writers
 from posttrain.util import imports
 
@@ -39,12 +38,6 @@ def test_load_has_the_checks_of_the_command():
       api.load('configs/arithmetic.py:tiny', wrong)
 
 
-def test_options_may_be_scalars_of_arrays():
-  options = {'grpo.optim.lr': np.array(0.5), 'grpo.eval.ks': (np.int32(2),)}
-  stage = api.load('configs/arithmetic.py:tiny', options).stages['grpo']
-  assert (stage.optim.lr, stage.eval.ks) == (0.5, (2,))
-
-
 @pytest.fixture
 def file(tmp_path):
   path = tmp_path / 'rows.jsonl'
@@ -52,10 +45,13 @@ def file(tmp_path):
   return path
 
 
-def test_options_may_be_paths(file):
+def test_options_may_be_paths_and_scalars_of_arrays(file):
   options = {'sft.envs': {'mine': {'env': {'type': 'rows', 'path': file}}}}
+  options |= {'sft.optim.lr': np.array(0.5), 'sft.eval.ks': (np.int32(2),)}
   run = api.load(pathlib.Path('configs/arithmetic_sft.py'), options)
-  assert run.stages['sft'].envs['mine'].env.path == str(file)
+  stage = run.stages['sft']
+  assert stage.envs['mine'].env.path == str(file)
+  assert (stage.optim.lr, stage.eval.ks) == (0.5, (2,))
 
 
 def constant(value):
@@ -101,9 +97,6 @@ def test_options_may_be_functions_and_classes():
     run = api.load('grpo:small', **({'options': options} | kwargs))
     for reward in run.stages['grpo'].envs['e'].rewards.values():
       assert imports.function(reward.fn, 'fn') is SHORT
-  assert python_options.overrides({'a': (FIRST, [SHORT, {'b': Env}])}, {}) == [
-    ('a', f"('{KEPT}.short', ['{KEPT}.short_2', {{'b': '{__name__}:Env'}}])")
-  ]
   for wrong in ({'sft.init': lambda x: x}, {'sft.optim': {'lr': {1, 2}}}):
     with pytest.raises(ValueError, match=f'config.{next(iter(wrong))}'):
       api.load('sft:tiny', wrong)
@@ -117,14 +110,14 @@ def test_rewards_may_be_a_function_a_list_or_a_dict(file, tmp_path):
     loaded = run.stages['grpo'].envs['data'].rewards
     assert imports.function(loaded['short'].fn, 'fn') is SHORT
     assert ('load' in loaded) == isinstance(rewards, list)
-  for wrong in ([SHORT, SHORT], [lambda x: x], 'rewards:short', {1: SHORT}):
+  for wrong in ([SHORT, SHORT], [lambda x: x], 'rewards:short'):
     with pytest.raises(ValueError, match='rewards must|callable'):
       api.load(spec, rewards=wrong)
     with pytest.raises(ValueError, match='rewards must|callable'):
       api.train(run, str(tmp_path / 'run'), rewards=wrong)
-  for recipe, options in ((spec, {}), ('sft:small,tiny', {'rewards': SHORT})):
+  for recipe, rewards in ((spec, None), ('sft:small,tiny', SHORT)):
     with pytest.raises(ValueError, match='rewards'):
-      api.load(recipe, **options)
+      api.load(recipe, rewards=rewards)
 
 
 def test_options_of_another_type_are_named():
@@ -145,9 +138,8 @@ def test_paths_of_callables():
     path = api.import_path(function)
     assert path == f'{KEPT}.short'
     assert imports.function(path, 'fn') is function
-  for wrong in (lambda x: x, 3):
-    with pytest.raises(ValueError, match='must be callable and have a name'):
-      api.import_path(wrong)
+  with pytest.raises(ValueError, match='must be callable and have a name'):
+    api.import_path(3)
 
 
 def test_rewards_are_for_sampled_environments(tmp_path):
@@ -158,14 +150,14 @@ def test_rewards_are_for_sampled_environments(tmp_path):
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-  """Returns (workdir, final evaluation, what the reward function was given)."""
+  """Returns (workdir, final evaluation, lengths of the rewarded texts)."""
   workdir = str(tmp_path_factory.mktemp('api') / 'run')
   given = []
 
   def letters(completions, **kwargs):
-    texts = [messages[-1]['content'] for messages in completions]
-    given.extend(texts)
-    return [float(len(text)) for text in texts]
+    lengths = [float(len(x[-1]['content'])) for x in completions]
+    given.extend(lengths)
+    return lengths
 
   run = api.load('configs/arithmetic.py:tiny', SMALL)
   run = dataclasses.replace(run, stages={'grpo': run.stages['grpo']})
@@ -174,10 +166,9 @@ def trained(tmp_path_factory):
 
 
 def test_train_calls_the_reward_function(trained):
-  workdir, final, given = trained
+  workdir, final, lengths = trained
   assert final['stage'] == 'grpo' and final['step'] == 1
   row = writers.read(f'{workdir}/metrics.jsonl')[-1]
-  lengths = [len(text) for text in given]
   assert len(lengths) == 2 + 16 + 2  # evaluations have two questions
   assert row['optim/grad_norm'] > 0  # groups differ in their rewards
   assert row['rollout/reward/arithmetic'] == pytest.approx(
@@ -190,16 +181,12 @@ def test_answers_evaluation_and_export(trained, tmp_path):
   workdir, final, _ = trained
   loaded = api.policy(workdir)
   prompts = ['What is 1 + 2?', [{'role': 'user', 'content': 'What is 3 + 4?'}]]
-  both = api.generate(loaded, prompts, max_tokens=4, temperature=1.0, seed=5)
-  assert len(both) == 2
-  for answer in both:
-    assert answer.ids.shape == answer.logprobs.shape and len(answer.ids) <= 4
-    assert answer.stop_reason in ('eos', 'max_tokens')
-    assert (answer.logprobs < 0).all()
-  alone = api.generate(
-    loaded, prompts[:1], max_tokens=4, temperature=1.0, seed=5
-  )
-  np.testing.assert_array_equal(alone[0].ids, both[0].ids)
+  hot = {'max_tokens': 4, 'temperature': 1.0, 'seed': 5}
+  first, second = api.generate(loaded, prompts, **hot)
+  assert second.ids.shape == second.logprobs.shape and len(second.ids) <= 4
+  assert second.stop_reason in ('eos', 'max_tokens')
+  (alone,) = api.generate(loaded, prompts[:1], **hot)
+  np.testing.assert_array_equal(alone.ids, first.ids)
   with pytest.raises(ValueError, match='prompts must be a list'):
     api.generate(loaded, 'What is 1 + 2?')
 

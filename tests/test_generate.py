@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import jax
 import numpy as np
 import pytest
 
@@ -15,7 +14,6 @@ from tests import fixtures
 RECIPE = [
   '--config=configs/arithmetic_sft.py:tiny',
   '--config.compilation_cache=None',
-  '--config.metrics.progress=False',
   '--config.sft.optim.warmup_steps=0',
   '--config.sft.eval.every=None',
   '--config.sft.eval.prompts=1',
@@ -55,9 +53,7 @@ def generate_json(workdir, capsys):
 
 
 def average(workdir):
-  like = jax.eval_shape(
-    lambda: transformer.init(jax.random.key(0), fixtures.MODEL)
-  )
+  like = transformer.shapes(fixtures.MODEL)
   return store.restore_params(str(workdir), like, average=True)
 
 
@@ -83,7 +79,6 @@ def test_greedy_is_the_argmax_of_a_full_forward(generate_json, workdir):
   assert answer['text'] == fixtures.RENDERER.tokenizer.decode(answer['ids'])
   stopped = answer['ids'][-1] == fixtures.RENDERER.tokenizer.eos_id
   assert answer['stop_reason'] == ('eos' if stopped else 'max_tokens')
-  assert stopped or len(answer['ids']) == 12
 
 
 def test_prompt_and_prompt_ids_give_the_same_answer(generate_json, workdir):
@@ -94,21 +89,15 @@ def test_prompt_and_prompt_ids_give_the_same_answer(generate_json, workdir):
     assert generate_json(ids, '--max_tokens=4', path=path) == answer
 
 
-def test_max_tokens_defaults_to_that_of_evaluation(generate_json):
-  answer = generate_json('--prompt=x', '--temperature=1')
-  assert len(answer['ids']) == 40 or answer['stop_reason'] == 'eos'
-
-
 def test_equal_seeds_give_equal_answers(generate_json):
-  hot = ('--prompt=x', '--temperature=1.5', '--max_tokens=12')
-  answers = [generate_json(*hot, f'--seed={seed}')['ids'] for seed in (0, 1, 0)]
-  assert answers[0] == answers[2] != answers[1]
-  assert generate_json(*hot)['ids'] == answers[0]
+  few = ('--prompt=x', '--max_tokens=12')
+  hot = (*few, '--temperature=1.5')
+  answers = [generate_json(*hot, f'--seed={seed}')['ids'] for seed in (0, 1)]
+  assert generate_json(*hot)['ids'] == answers[0] != answers[1]
   # Each of these options leaves only the most likely token.
-  greedy = generate_json('--prompt=x', '--max_tokens=12')['ids']
+  greedy = generate_json(*few)['ids']
   for option in ('--top_k=1', '--top_p=1e-6', '--min_p=0.999'):
-    hot = ('--prompt=x', '--max_tokens=12', '--temperature=1', option)
-    assert generate_json(*hot)['ids'] == greedy
+    assert generate_json(*hot, option)['ids'] == greedy
 
 
 @pytest.mark.parametrize(
@@ -117,8 +106,6 @@ def test_equal_seeds_give_equal_answers(generate_json):
     (['--checkpoint=/no/such', '--prompt=x'], "'/no/such'"),
     (['--prompt=x'], '--checkpoint'),
     (['--checkpoint=.'], '--prompt=TEXT'),
-    (['--checkpoint=.', '--prompt=x', '--prompt_ids=1'], '--prompt_ids'),
-    (['--checkpoint=.', '--prompt=x', '--temperature=nan'], '--temperature'),
     (['--checkpoint=.', '--prompt=x', '--top_p=0'], 'top_p'),
   ],
 )
@@ -128,10 +115,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, argv, message):
   assert line.startswith('error: ') and message in line
 
 
-@pytest.mark.parametrize('bad', ['264', '5,-1'])
-def test_ids_must_be_in_the_vocabulary(workdir, capsys, bad):
-  argv = [f'--checkpoint={workdir}', f'--prompt_ids={bad}']
-  assert generate.main(argv) == 2
+def test_ids_must_be_in_the_vocabulary(workdir, capsys):
+  assert generate.main([f'--checkpoint={workdir}', '--prompt_ids=264']) == 2
   assert '--prompt_ids must be in [0, 264)' in capsys.readouterr().err
 
 

@@ -68,9 +68,6 @@ MISTAKES = (
   ),
   (f'{GRPO} --config.envs.data.group_size=1', 'data.group_size', 'got 1'),
 )
-IN_WORKDIRS = (
-  ('sft:small,rows.jsonl --workdir=runs/busy', '--workdir', 'runs/busy'),
-)
 
 
 @pytest.fixture(scope='module')
@@ -93,7 +90,7 @@ def folder(tmp_path_factory):
   ('words', 'parts'),
   [
     *((f'{words} --dry_run', parts) for words, *parts in MISTAKES),
-    *((words, parts) for words, *parts in IN_WORKDIRS),
+    ('sft:small,rows.jsonl --workdir=runs/busy', ['--workdir', 'runs/busy']),
   ],
 )
 @pytest.mark.usefixtures('folder')

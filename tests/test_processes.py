@@ -93,7 +93,7 @@ def test_values_of_any_size_reach_all():
   assert lengths == [[1, 729, 531441]] * 3
 
 
-@pytest.mark.parametrize('count', [2, 3, 5])
+@pytest.mark.parametrize('count', [2, 5])
 def test_shares_are_disjoint_and_in_order(count):
   """Neighbours with equal keys are played by one process."""
   source = """
@@ -192,12 +192,6 @@ def work():
     return [str(error), list(error.errors)]
 """
   assert _world(2, source) == [['too many', ['a', 'b']]] * 2
-
-
-def test_results_that_cannot_be_pickled_are_named():
-  source = 'def work(): return processes.attempt(lambda: lambda: 1)'
-  for kind, text in _world(2, source):
-    assert kind == 'TypeError' and 'must be picklable' in text
 
 
 def test_one_calls_and_all_get_the_result():

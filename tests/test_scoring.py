@@ -32,6 +32,21 @@ def params():
   return transformer.init(jax.random.key(0), CFG)
 
 
+def alone(params, ids, temperatures):
+  """Returns (logprobs, entropies) of one sequence, before pads: f32[n]."""
+  n = len(ids)
+  pads = (0, T - n)
+  out = score(
+    params,
+    CFG,
+    np.pad(ids, pads)[None],
+    np.arange(T, dtype=np.int32)[None],
+    (np.arange(T) < n).astype(np.int32)[None],
+    np.pad(temperatures, pads, constant_values=1)[None],
+  )
+  return [x[0, :n] for x in out]
+
+
 @pytest.fixture(scope='module')
 def row():
   rng = np.random.default_rng(0)
@@ -48,17 +63,16 @@ def row():
 
 def test_logprobs_are_shifted_log_softmax_at_the_token_temperature(params, row):
   ids, _, _, temperatures = row
+  ours, entropy = alone(params, ids[0], temperatures[0])
   positions = np.arange(T, dtype=np.int32)[None]
-  segments = np.ones((1, T), np.int32)
-  ours, entropy = score(params, CFG, ids, positions, segments, temperatures)
-  hidden, _ = transformer.trunk(params, CFG, ids, positions, segments)
+  hidden, _ = transformer.trunk(params, CFG, ids, positions, np.ones_like(ids))
   logits = np.asarray(hidden @ params['head']['kernel'], np.float64)[0]
   for t in range(1, T):
     z = logits[t - 1] / temperatures[0, t]
     logprobs = z - np.log(np.exp(z).sum())
-    np.testing.assert_allclose(ours[0, t], logprobs[ids[0, t]], rtol=1e-5)
+    np.testing.assert_allclose(ours[t], logprobs[ids[0, t]], rtol=1e-5)
     expected = -(np.exp(logprobs) * logprobs).sum()
-    np.testing.assert_allclose(entropy[0, t], expected, rtol=1e-5)
+    np.testing.assert_allclose(entropy[t], expected, rtol=1e-5)
 
 
 def test_first_tokens_and_pads_score_zero(params, row):
@@ -72,13 +86,10 @@ def test_packed_sequences_score_as_separate_ones(params, row):
   packed = score(params, CFG, *row)
   start = 0
   for length in LENGTHS:
-    rolled = [np.roll(x, -start, axis=1) for x in row]
-    rolled[2] = np.where(np.arange(T) < length, 1, 0)[None]
-    separate = score(params, CFG, *rolled)
+    ids, *_, temperatures = (x[0, start : start + length] for x in row)
+    separate = alone(params, ids, temperatures)
     for a, b in zip(packed, separate, strict=True):
-      np.testing.assert_allclose(
-        a[:, start : start + length], b[:, :length], atol=1e-5
-      )
+      np.testing.assert_allclose(a[0, start : start + length], b, atol=1e-5)
     start += length
 
 
@@ -97,13 +108,8 @@ def test_pads_have_no_gradient(params, row):
   jax.tree.map(np.testing.assert_array_equal, grads(ids), grads(other))
 
 
-@pytest.mark.parametrize(
-  ('dtype', 'tolerance'), [('float32', 1e-6), ('bfloat16', 1e-5)]
-)
-def test_log_softmax_of_next_logits_is_the_scored_logprob(
-  params, row, dtype, tolerance
-):
-  cfg = dataclasses.replace(CFG, dtype=dtype)
+def test_log_softmax_of_next_logits_is_the_scored_logprob(params, row):
+  cfg = dataclasses.replace(CFG, dtype='bfloat16')
   ids, positions, segments, _ = row
 
   @jax.jit
@@ -119,12 +125,12 @@ def test_log_softmax_of_next_logits_is_the_scored_logprob(
   logprobs = np.asarray(jax.nn.log_softmax(logits))[0]
   for t in np.flatnonzero((positions[0] > 0) & (segments[0] != 0)):
     np.testing.assert_allclose(
-      logprobs[t - 1, ids[0, t]], scored[0, t], atol=tolerance, rtol=tolerance
+      logprobs[t - 1, ids[0, t]], scored[0, t], atol=1e-5, rtol=1e-5
     )
 
 
-def _sequences(lengths, seed=1):
-  rng = np.random.default_rng(seed)
+def _sequences(lengths):
+  rng = np.random.default_rng(1)
   ids = [rng.integers(0, 40, n).astype(np.int32) for n in lengths]
   temperatures = [rng.uniform(0.5, 2.0, n).astype(np.float32) for n in lengths]
   return ids, temperatures
@@ -134,26 +140,15 @@ def test_scorer_scores_any_lengths_with_one_program(params):
   mesh = sharding.make_mesh(schema.Mesh())
   scorer = scoring.Scorer(CFG, rows=2, row_tokens=T, mesh=mesh)
   scorer(params, *_sequences([3]))
-  for lengths in ([5, 1, 7, 16, 2, 9, 16, 3], [16], [0, 2], []):
+  for lengths in ([5, 1, 7, 16, 2, 9, 16, 3], [0, 2], []):
     ids, temperatures = _sequences(lengths)
     with compilation.CompileCounter() as compiling:
       scored = scorer(params, ids, temperatures)
     assert compiling.count == 0
     assert [len(x) for x in scored] == lengths
-    for tokens, temperature, ours in zip(
-      ids, temperatures, scored, strict=True
-    ):
-      assert ours.dtype == np.float32 and not ours[:1].any()
-      pad = (0, T - len(tokens))
-      expected, _ = score(
-        params,
-        CFG,
-        np.pad(tokens, pad)[None],
-        np.arange(T, dtype=np.int32)[None],
-        (np.arange(T) < len(tokens)).astype(np.int32)[None],
-        np.pad(temperature, pad, constant_values=1)[None],
-      )
-      np.testing.assert_allclose(ours, expected[0, : len(tokens)], atol=1e-5)
+    for ours, *sequence in zip(scored, ids, temperatures, strict=True):
+      expected, _ = alone(params, *sequence)
+      np.testing.assert_allclose(ours, expected, atol=1e-5)
 
 
 def test_top_tokens_are_those_of_the_full_logits(params):
@@ -178,19 +173,16 @@ SPLIT = """
 import jax, numpy as np
 from posttrain import schema, scoring, sharding
 from posttrain.models import transformer
-from tests import fixtures
-cfg = schema.Model.from_json({cfg})
+from tests.test_scoring import CFG as cfg, _sequences
 mesh = sharding.make_mesh(schema.Mesh(data=2, fsdp=2, tensor=1))
 whole = transformer.init(jax.random.key(0), cfg)
 params = jax.device_put(
     whole, sharding.shardings(whole, transformer.SHARDING_RULES, mesh)
 )
-rng = np.random.default_rng(0)
-ids = [rng.integers(0, 40, n).astype(np.int32) for n in range(1, 17)]
-temperatures = [rng.uniform(0.5, 2.0, len(x)).astype(np.float32) for x in ids]
+sequences = _sequences(range(1, 17))
 for reads in ('logprobs', 'logprobs_and_top'):
-  split = scoring.Scorer(cfg, 4, 16, mesh, reads)(params, ids, temperatures)
-  single = scoring.Scorer(cfg, 4, 16, None, reads)(whole, ids, temperatures)
+  split = scoring.Scorer(cfg, 4, 16, mesh, reads)(params, *sequences)
+  single = scoring.Scorer(cfg, 4, 16, None, reads)(whole, *sequences)
   for a, b in zip(split, single, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-5)
 """
@@ -198,8 +190,7 @@ for reads in ('logprobs', 'logprobs_and_top'):
 
 @pytest.mark.slow
 def test_scores_on_a_mesh_equal_those_of_one_device():
-  code = SPLIT.format(cfg=dataclasses.asdict(CFG))
-  fixtures.run_on_devices(4, '-c', code)
+  fixtures.run_on_devices(4, '-c', SPLIT)
 
 
 def test_scorers_of_a_shape_share_a_program(params):

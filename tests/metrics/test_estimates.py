@@ -34,42 +34,23 @@ def test_pass_at_k_against_literals():
   # 1 - C(7, 5) / C(10, 5) = 1 - 21 / 252
   assert estimates.pass_at(10, 3, 5) == pytest.approx(11 / 12)
   assert estimates.pass_at(10, 6, 5) == 1.0  # four are wrong, k is five
-  assert [estimates.pass_at(4, c, 4) for c in (0, 1, 4)] == [0.0, 1.0, 1.0]
+  assert estimates.pass_at(4, 0, 4) == 0.0
   assert estimates.pass_at(8, 3, 1) == pytest.approx(3 / 8)
   # C(1000, 500) has 300 digits.
   assert estimates.pass_at(1000, 1, 500) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize('seed', range(6))
-def test_majority_equals_the_enumeration_of_subsets(seed):
-  rng = random.Random(seed)
-  for _ in range(12):
+def test_majority_equals_the_enumeration_of_subsets():
+  rng = random.Random(0)
+  for _ in range(72):
     n = rng.randint(1, 8)
     answers = rng.choices(['1', '2', '3', '4', None], k=n)
     # The grade does not depend on the value alone.
     correct = [rng.random() < 0.5 for _ in answers]
     for k in range(1, n + 1):
-      expected = enumerated_majority(answers, correct, k)
-      assert estimates.majority_at(answers, correct, k) == pytest.approx(
-        float(expected), abs=1e-12
-      ), (answers, correct, k)
-
-
-@pytest.mark.parametrize('sizes', [(4, 4, 4, 4), (9, 2, 1, 8)])
-def test_majority_equals_the_count_of_ways_for_many_answers(sizes):
-  """The first value is correct; counts ways by the number of each value."""
-  unparsed, n = 5, sum(sizes) + 5
-  answers = [*np.repeat(list('abcd'), sizes), *[None] * unparsed]
-  ways = dict.fromkeys(range(1, n + 1), fractions.Fraction(0))
-  for *votes, rest in itertools.product(*map(range, np.add((*sizes, 5), 1))):
-    if any(votes) and votes[0] == max(votes):
-      count = math.prod(map(math.comb, (*sizes, unparsed), (*votes, rest)))
-      tied = votes.count(votes[0])
-      ways[sum(votes) + rest] += fractions.Fraction(count, tied)
-  for k, count in ways.items():
-    assert estimates.majority_at(
-      answers, [x == 'a' for x in answers], k
-    ) == pytest.approx(float(count / math.comb(n, k)))
+      expected = float(enumerated_majority(answers, correct, k))
+      found = estimates.majority_at(answers, correct, k)
+      assert found == pytest.approx(expected, abs=1e-12), (answers, correct, k)
 
 
 @pytest.mark.parametrize(
@@ -95,13 +76,8 @@ def wilson(right, n):
   return tuple((2 * right + Z2 + s * root) / (2 * (n + Z2)) for s in (-1, 1))
 
 
-@pytest.mark.parametrize('right, n', [(0, 5), (3, 8)])
-def test_the_interval_of_values_0_and_1_is_wilsons(right, n):
-  values = [True] * right + [False] * (n - right)
-  assert estimates.interval(values) == pytest.approx(wilson(right, n))
-
-
 def test_the_interval_against_literals():
+  assert estimates.interval([False] * 5) == pytest.approx(wilson(0, 5))
   # 81 of 263 (Newcombe 1998, table I, method 3)
   interval = estimates.interval([1.0] * 81 + [0.0] * 182)
   assert interval == pytest.approx((0.2553, 0.3662), abs=5e-5)
@@ -110,14 +86,12 @@ def test_the_interval_against_literals():
   assert interval == pytest.approx(wilson(40, 80))
 
 
-@pytest.mark.parametrize('value, n', [(1.0, 4), (1 / 3, 7)])
-def test_equal_values_count_as_one_task_each(value, n):
-  expected = wilson(value * n, n)
-  assert estimates.interval([value] * n) == pytest.approx(expected)
-  off = 1e-13 if value < 1 else -1e-13  # by a rounding
-  assert estimates.interval([value] * n + [value + off]) == pytest.approx(
-    wilson(value * (n + 1), n + 1)
-  )
+@pytest.mark.parametrize('value', [1.0, 1 / 3])
+def test_equal_values_count_as_one_task_each(value):
+  """Also those that differ by a rounding."""
+  for values in ([value] * 7, [value] * 6 + [value - 1e-13]):
+    expected = wilson(value * 7, 7)
+    assert estimates.interval(values) == pytest.approx(expected)
 
 
 def test_the_interval_contains_the_mean_and_is_within_0_and_1():
@@ -135,10 +109,8 @@ def test_95_percent_of_intervals_contain_the_mean():
   rng = np.random.default_rng(0)
   rates = rng.beta(2, 1, (2000, 40))
   shares = rng.binomial(4, rates) / 4
-  inside = [
-    low <= 2 / 3 <= high for low, high in map(estimates.interval, shares)
-  ]
-  assert 0.93 < np.mean(inside) < 0.97
+  low, high = np.transpose([*map(estimates.interval, shares)])
+  assert 0.93 < np.mean((low <= 2 / 3) & (high >= 2 / 3)) < 0.97
 
 
 def test_paired_differences_against_literals():
@@ -148,12 +120,9 @@ def test_paired_differences_against_literals():
   assert difference == pytest.approx((0.25, 0.25 - half, 0.25 + half))
   assert estimates.paired([0.5, 1.0], [0.25, 0.75]) == (0.25, 0.25, 0.25)
   assert estimates.paired([1.0, None], [0.0, 1.0]) is None  # one task
-  assert estimates.paired([], []) is None
 
 
 def test_a_bound_needs_the_metric_that_it_bounds():
   keys = {'eval/pass@8/a', 'eval/pass@8_low/a', 'eval/water_low/a'}
-  assert [key for key in sorted(keys) if estimates.is_bound(key, keys)] == [
-    'eval/pass@8_low/a'
-  ]
-  assert not estimates.is_bound('eval/pass@8_low/b', keys)
+  bounds = [key for key in keys if estimates.is_bound(key, keys)]
+  assert bounds == ['eval/pass@8_low/a']

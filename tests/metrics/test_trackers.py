@@ -31,7 +31,6 @@ class Broken(Fake):
   """A tracker whose log always raises."""
 
   def log(self, step, values):
-    super().log(step, values)
     raise ConnectionError('no network')
 
 
@@ -70,8 +69,8 @@ ALL = [('sft', 0), ('sft', 1), ('sft', 2), ('sft', 3), ('grpo', 0), ('grpo', 1)]
 def test_steps_grow_over_stages_and_only_numbers_are_logged(tmp_path, capsys):
   play(tmp_path, ALL)
   assert steps() == [0, 1, 2, 3, 4, 5]
-  kind, name, options, workdir = calls[0]
-  assert (kind, options, workdir) == ('start', {'seed': 0}, str(tmp_path))
+  name = calls[0][1]
+  assert calls[0] == ('start', name, {'seed': 0}, str(tmp_path))
   assert name.startswith(f'{tmp_path.name}-') and calls[-1] == 'finish'
   assert calls[2] == (1, {'x': 1.5, 'ok': True})
   out, err = capsys.readouterr()
@@ -90,18 +89,12 @@ def test_a_resumed_run_goes_on_and_repeats_no_step(tmp_path):
 
 def test_a_tracker_that_raises_is_warned_about_once(tmp_path, caplog):
   play(tmp_path, ALL, (f'{__name__}:Broken', f'{__name__}:Dead', FAKE))
-  assert steps() == [x for i in range(6) for x in (i, i)]
+  assert steps() == [0, 1, 2, 3, 4, 5]
   first, second = caplog.messages
-  assert 'Dead failed' in first and 'no account' in first
-  assert 'Broken failed' in second and 'no network' in second
-  assert json.loads((tmp_path / trackers.FILE).read_text())['trackers'] == [
-    f'{__name__}:Broken',
-    FAKE,
-  ]
+  assert 'no account' in first and 'no network' in second
 
 
 def test_names_are_checked(monkeypatch):
-  trackers.check([FAKE])
   monkeypatch.setitem(sys.modules, 'tensorboardX', None)
   for name in (f'{__name__}:Missing', 'tensorboard'):
     with pytest.raises(ValueError, match=r'config\.metrics\.trackers must'):
@@ -127,13 +120,18 @@ def test_tensorboard_has_every_finite_number_once(tmp_path):
   assert sorted(found) == [(i, x) for i in range(6) for x in ('ok', 'x')]
 
 
+def name_of_two_starts(workdir, tracker):
+  """Returns the run's name, of which four rows and two are sent."""
+  position = play(workdir, ALL[:4], (tracker,))
+  play(workdir, ALL[4:], (tracker,), position)
+  return json.loads((workdir / trackers.FILE).read_text())['run']
+
+
 def test_wandb_offline(tmp_path, monkeypatch):
   pytest.importorskip('wandb')
   monkeypatch.setenv('WANDB_MODE', 'offline')
   monkeypatch.setenv('WANDB_SILENT', 'true')
-  position = play(tmp_path, ALL[:4], ('wandb',))
-  play(tmp_path, ALL[4:], ('wandb',), position)
-  name = json.loads((tmp_path / trackers.FILE).read_text())['run']
+  name = name_of_two_starts(tmp_path, 'wandb')
   # Two folders of one second: wandb adds -1 to the second one's name.
   folders = list((tmp_path / 'wandb').glob(f'offline-run-*-{name}*'))
   assert len(folders) == 2
@@ -145,9 +143,8 @@ def test_trackio_offline(tmp_path, monkeypatch):
   storage = pytest.importorskip('trackio.sqlite_storage')
   monkeypatch.setattr(storage, 'TRACKIO_DIR', tmp_path / 'trackio')
   monkeypatch.setattr(trackio, 'TRACKIO_DIR', tmp_path / 'trackio')
-  position = play(tmp_path, ALL[:4], ('trackio',))
-  play(tmp_path, ALL[4:], ('trackio',), position)
-  name = json.loads((tmp_path / trackers.FILE).read_text())['run']
+  name = name_of_two_starts(tmp_path, 'trackio')
   logs = storage.SQLiteStorage.get_logs(trackers.PROJECT, name)
-  assert [x['step'] for x in logs] == [0, 1, 2, 3, 4, 5]
-  assert logs[1]['x'] == 1.5
+  assert [(x['step'], x['x']) for x in logs] == [
+    (i, step + 0.5) for i, (_, step) in enumerate(ALL)
+  ]

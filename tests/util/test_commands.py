@@ -82,7 +82,6 @@ def test_values(words, name, value):
 def test_arguments_by_position_stand_anywhere():
   parser = commands.Parser(Many, '')
   assert parser.parse(['a', '--dry_run', 'b']) == Many(['a', 'b'], True)
-  assert parser.parse(['--dry_run', 'a']) == Many(['a'], True)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,6 @@ def test_arguments_by_position_stand_anywhere():
   [
     ('--prt=1', ("'--prt=1'", 'did you mean port?')),
     ('--learning_rate=1', ('did you mean --config.a.lr?',)),
-    ('--port=1.5', ('--port', "'1.5'")),
     ('--port=70000', ('--port', '65535', '70000')),
     ('--ids=1,,2', ('--ids', "'1,,2'")),
     ('--split=test', ('--split', "'test'", 'train', 'eval')),
@@ -114,7 +112,7 @@ def _raise(error):
   [
     (lambda flags: 75, 75),
     (lambda flags: _raise(KeyboardInterrupt()), 130),
-    (lambda flags: _raise(ValueError('x must be y: got z')), 2),
+    (lambda flags: _raise(ValueError('x')), 2),
   ],
 )
 def test_exit_codes(command, code, capsys):
@@ -213,7 +211,6 @@ def test_the_place(flags, environ, place):
 @pytest.mark.parametrize(
   ('flags', 'environ', 'text'),
   [
-    (('head', 4, 1), {}, "got ['head', 4, 1]"),
     (('head:12', 2, 2), {}, "got ['head:12', 2, 2]"),
     (NONE, JAX, 'JAX_PROCESS_ID must be'),
     (NONE, {**JAX, 'JAX_PROCESS_ID': 'x'}, "'4', 'x']"),

@@ -41,22 +41,14 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
   assert disk.read_json(path) == {'a': [1, -2.5, None, 'é[{']}
 
 
-@pytest.mark.parametrize('data', [b'\xff\xfe', b'{"a": 1'])
-def test_what_is_no_json_is_one_line(data, tmp_path):
+@pytest.mark.parametrize('data', [b'\xff\xfe', b'{"a": 1', b'[1, 2]', None])
+def test_files_are_refused_by_name(data, tmp_path):
   path = tmp_path / 'a.json'
-  path.write_bytes(data)
-  with pytest.raises(ValueError, match='must be JSON') as error:
-    disk.read_json(path)
-  assert str(path) in str(error.value) and '\n' not in str(error.value)
-
-
-def test_files_are_refused_by_name(tmp_path):
-  for path in (tmp_path / 'a.json', tmp_path):
-    with pytest.raises(ValueError, match=f'{path} must be a file with JSON'):
-      disk.read_json(path)
-  (tmp_path / 'b.json').write_text('[1, 2]')
-  with pytest.raises(ValueError, match=r'b\.json must hold a JSON object'):
-    disk.read_json_object(tmp_path / 'b.json')
+  if data:
+    path.write_bytes(data)
+  with pytest.raises(ValueError, match=f'{path}.* must (be|hold)') as error:
+    disk.read_json_object(path)
+  assert '\n' not in str(error.value)
 
 
 HOLDS = """

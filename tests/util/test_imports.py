@@ -11,11 +11,7 @@ from posttrain.util import imports
 
 
 @pytest.mark.parametrize(
-  'path',
-  [
-    *('json.loads', './rewards.py', 'no_such_module_here:f'),
-    *('os:sep', 'json:JSONDecoder.decoed'),
-  ],
+  'path', ['json.loads', 'no_such_module_here:f', 'os:sep', 'json:decoed']
 )
 def test_a_path_without_an_object_is_an_error_with_the_key(path):
   with pytest.raises(ValueError, match=r'config\.x\.fn') as error:

@@ -19,8 +19,7 @@ def test_freed_memory_is_kept_on_glibc():
   assert done.stdout.strip() == str(glibc)
 
 
-SIZES = {'rows': 4, 'row_tokens': 256}
-KNOBS = ['sft.batch.micro_batch_tokens', 'model.remat']
+SIZES, KNOBS = {'rows': 4}, ['model.remat']
 
 
 def test_out_of_memory_errors_name_sizes_and_config_keys():
@@ -28,10 +27,8 @@ def test_out_of_memory_errors_name_sizes_and_config_keys():
   with pytest.raises(memory.OutOfDeviceMemory) as caught:
     with memory.explain_oom(SIZES, KNOBS):
       raise jax.errors.JaxRuntimeError(text)
-  message = str(caught.value)
-  assert 'got rows=4, row_tokens=256' in message
-  assert 'config.sft.batch.micro_batch_tokens, or config.model.remat' in message
-  assert text in message
+  for part in ('got rows=4', 'config.model.remat', text):
+    assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(
