@@ -17,29 +17,33 @@ def make(env, **stage):
   )
 
 
-def test_errors_of_evaluation_splits_begin_with_the_stage(tmp_path):
+@pytest.fixture
+def path(tmp_path):
   path = tmp_path / 'rows.jsonl'
   path.write_text('{"prompt": "a", "completion": "b"}\n')
-  env = schema.Rows(path=str(path), eval_path='nowhere.jsonl')
+  return str(path)
+
+
+def test_errors_of_evaluation_splits_begin_with_the_stage(path):
+  env = schema.Rows(path=path, eval_path='nowhere.jsonl')
   with pytest.raises(
     ValueError, match=r'^config\.sft\.envs\.a\.env\.eval_path'
   ):
     make(env)
 
 
-def test_an_evaluation_without_tasks_is_named(tmp_path, caplog):
-  path = tmp_path / 'rows.jsonl'
-  path.write_text('{"prompt": "a", "completion": "b"}\n')
-  env = schema.Rows(path=str(path))
-  make(env)
-  assert not caplog.text
-  make(env, eval=schema.Eval(every=5))
-  assert 'config.sft.eval.every=5 needs tasks to evaluate' in caplog.text
-  caplog.clear()
-  make(env, eval=schema.Eval(every=5, suite=('Hello',)))
-  assert not caplog.text
-  pairs = {'kind': 'preference', 'eval': schema.Eval(every=5)}
-  make(env, **pairs)
-  assert not caplog.text
-  make(env, **pairs, pairs=schema.MadePairs(eval_fraction=0.0))
-  assert 'config.sft.eval.every=5 needs tasks to evaluate' in caplog.text
+@pytest.mark.parametrize(
+  ('options', 'named'),
+  [
+    ({}, True),
+    ({'eval': schema.Eval(every=5, suite=('Hello',))}, False),
+    ({'kind': 'preference'}, False),
+    (
+      {'kind': 'preference', 'pairs': schema.MadePairs(eval_fraction=0.0)},
+      True,
+    ),
+  ],
+)
+def test_an_evaluation_without_tasks_is_named(options, named, path, caplog):
+  make(schema.Rows(path=path), **{'eval': schema.Eval(every=5), **options})
+  assert ('config.sft.eval.every=5' in caplog.text) == named

@@ -41,20 +41,17 @@ def test_the_table_has_the_start_and_the_end_of_each_stage():
     '0.750 [0.500, 1.000] -'.split(),
     'pairs/rewards/accuracies - - - 0.625'.split(),
   ]
-  rows = [row('grpo', 0, eval__reward__sums=2.0, eval__length__sums=9.0)]
-  assert plan.evaluated(run, rows)[1].split()[0] == 'reward/sums'
 
 
-@pytest.mark.parametrize(
-  ('prompt', 'asked'), [('1 + 1?', '1 + 1?'), ('two\nlines', 'Hello')]
-)
-def test_a_short_question_of_the_evaluation_is_asked(prompt, asked, tmp_path):
+@pytest.mark.parametrize('prompt', ['1 + 1?', 'two\nlines'])
+def test_a_short_question_of_the_evaluation_is_asked(prompt, tmp_path):
   (tmp_path / 'rollouts').mkdir()
   for step, text in ((4, 'old'), (12, prompt)):
     path = tmp_path / f'rollouts/sft_eval_{step:06d}.jsonl'
     path.write_text(json.dumps({'prompt': text}) + '\n')
   run = schema.Run(stages={'sft': SFT})
   generate, *_ = plan.commands(run, str(tmp_path), [])
+  asked = prompt if prompt == '1 + 1?' else 'Hello'
   assert shlex.split(generate)[-1] == f'--prompt={asked}'
 
 
@@ -69,23 +66,15 @@ def test_commands_fit_what_was_trained():
   against = "--against='my runs/a/checkpoints/sft'"
   assert evaluate == f'{start.format("evaluate")} {against}'
   assert export == f"{start.format('export')} --folder='my runs/a/exported'"
-  (evaluate,) = [
-    x
-    for x in plan.commands(schema.Run(stages={'sft': SFT}), 'a', ends)
-    if 'evaluate' in x
-  ]
-  assert 'against' not in evaluate  # the start was random
   stages = {'sft': SFT, 'rm': RM}
   (train,) = plan.commands(schema.Run(stages=stages), '/a', ends)
-  assert 'reward=/a ' in train and 'generate' not in train
+  assert 'reward=/a ' in train
 
 
 def test_evaluate_is_named_where_it_measures_held_out_tasks():
-  def named(**measured):
-    dpo = schema.Stage(init='stage:sft', kind='preference', envs=SFT.envs)
-    run = schema.Run(stages={'sft': SFT, 'dpo': dpo})
-    ends = [row('sft', 4, eval__pass_rate__sums=0.5), row('dpo', 4, **measured)]
-    return any('evaluate' in x for x in plan.commands(run, 'a', ends))
-
-  assert not named(eval__pairs__rewards__accuracies=0.5, eval__suite__length=8)
-  assert named(eval__nll__sums=0.5)
+  run = schema.Run(stages={'sft': SFT})
+  for name, is_named in (('suite__length', False), ('nll__sums', True)):
+    ends = [row('sft', 4, **{f'eval__{name}': 0.5})]
+    commands = '\n'.join(plan.commands(run, 'a', ends))
+    assert ('evaluate' in commands) == is_named
+    assert 'against' not in commands  # the start was random
