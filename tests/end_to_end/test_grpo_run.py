@@ -101,6 +101,11 @@ def test_nothing_recompiles(rows):
   assert all(row['compiles'] == 1 for row in rows[1:])
 
 
+def test_scoring_is_timed(rows):
+  for row in rows[1:]:
+    assert 0 < row['time/scoring'] <= row['time/rollout']
+
+
 def test_rewards_and_pass_rates_rise_to_1(rows):
   """Four prompts, two to be answered in one way and two in the other."""
   rewards = [row['rollout/reward/toy'] for row in rows[1:]]

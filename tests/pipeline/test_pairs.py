@@ -28,21 +28,19 @@ def write(path, rows):
   return str(path)
 
 
-def stage(path, kind='preference', loss=None, row_tokens=64, **options):
+def stage(path, kind, loss=None, **options):
   return schema.Stage(
     kind=kind,
     pairs=schema.PairFile(path=path, **options),
     batch=schema.Batch(
-      prompts_per_step=4,
-      row_tokens=row_tokens,
-      micro_batch_tokens=2 * row_tokens,
+      prompts_per_step=4, row_tokens=64, micro_batch_tokens=128
     ),
     loss=schema.Loss(preference=loss or schema.Sigmoid()),
   )
 
 
 def data(path, kind='preference', **options):
-  cfg = stage(str(path), kind, **options)
+  cfg = stage(path, kind, **options)
   return posttrain.pipeline.DATA[kind](
     cfg, registry.make_all(cfg.envs), fixtures.RENDERER, 0
   )
@@ -62,12 +60,17 @@ def file(tmp_path):
   return write(tmp_path / 'pairs.jsonl', ROWS)
 
 
+def answers(batch):
+  """Yields the place of each answer in a batch, and its ids."""
+  for m, b, k, a in np.argwhere(batch.present):
+    here = (batch.segment_ids[m, b] == 2 * k + a + 1) & batch.mask[m, b]
+    yield (m, b, k, a), batch.ids[m, b][here]
+
+
 def texts(batch):
   """The answers of a batch, as (chosen, rejected) by their place in it."""
   found = []
-  for m, b, k, a in np.argwhere(batch.present):
-    here = (batch.segment_ids[m, b] == 2 * k + a + 1) & batch.mask[m, b]
-    ids = batch.ids[m, b][here]
+  for (*_, a), ids in answers(batch):
     found.append((a, fixtures.RENDERER.tokenizer.decode(ids[:-1].tolist())))
   return found
 
@@ -124,9 +127,8 @@ def test_ref_logprobs_are_those_of_their_answers(file):
   )
   assert scored.fingerprint == pairs.splits.fingerprint  # without logprobs
   batch = next(pair_data.PairPipeline(pairs, scored)).batch
-  for m, b, k, a in np.argwhere(batch.present):
-    here = (batch.segment_ids[m, b] == 2 * k + a + 1) & batch.mask[m, b]
-    assert batch.ref_logprobs[m, b, k, a] == batch.ids[m, b][here].sum()
+  for place, ids in answers(batch):
+    assert batch.ref_logprobs[place] == ids.sum()
 
 
 def test_kto_takes_answers_alone_and_mismatched_ones(tmp_path):
@@ -141,17 +143,13 @@ def test_kto_takes_answers_alone_and_mismatched_ones(tmp_path):
   assert len(found) == 6
 
 
-def _alone(prompt, completion, label=True):
-  return {'prompt': prompt, 'completion': completion, 'label': label}
-
-
 @pytest.mark.parametrize(
   ('prompts', 'others'), [('aab', '220'), ('abcc', '1200'), ('aa', '--')]
 )
 def test_the_next_answer_is_to_another_prompt(prompts, others, caplog):
   rows = [
-    preferences.parse(_alone(prompt, f'answer {i}'), 'a:1')
-    for i, prompt in enumerate(prompts)
+    preferences.parse({**ALONE[0], 'prompt': p, 'completion': f'is {i}'}, 'a:1')
+    for i, p in enumerate(prompts)
   ]
   made = preferences.tokenize(rows, fixtures.RENDERER, 64, 'error')
   for i, other in enumerate(preferences.mismatched(made, 64)):
@@ -159,7 +157,7 @@ def test_the_next_answer_is_to_another_prompt(prompts, others, caplog):
       assert other is None and '2 of 2 prompts have no mism' in caplog.text
       continue
     text = fixtures.RENDERER.tokenizer.decode(other.chosen.ids.tolist())
-    assert f'answer {others[i]}' in text and prompts[i] in text.split('ans')[0]
+    assert f'is {others[i]}' in text and prompts[i] in text.split('is')[0]
 
 
 def test_too_long_is_an_error_or_left_out(tmp_path, caplog):

@@ -1,17 +1,13 @@
 """Models of several environments score and play at once, with equal results."""
 
 import dataclasses
-import functools
 import threading
 import time
 
-import httpx
 import numpy as np
 import pytest
 
-from posttrain import main, schema, scoring
-from posttrain.config import checks
-from posttrain.metrics import writers
+from posttrain import schema, scoring
 from posttrain.rollout import endpoints, episodes
 from tests import fixtures, toys
 from tests.pipeline.test_tokens import _equal
@@ -27,27 +23,23 @@ Endpoint = endpoints.Endpoint  # the tests put another one in its place
 class Meeting(servers.Server):
   """A server that answers once the other one has a request as well.
 
-  `others` is None: it answers at once. `fails` raises or returns an answer.
+  `others` is None: it answers at once.
   """
 
-  def __init__(self, others=None, fails=None, **options):
+  def __init__(self, **options):
     super().__init__(**options)
-    self.arrived, self.others, self.fails = threading.Event(), others, fails
+    self.arrived, self.others = threading.Event(), None
 
   def _completions(self, body):
     self.arrived.set()
     if self.others is not None:
       assert self.others.arrived.wait(TIMEOUT), 'one after another'
-    return self.fails() if self.fails else super()._completions(body)
+    return super()._completions(body)
 
 
 def meet(first, second):
   first.others, second.others = second, first
   return dict(zip(NAMES, (first, second), strict=True))
-
-
-def refuse():
-  return httpx.Response(403, json={'message': 'not you'})
 
 
 @pytest.fixture
@@ -75,66 +67,34 @@ def endpoint(name):
 
 def pipeline(serial=False):
   """Two environments with a server each, and one with a model here."""
-  opd = {k: schema.Opd(reference=endpoint(k)) for k in NAMES}
   envs = {
-    k: dataclasses.replace(toys.entry(), algorithm=algorithm)
-    for k, algorithm in opd.items()
+    k: dataclasses.replace(
+      toys.entry(), algorithm=schema.Opd(reference=endpoint(k))
+    )
+    for k in NAMES
   }
   envs['c'] = toys.entry(kl_beta=0.1, reference='init')
   source, _ = toys.pipeline_and_driver(
     toys.stage(prompts=9, envs=envs), init=toys.params(1)
   )
-  refs = source._scorer.__self__
   if serial:
-    source._scorer = refs
-  return source, refs
-
-
-def threads():
-  return [x for x in threading.enumerate() if x.name == 'side by side']
-
-
-def assert_no_threads():
-  end = time.monotonic() + TIMEOUT
-  while threads() and time.monotonic() < end:
-    time.sleep(0.01)
-  assert not threads()
+    source._scorer = source._scorer.__self__
+  return source
 
 
 def test_two_servers_score_at_once_and_the_batch_is_the_same(connect):
   connect({name: Meeting() for name in NAMES})
-  source, _ = pipeline(serial=True)
-  serial = next(source)
+  serial = next(pipeline(serial=True))
   connect(meet(Meeting(), Meeting()))
-  source, _ = pipeline()
-  item = next(source)
+  item = next(pipeline())
   assert set(item.batch.env_ids[item.batch.mask]) == {0, 1, 2}
   assert item.batch.ref_logprobs.any()
   _equal(serial.batch, item.batch)
   assert serial.metrics == item.metrics
-  assert_no_threads()
-
-
-def test_the_error_is_that_of_the_first_environment(connect):
-  """Also if the second fails first; nothing runs on after `close`."""
-  by_name, gate = meet(Meeting(), Meeting()), threading.Event()
-
-  def fail_late():
-    assert gate.wait(TIMEOUT)
-    return refuse()
-
-  def fail_now():
-    gate.set()
-    return refuse()
-
-  by_name['a'].fails, by_name['b'].fails = fail_late, fail_now
-  connect(by_name)
-  source, refs = pipeline()
-  with pytest.raises(endpoints.EndpointError, match='not you') as error:
-    next(source)
-  assert 'http://a/v1' in str(error.value) and error.value.status == 403
-  refs.close()
-  assert_no_threads()
+  end = time.monotonic() + TIMEOUT
+  while any(x.name == 'side by side' for x in threading.enumerate()):
+    assert time.monotonic() < end
+    time.sleep(0.01)
 
 
 def play(servers_by_name):
@@ -161,7 +121,6 @@ def test_two_servers_play_at_once_with_the_same_rollouts():
   both = meet(Meeting(replies=REPLIES), Meeting(replies=REPLIES))
   together = episodes.run_all(play(both))
   for before, after in zip(serial, together, strict=True):
-    assert len(before) == len(after) == 2
     for a, b in zip(before, after, strict=True):
       assert (a.uid, a.messages, a.score) == (b.uid, b.messages, b.score)
       (x,), (y,) = a.samples, b.samples
@@ -181,26 +140,3 @@ def test_programs_in_flight_change_no_bit(ahead):
   for results in (first(), second()):
     for a, b in zip(results, expected, strict=True):
       np.testing.assert_array_equal(a, b)
-
-
-def test_scoring_is_timed_where_there_is_scoring(tmp_path, monkeypatch):
-  toys.install(monkeypatch)
-  opd = dataclasses.replace(
-    toys.entry(), algorithm=schema.Opd(reference='init')
-  )
-  stage = functools.partial(
-    toys.stage, steps=2, eval=schema.Eval(prompts=2, samples=0)
-  )
-  run = schema.Run(
-    compilation_cache=None,
-    model=schema.PRESETS['tiny'],
-    stages={'grpo': stage(), 'opd': stage(envs={'toy': opd})},
-    metrics=schema.Metrics(progress=False),
-  )
-  checks.check(run)
-  main.train(run, str(tmp_path / 'run'))
-  rows = writers.read(str(tmp_path / 'run' / 'metrics.jsonl'))
-  timed = [(row['stage'], row['step']) for row in rows if 'time/scoring' in row]
-  assert timed == [('opd', 1), ('opd', 2)]
-  for row in rows:
-    assert 0 <= row.get('time/scoring', 0.0) <= row.get('time/rollout', 0.0)
