@@ -15,7 +15,6 @@ from posttrain.config import names
     ('grpo.beta', 'config.grpo.envs.arithmetic.algorithm.kl_beta'),
     ('output_dir', '--workdir'),
     ('grpo.optim.wieght_decay', 'config.grpo.optim.weight_decay?'),
-    ('nothing_like_it', 'its options are'),
     ('grpo.envs.arithmetic.rewards.x.fn', "'x'"),
   ],
 )
@@ -39,7 +38,6 @@ def test_an_unknown_key_of_a_json_object():
     ('num_train_epochs', '--config.STAGE.steps'),
     ('max_new_tokens', '--config.STAGE.envs.ENV.sampler.max_tokens'),
     ('data', '--config=RECIPE:DIR,data.jsonl,module:function'),
-    ('foo', ''),
   ],
 )
 def test_flags_that_are_keys(name, meant):

@@ -68,7 +68,6 @@ def test_kwargs_of_a_custom_loss_may_be_any_json():
     ('sft.envs.a.env.ops', '("+", "x")', ('+', 'x')),
     ('sft.model', 'tiny', schema.PRESETS['tiny']),
     ('model', '{"layers": 2}', schema.Model(layers=2)),
-    ('sft.envs.a.env', '{"type": "rows", "path": "f"}', schema.Rows(path='f')),
     ('sft.envs.a.algorithm', 'sft', schema.Sft()),
   ],
 )
@@ -86,16 +85,14 @@ def test_override_sets_the_parsed_value(key, text, value):
     *(('sft.optim.lr', x, '') for x in ('fast', '1e999')),
     ('sft.optim.no_decay', '(scale', ''),
     *(('seed', x, '') for x in ('1.5', 'true', 'None', '-1')),
-    ('metrics.progress', '1', ''),
     ('model', 'qwen', ''),
     ('model', '{"layer": 1}', 'config.model.layers'),
     ('sft.envs.a.algorithm', 'ppo', 'algorithm.type'),
     ('sft.envs.a.env.ops', '(1,)', ''),
     ('sft.envs', '{}', ''),
     ('sft.batch.micro_batch_tokens', '100', 'row_tokens=256'),
-    *(('stages', x, "'sft'") for x in ('("a",)', '()', 'sft', '3')),
+    *(('stages', x, "'sft'") for x in ('("a",)', '()', '3')),
     ('model.kv_heads', '3', 'heads=4'),
-    ('model', '[' * 100_000, ''),
     ('model', '{"a": 1, "a": 2}', "'a'"),
   ],
 )
@@ -110,7 +107,6 @@ def test_mistakes_are_one_line_with_the_key(key, text, named):
 FILES = {
   'raises': ('x.py', b'\n1 / 0\n', 'x.py:2'),
   'no get_config': ('x.py', b'x = 1', 'get_config'),
-  'argument': ('x.py:big', b'def get_config(): return 1', 'TypeError'),
   'yaml': ('x.yaml', b'model: tiny\n', ''),
   'list': ('x.json', b'[1]', '[1]'),
   'no stages': ('x.json', b'{"seed": 1}', 'stages'),
@@ -141,11 +137,8 @@ def test_resume_allows_only_declared_keys():
   allowed = config.to_dict(
     _resolve(
       ('sft.steps', '2000'),
-      ('sft.eval.every', '7'),
-      ('metrics.progress', 'false'),
       ('checkpoint.every', '9'),
       ('model.attention', 'xla'),
-      ('sft.rollout.workers', 'ray'),
       ('sft.rollout.num_workers', '2'),
     )
   )
@@ -210,7 +203,6 @@ def test_the_name_of_the_only_stage_may_be_left_out():
   [
     ('sft.init', 'here', '{folder}/here'),
     ('compilation_cache', 'new', '{folder}/new'),
-    ('sft.envs.a.env', 'here', '{folder}/here'),
     ('sft.envs.a.env', '$HERE/here', '{folder}/here'),
     ('sft.init', 'stage:sft', 'stage:sft'),
   ],
@@ -243,7 +235,6 @@ def test_paths_are_absolute(key, path, stored, tmp_path, monkeypatch):
   [
     (None, int | None, None),
     (3, float, 3.0),
-    ({'a': 1}, dict[str, float], {'a': 1.0}),
     (config_dict.ConfigDict({'a': {'b': [1]}}), Any, {'a': {'b': [1]}}),
     ('gspo', schema.Clip | schema.Gspo, schema.Gspo()),
     (
@@ -265,18 +256,13 @@ def test_a_value_becomes_what_its_annotation_declares(value, kind, expected):
     ({'lr': 2**1024}, schema.Optim, 'config.x.lr must be finite'),
     ({'ks': (1, 'b')}, schema.Eval, 'config.x.ks must be of type tuple'),
     ({'envs': {'a': 'b'}}, schema.Stage, 'config.x.envs.a must be a node'),
-    ({'lr': -1.0}, schema.Optim, 'config.x.lr must be > 0'),
+    ({'rate': 1.0}, schema.Optim, "config.x has no option 'rate'"),
     ('clipp', schema.Clip | schema.Gspo, 'config.x.type .* did you mean clip?'),
   ],
 )
 def test_another_value_is_refused_by_key(value, kind, message):
   with pytest.raises(ValueError, match=message):
     options.to_type(value, kind, 'config.x')
-
-
-def test_an_unknown_key_comes_with_the_known_ones():
-  with pytest.raises(ValueError, match="^config.x has no option 'rate'"):
-    options.to_type({'rate': 1.0}, schema.Optim, 'config.x')
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,6 @@ def pack(samples, *, row_tokens=8, rows=1, micro_batches=8, **options):
   )
 
 
-def f32(*values):
-  return np.array(values, np.float32)
-
-
 def lengths(batch):
   """Returns the lengths of each used row's segments."""
   return [
@@ -59,20 +55,13 @@ def lengths(batch):
   ]
 
 
-@pytest.mark.parametrize(
-  'given_lengths, row_tokens, expected',
-  [
-    ([6, 6, 5, 5, 4, 4], 12, [[6, 6], [5, 5], [4, 4]]),
-    ([7, 5, 3, 2, 2, 2], 8, [[7], [5, 3], [2, 2, 2]]),
-  ],
-)
-def test_first_fit_decreasing(given_lengths, row_tokens, expected):
-  batch, left = pack([make(n) for n in given_lengths], row_tokens=row_tokens)
-  assert lengths(batch) == expected and not left
+def test_first_fit_decreasing():
+  batch, left = pack([make(n) for n in (7, 5, 3, 2, 2, 2)])
+  assert lengths(batch) == [[7], [5, 3], [2, 2, 2]] and not left
 
 
 def test_positions_segments_and_pads():
-  batch, _ = pack([make(4), make(2, env='chats')], row_tokens=8, pad_id=256)
+  batch, _ = pack([make(4), make(2, env='chats')], pad_id=256)
   (row,) = batch.positions[0]
   assert row.tolist() == [0, 1, 2, 3, 0, 1, 0, 0]
   assert batch.segment_ids[0, 0].tolist() == [1, 1, 1, 1, 2, 2, 0, 0]
@@ -180,18 +169,15 @@ def test_every_sample_is_packed_once_whole_and_unchanged(case):
 
 
 def test_ce_members_may_have_temperature_1_in_a_rollout_at_another_one():
-  sample = make(
-    5,
-    start=3,
-    ce_weights=f32(0, 1, 1, 0, 0),
-    temperatures=f32(1, 1, 1, 0.7, 0.7),
-  )
+  streams = {'ce_weights': [0, 1, 1, 0, 0], 'temperatures': [1, 1, 1, 2, 2]}
+  streams = {name: np.float32(x) for name, x in streams.items()}
+  sample = make(5, start=3, **streams)
   batch, _ = pack([sample])
   assert (batch.rl_count, batch.ce_count) == (2, 2)
 
 
 def test_a_sample_of_the_joined_row_s_length_is_too_long():
   """Such a row holds several samples; none may be longer than `longest`."""
-  pack([make(4)], row_tokens=8, longest=4)
+  pack([make(4)], longest=4)
   with pytest.raises(ValueError, match='batch.row_tokens.* got 5'):
-    pack([make(5)], row_tokens=8, longest=4)
+    pack([make(5)], longest=4)

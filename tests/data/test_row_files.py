@@ -1,6 +1,5 @@
 """Files of rows: accepted forms, and errors that name the row."""
 
-import datetime
 import json
 
 import pyarrow as pa
@@ -15,9 +14,7 @@ ASSISTANT = {'role': 'assistant', 'content': 'yo'}
 
 def write(path, *lines):
   path.write_text(
-    '\n'.join(
-      line if isinstance(line, str) else json.dumps(line) for line in lines
-    ),
+    '\n'.join(x if isinstance(x, str) else json.dumps(x) for x in lines),
     encoding='utf-8',
   )
   return path
@@ -32,7 +29,6 @@ def read_one(tmp_path, row):
   'row, prompt, completion',
   [
     ({'prompt': 'hé', 'completion': 'yo'}, (USER,), (ASSISTANT,)),
-    # The prompt again, before the completion.
     ({'prompt': 'hé', 'completion': [USER, ASSISTANT]}, (USER,), (ASSISTANT,)),
     # For answers that are sampled.
     ({'prompt': 'hé'}, (USER,), ()),
@@ -53,7 +49,6 @@ def test_accepted_columns(tmp_path, row, prompt, completion):
   'row, words',
   [
     ('{"prompt": ', 'one JSON object'),
-    ('[1]', 'one JSON object'),
     ({'conversations': []}, 'ShareGPT'),
     ({'text': 'a'}, "--config.STAGE.envs.ENV.env.columns='{"),
     ({'messages': [USER]}, 'messages must hold an assistant turn'),
@@ -85,14 +80,9 @@ def test_missing_and_empty_files_are_refused(tmp_path):
 
 
 def test_rows_are_read_again_from_their_lines(tmp_path):
-  lines = ['{"prompt": "a"}', '', '{"prompt": "h\u00e9"}', '  ']
-  path = write(tmp_path / 'rows.jsonl', *lines, '{"prompt": "c"}')
+  path = write(tmp_path / 'rows.jsonl', USER, '', ASSISTANT, '  ')
   index = row_files.objects(path)
-  expected = [
-    ({'prompt': 'a'}, f'{path}:1'),
-    ({'prompt': 'hé'}, f'{path}:3'),
-    ({'prompt': 'c'}, f'{path}:5'),
-  ]
+  expected = [(USER, f'{path}:1'), (ASSISTANT, f'{path}:3')]
   assert list(index) == expected == [index[i] for i in range(len(index))]
 
 
@@ -185,9 +175,8 @@ def test_a_malformed_file_is_named(tmp_path, name, content, message):
     list(row_files.objects(tmp_path / name))
 
 
-@pytest.mark.parametrize('value', [b'x', datetime.date(2026, 1, 2)])
-def test_values_that_json_lacks_are_refused_by_row(tmp_path, value):
-  table = pa.table({'prompt': ['a', 'b'], 'x': pa.array([None, value])})
+def test_values_that_json_lacks_are_refused_by_row(tmp_path):
+  table = pa.table({'prompt': ['a', 'b'], 'x': pa.array([None, b'x'])})
   parquet.write_table(table, tmp_path / 'a.parquet')
   with pytest.raises(ValueError, match=r'a.parquet:2: x must hold texts'):
     list(row_files.objects(tmp_path / 'a.parquet'))

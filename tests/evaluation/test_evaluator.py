@@ -69,14 +69,14 @@ def _tasks(env=TOY, max_errors=100, **options):
 
 
 def _evaluator(
-  env=TOY, params=None, engine=None, max_errors=100, scorer=None, **options
+  env=TOY, params=None, max_errors=100, scorer=None, measures=None, **options
 ):
   """An evaluator of one environment, and its driver."""
   tasks = _tasks(env, max_errors, **options)
-  engine = engine or toys.engine()
+  engine = toys.engine()
   engine.set_params(toys.params() if params is None else params, 0)
   driver = Recorder(engine, RENDERER, WIDTH)
-  return evaluation.Evaluator(tasks, driver, scorer), driver
+  return evaluation.Evaluator(tasks, driver, scorer, measures), driver
 
 
 class Recorder(toys.Driver):
@@ -100,18 +100,15 @@ def test_greedy_answers_are_one_argmax_after_another():
     ids = _greedy(params, prompt, 8)
     ended = ids[-1] in RENDERER.stop_ids
     text = RENDERER.tokenizer.decode(ids[:-1] if ended else ids)
-    assert (answer.text, answer.tokens) == (text, len(ids))
+    assert (answer.id, answer.text, answer.tokens) == (task.id, text, len(ids))
     assert answer.stop_reason == ('eos' if ended else 'max_tokens')
-    assert answer.id == task.id and answer.answer == task.answer
-    assert answer.prompt == task.prompt[0]['content']
     assert answer.correct == TOY.grade(task, text).correct
     lengths.add(len(ids))
   assert len(lengths) > 1
   assert values['eval/pass_rate/toy'] == np.mean([x.correct for x in answers])
   assert values['eval/length/toy'] == np.mean([x.tokens for x in answers])
-  for stop in {x.stop_reason for x in answers}:
-    share = np.mean([x.stop_reason == stop for x in answers])
-    assert values[f'eval/stop/{stop}/toy'] == share
+  share = np.mean([x.stop_reason == 'eos' for x in answers])
+  assert values['eval/stop/eos/toy'] == share
 
 
 # 18 bytes of 'yes, and more of it' and one, 3 of the template, the answer.
@@ -120,7 +117,6 @@ def test_greedy_answers_are_one_argmax_after_another():
   [
     (3, None, (), 19 + 3 + 3 * 8),
     (1, 5, (), 19 + 3 + 5),
-    (3, 100, (), 19 + 3 + 100),  # the answers have 24
     (1, 2, ('b' * 40,), 40 + 3 + 8),
   ],
 )
@@ -144,9 +140,7 @@ def test_kl_is_the_drift_from_the_initial_parameters():
 
   evaluator, driver = _evaluator(params=now, scorer=scorer, kl=True)
   values, *_ = evaluator.measure()
-  firsts = driver.all_rollouts[
-    4::3
-  ]  # one sampled answer of three, after 4 greedy
+  firsts = driver.all_rollouts[4::3]  # a sampled one of three, after 4 greedy
   drift = [
     (_scored(now, s) - _scored(start, s))[s.mask]
     for rollout in firsts
@@ -168,7 +162,6 @@ def test_sampled_rates_by_hand():
   params = toys.params()
   evaluator, driver = _evaluator(params=params)
   values, answers, *_ = evaluator.measure()
-  assert len(answers) == 4 and len(driver.all_rollouts) == 4 + 12
   sampled = driver.all_rollouts[4:]
   texts = [rollout.messages[-1]['content'] for rollout in sampled]
   right = np.array(
@@ -238,16 +231,14 @@ def test_the_suite_is_answered_greedily_in_one_turn():
   evaluator, _ = _evaluator(params=params, suite=SUITE, max_episode_tokens=5)
   values, _, answers, _ = evaluator.measure()
   assert [answer.prompt for answer in answers] == list(SUITE)
-  lengths = set()
   for answer in answers:
     prompt = RENDERER.render(
       [{'role': 'user', 'content': answer.prompt}], add_generation_prompt=True
     ).ids
-    ids = _greedy(params, prompt, 8)  # eval.max_tokens, not max_episode_tokens
-    assert answer.tokens == len(ids)
+    # With eval.max_tokens, not max_episode_tokens.
+    assert answer.tokens == len(_greedy(params, prompt, 8))
     assert answer.grades == texts.grade(answer.text)
-    lengths.add(len(ids))
-  assert max(lengths) == 8
+  assert max(answer.tokens for answer in answers) == 8
   metrics = answers_lib.suite_metrics(answers)
   assert metrics['eval/suite/length'] == np.mean([x.tokens for x in answers])
   # The suite changes no other metric, and no environment's draws.
@@ -265,15 +256,14 @@ def test_the_suite_is_measured_by_means_over_the_answers_that_have_a_value():
       ('a\0', 'overflow', 2),
     )
   ]
-  assert answers_lib.suite_metrics(answers) == {
-    'eval/suite/length': 8,
-    'eval/suite/truncated': 1 / 2,
-    'eval/suite/repetition': np.mean(
-      [texts.repetition(x.text) for x in answers]
-    ),
-    'eval/suite/broken_characters': 1 / 8,
-    'eval/suite/refusal': 1 / 4,
-    'eval/suite/code_syntax': 1 / 2,  # of two answers
+  metrics = answers_lib.suite_metrics(answers)
+  del metrics['eval/suite/repetition']
+  assert {k.removeprefix('eval/suite/'): x for k, x in metrics.items()} == {
+    'length': 8,
+    'truncated': 1 / 2,
+    'broken_characters': 1 / 8,
+    'refusal': 1 / 4,
+    'code_syntax': 1 / 2,  # of two answers
   }
   # Without code, there is no metric of code.
   assert 'eval/suite/code_syntax' not in answers_lib.suite_metrics(answers[:1])
@@ -282,9 +272,9 @@ def test_the_suite_is_measured_by_means_over_the_answers_that_have_a_value():
 @pytest.mark.parametrize(
   'options, message',
   [
-    ({'ks': (1,)}, 'ks must hold numbers above 1, up to samples=8'),
-    ({'ks': (2, 9)}, 'ks must hold numbers above 1, up to samples=8'),
-    ({'suite': ('a', 'a')}, 'suite must hold prompts with text, each once'),
+    ({'ks': (1,)}, 'ks must'),
+    ({'ks': (2, 9)}, 'ks must .* samples=8'),
+    ({'suite': ('a', 'a')}, 'suite must'),
   ],
 )
 def test_options_of_ks_and_suite_are_checked(options, message):
@@ -302,10 +292,7 @@ def test_tasks_that_are_not_graded_are_played_greedily_only(tmp_path):
   assert len(driver.all_rollouts) == 3
   assert [answer.answer for answer in answers] == ['0', '1', '2']
   assert {answer.correct for answer in answers} == {None}
-  assert values.keys() == {
-    f'eval/{name}/toy'
-    for name in ('length', 'truncated', 'errors', 'stop/max_tokens')
-  }
+  assert 'eval/pass_rate/toy' not in values
   assert not _tasks(registry.make('toy', schema.Rows(path=str(path)))).any
 
 
@@ -326,13 +313,13 @@ def test_a_reward_function_grades_sampled_answers(tmp_path):
     rewards={'letters': schema.RewardFn(fn=f'{__name__}:letters', weight=2.0)},
   )
   best = 'eval/sampled_reward/letters/toy'
-  tasks = _tasks(registry.make('toy', entry.env), best=best, prompts=3)
-  engine = toys.engine()
-  engine.set_params(toys.params(), 0)
-  driver = Recorder(engine, RENDERER, WIDTH)
   functions = measures_lib.functions({'toy': entry})
-  measures = measures_lib.Measures(functions, lambda _: [], RENDERER)
-  evaluator = evaluation.Evaluator(tasks, driver, measures=measures)
+  evaluator, driver = _evaluator(
+    registry.make('toy', entry.env),
+    measures=measures_lib.Measures(functions, lambda _: [], RENDERER),
+    best=best,
+    prompts=3,
+  )
   values, answers, _, errors = evaluator.measure()
   assert not errors
   # The driver plays greedy answers first; answers of eval.best end each queue.
@@ -355,10 +342,12 @@ def test_a_reward_function_grades_sampled_answers(tmp_path):
 
 
 class Failing(toys.Letters):
-  """Cannot grade answers of an odd length."""
+  """Cannot grade answers of an odd length, or any."""
+
+  even = True
 
   def grade(self, task, text):
-    if len(text) % 2:
+    if len(text) % 2 or not self.even:
       raise RuntimeError('odd')
     return super().grade(task, text)
 
@@ -370,39 +359,23 @@ def test_errors_are_counted_and_left_out_of_the_means():
   )
   values, answers, *_ = evaluator.measure()
   failed = [r for r in driver.all_rollouts if r.stop_reason == 'error']
-  assert 0 < len(failed) < len(driver.all_rollouts) == 36
   assert values['eval/errors/toy'] == len(failed)
   alive = [r for r in driver.all_rollouts if r not in failed]
   rewards = [r.score.reward for r in alive if r.uid % 2**12]
   assert values['eval/sampled_pass_rate/toy'] == np.mean(rewards)
   known = [a.correct for a in answers if a.error is None]
-  assert 0 < len(known) < 4
+  assert 0 < len(known) < len(answers)
   assert values['eval/pass_rate/toy'] == np.mean(known)
 
 
-class Broken(toys.Letters):
-  def grade(self, task, text):
-    raise RuntimeError('broken')
-
-
 def test_too_many_errors_stop_the_run():
-  env = Broken('toy', schema.Arithmetic())
+  env = Failing('toy', schema.Arithmetic())
+  env.even = False
   values, answers, *_ = _evaluator(env, max_errors=4)[0].measure()
   assert values == {'eval/errors/toy': 4, 'eval/stop/error/toy': 1.0}
-  assert all('broken' in answer.error for answer in answers)
+  assert all('odd' in answer.error for answer in answers)
   with pytest.raises(statistics.TooManyErrors, match='got 4, the first: toy/'):
     _evaluator(env, max_errors=3)[0].measure()
-
-
-def test_the_same_weights_give_the_same_numbers():
-  engine = toys.engine()
-  evaluator, _ = _evaluator(engine=engine)
-  first = evaluator.measure()
-  assert evaluator.measure() == first
-  engine.set_params(toys.params(seed=1), 1)
-  assert evaluator.measure() != first
-  engine.set_params(toys.params(), 2)
-  assert evaluator.measure() == first
 
 
 def test_evaluation_does_not_change_the_batches_of_training(monkeypatch):

@@ -15,7 +15,7 @@ UIDS = itertools.count()
 USER = {'role': 'user', 'content': 'a'}
 
 
-def rollout(text, demonstration=None, correct=None, samples=('sample',)):
+def rollout(text, demonstration=None, correct=None):
   """A greedy answer, as far as measures read it."""
   if demonstration is not None:
     demonstration = ({'role': 'assistant', 'content': demonstration},)
@@ -26,7 +26,7 @@ def rollout(text, demonstration=None, correct=None, samples=('sample',)):
     next(UIDS),
     task,
     (USER, {'role': 'assistant', 'content': text}),
-    samples,
+    ('sample',),
     types.Score(None, correct),
     'eos',
   )
@@ -93,14 +93,10 @@ def test_reward_functions_have_their_own_values(byte_renderer, monkeypatch):
   assert measures.summary('reward/long', ([None], [1.0])) == {}
 
 
-def fails(completions):
-  raise KeyError('no such column')
-
-
 def test_functions_that_fail_are_errors_and_end_no_run(
   byte_renderer, monkeypatch
 ):
-  bad = schema.RewardFn(fn=f'{__name__}:fails', max_faults=0)
+  bad = schema.RewardFn(fn='json:loads', max_faults=0)  # takes no columns
   measure = measure_of(byte_renderer, monkeypatch, bad=bad)
   for _ in range(2):
     values, (error,) = measure('e', [rollout('abc')])

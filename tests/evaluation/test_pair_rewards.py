@@ -60,22 +60,16 @@ def measurement(rewards):
 
 
 @pytest.mark.parametrize(
-  'rewards, accuracies',
-  [
-    ([0.5, 1.0, 2.0, 1.0], (0.0, 1.0)),
-    ([1.0, 1.0, 2.0, 1.0], (0.5, 1.0)),  # equal rewards rank nothing
-  ],
+  'chosen, accuracy',
+  [(0.5, 0.0), (1.0, 0.5), (2.0, 1.0)],  # equal rewards rank nothing
 )
-def test_a_pair_is_right_if_the_chosen_answer_has_more(rewards, accuracies):
-  pairs = measurement(rewards)
-  margins = rewards[0] - rewards[1], 1.0
-  assert [x.measures for x in pairs.answers] == [
-    {'accuracy': accuracy, 'margin': margin}
-    for accuracy, margin in zip(accuracies, margins, strict=True)
-  ]
-  assert pairs.values['eval/accuracy/pairs'] == np.mean(accuracies)
-  assert pairs.values['eval/margin/pairs'] == np.mean(margins)
-  assert pairs.answers[0].text == 'four' and pairs.answers[0].tokens == 4
+def test_a_pair_is_right_if_the_chosen_answer_has_more(chosen, accuracy):
+  pairs = measurement([chosen, 1.0, 2.0, 1.0])
+  first = pairs.answers[0]
+  assert first.measures == {'accuracy': accuracy, 'margin': chosen - 1.0}
+  assert pairs.values['eval/accuracy/pairs'] == (accuracy + 1.0) / 2
+  assert pairs.values['eval/margin/pairs'] == chosen / 2
+  assert first.text == 'four' and first.tokens == 4
 
 
 def test_rewards_must_be_finite():

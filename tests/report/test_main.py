@@ -21,14 +21,14 @@ def make_run(folder, step=1, ended=None):
 def test_several_runs_share_a_page(tmp_path, monkeypatch, capsys):
   runs = [make_run(tmp_path / name) for name in 'ab']
   monkeypatch.chdir(tmp_path)
-  for words, path, title in (
-    (runs[:1], f'{tmp_path}/a/report.html', 'a'),
-    (runs, 'report.html', 'a, b'),
-    ([*runs, '--output=mine.html'], 'mine.html', 'a, b'),
+  for words, path in (
+    (runs[:1], f'{tmp_path}/a/report.html'),
+    (runs, 'report.html'),
+    ([*runs, '--output=mine.html'], 'mine.html'),
   ):
     assert command.main(words) == 0
     assert capsys.readouterr().out == f'{path}\n'
-    assert f'<title>{title}</title>' in (tmp_path / path).read_text()
+  assert '<title>a, b</title>' in (tmp_path / 'mine.html').read_text()
 
 
 @pytest.mark.parametrize(
@@ -98,19 +98,13 @@ def test_a_live_page_ends_half_a_minute_after_all_runs_have_stopped(
 
 @pytest.mark.parametrize('cost, wait', [(0.05, 20.0), (2.0, 200.0)])
 def test_reports_take_a_hundredth_of_the_time(monkeypatch, cost, wait):
-  clock = [100.0]
-  monkeypatch.setattr(page.time, 'monotonic', lambda: clock[0])
-
-  def write(*_):
-    clock[0] += cost
-
-  monkeypatch.setattr(page, 'write_all', write)
+  times = iter([0.0, 0.0, cost, cost + wait - 0.1, cost + wait + 0.1])
+  monkeypatch.setattr(page.time, 'monotonic', lambda: next(times))
+  monkeypatch.setattr(page, 'write_all', lambda *_: None)
   report = page.Periodic('', print)
   assert report.is_due  # from the first row on
   report.write()
-  clock[0] += wait - 0.1
   assert not report.is_due
-  clock[0] += 0.2
   assert report.is_due
 
 

@@ -31,11 +31,7 @@ def make(rows=(), config=CONFIG, about=None, name='run'):
 
 @pytest.mark.parametrize(
   'folders, expected',
-  [
-    (['/x/a'], ['a']),
-    (['/x/a', '/x/b/'], ['a', 'b']),
-    (['/x/a/run', '/x/b/run'], ['a/run', 'b/run']),
-  ],
+  [(['/x/a/'], ['a']), (['/x/a/run', '/x/b/run'], ['a/run', 'b/run'])],
 )
 def test_names_are_the_parts_of_the_paths_that_differ(folders, expected):
   assert runs.names(folders) == expected

@@ -34,17 +34,13 @@ def render(folder):
 def attempt(*turns, **fields):
   messages = [{'role': role, 'content': text} for role, text in turns]
   return {
+    **dict.fromkeys(('prompt', 'question', 'answer', 'text', 'error')),
     'env': 'sql',
     'id': 'x1',
-    'prompt': 'rules\nhow many?',
-    'question': 'how many?',
-    'answer': 3,
-    'text': '',
     'messages': messages,
     'correct': True,
     'reward': 1.0,
     'stop_reason': 'env_done',
-    'error': None,
     **fields,
   }
 
@@ -53,11 +49,12 @@ LONG = attempt(
   ('assistant', 'DESCRIBE: dogs'),
   ('tool', 'id, name'),
   ('assistant', 'QUERY SELECT COUNT(*)\nFROM dogs'),
-  ('tool', '3'),
-  ('assistant', 'ANSWER: 3'),
-  turn_rewards=[0.01, -0.04, 1.0],
+  turn_rewards=[0.01, -0.04],
   reward=0.97,
 )
+
+
+ENDS = 'after sft', 'after grpo'
 
 
 def actions(text):
@@ -69,23 +66,15 @@ def test_turns_come_in_order_with_their_rewards():
   assert actions(text) == [
     '<i>+0.01 </i><b>DESCRIBE</b> dogs',
     f'<i>{MINUS}0.04 </i><b>QUERY</b> SELECT COUNT(*)\nFROM dogs',
-    '<i>+1.00 </i><b>ANSWER</b> 3',
   ]
-  words = ('DESCRIBE', 'id, name', 'QUERY', '>3<', 'ANSWER', 'env_done', '0.97')
+  words = ('DESCRIBE', 'id, name', 'QUERY', 'env_done', '0.97')
   places = [text.index(word, text.index('<ol>')) for word in words]
   assert places == sorted(places)
 
 
-@pytest.mark.parametrize(
-  ('text', 'expected'),
-  [
-    ('I think\nQUERY: x', 'I think\nQUERY: x'),
-    (' \n', '(empty)'),
-    ('<' * 601, '&lt;' * 600 + ' ...'),
-  ],
-)
-def test_the_kind_of_an_action_is_marked(text, expected):
-  row = attempt(('assistant', text), turn_rewards=[0.0])
+def test_a_text_of_no_kind_is_cut_and_has_no_mark():
+  row = attempt(('assistant', 'I\nQUERY: x' + '<' * 600), turn_rewards=[0.0])
+  expected = 'I\nQUERY: x' + '&lt;' * 590 + ' ...'
   assert actions(stories.transcripts({'now': [row]})) == [expected]
 
 
@@ -110,19 +99,16 @@ def test_tasks_of_one_turn_have_a_table_and_others_episodes(tmp_path):
     rows = [LONG | {'id': f'{i}'} for i in range(8)]
     save(tmp_path, f'{stage}_eval_{step:06d}', one + rows)
   story = stories.answers(run_of(tmp_path))
-  assert story['titles'] == ['after sft', 'after grpo']
-  assert story['count'] == 15 and len(story['tasks']) == 12
-  assert story['tasks'][0] == one[:1] * 2
+  assert story['count'] == 15 and story['tasks'] == [[x, x] for x in one[:12]]
   (env,) = story['episodes']
   assert (env['env'], env['count'], len(env['tasks'])) == ('sql', 8, 6)
   titles = [x['title'] for x in env['tasks'][0]['plays']]
-  assert titles == ['start', 'after sft', 'after grpo']
+  assert titles == ['start', *story['titles']] == ['start', *ENDS]
 
 
 @pytest.mark.parametrize(
   ('stage', 'steps', 'titles'),
   [
-    ('sft', (0,), ['start']),
     ('sft', (50, 90), ['after sft']),
     ('grpo', (0, 90), ['before grpo', 'after grpo']),
   ],
@@ -138,7 +124,6 @@ def test_the_attempt_at_step_0_is_that_before(tmp_path, stage, steps, titles):
 def test_the_suite_is_shown_before_and_after(tmp_path):
   for name, texts in {
     'sft_suite_000000': {'Hi': 'nothing', 'Why?': ''},
-    'sft_suite_000060': {'Hi': 'in between'},
     'sft_suite_000120': {'Hi': 'Hi', 'Why?': 'Because'},
     'grpo_suite_000120': {'Hi': 'Hello', 'New?': 'Yes'},
   }.items():
@@ -147,7 +132,7 @@ def test_the_suite_is_shown_before_and_after(tmp_path):
     ]
     save(tmp_path, name, rows)
   story = stories.suite(run_of(tmp_path))
-  assert story['titles'] == ['start', 'after sft', 'after grpo']
+  assert story['titles'] == ['start', *ENDS]
   assert [[row and row['text'] for row in x] for x in story['tasks']] == [
     ['nothing', 'Hi', 'Hello'],
     ['', 'Because', None],
@@ -158,26 +143,19 @@ def test_the_suite_is_shown_before_and_after(tmp_path):
 
 
 def test_sampled_answers_are_shown_before_and_after(tmp_path):
-  texts = [f'a{i}' for i in range(6)]
-  for step, grade in ((0, False), (5, True), (9, True)):
-    grades = [grade, None, True, False, grade, grade]
-    rows = [
-      attempt(id=i, sampled_texts=texts, sampled=grades) for i in range(9)
-    ]
+  grades = True, None, False, True, True, True
+  rows = [
+    attempt(id=i, sampled_texts=['a'] * 6, sampled=grades) for i in range(9)
+  ]
+  for step in (0, 120):
     save(tmp_path, f'sft_eval_{step:06d}', rows)
-  (env,) = stories.samples(run_of(tmp_path, 'sft'))
-  assert (env['env'], env['titles']) == ('sql', ['start', 'after sft'])
+  (env,) = stories.samples(run_of(tmp_path))
+  assert (env['env'], env['titles']) == ('sql', ['start', ENDS[0]])
   assert len(env['tasks']) == stories.MAX_SAMPLED_TASKS
   text = render(tmp_path)
-  assert 'start: 1 of 6 correct' in text
+  assert 'start: 4 of 6 correct' in text and 'and 2 more' in text
   items = re.findall('<li class="act (.*?)">(.*?)</li>', text)
-  assert items[4:8] == [
-    ('good', '✓ a0'),
-    ('', 'a1'),
-    ('good', '✓ a2'),
-    ('bad', '✗ a3'),
-  ]
-  assert 'and 2 more' in text
+  assert items[:3] == [('good', '✓ a'), ('', 'a'), ('bad', '✗ a')]
 
 
 @pytest.mark.parametrize('line', ['garbage', '{"text": 3}'])
@@ -194,7 +172,7 @@ def test_files_that_are_damaged_are_left_out_with_a_warning(tmp_path, line):
 # --- Groups of training rollouts ----------------------------------------------
 
 
-def rollout(group, reward, text='hi', **fields):
+def rollout(group, reward, **fields):
   return {
     'env': 'sums',
     'group': group,
@@ -202,15 +180,13 @@ def rollout(group, reward, text='hi', **fields):
       {'role': 'system', 'content': 'S'},
       {'role': 'user', 'content': f'Q{group}'},
     ],
-    'completion': [{'role': 'assistant', 'content': text}],
-    'answer': 3,
+    'completion': [{'role': 'assistant', 'content': 'hi'}],
     'reward': reward,
     'rewards': {'format': -0.5},
     'correct': True,
     'advantage': 0.25,
     'stop_reason': 'eos',
     'tokens': 7,
-    'error': None,
     **fields,
   }
 
@@ -220,7 +196,7 @@ def read(folder):
 
 
 def test_first_middle_and_last_logged_steps_are_read(tmp_path):
-  for step in (1, 10, 20, 30, 40, 50):
+  for step in (1, 10, 30, 40, 50):
     save(tmp_path, f'grpo_train_{step:06d}', [rollout(0, float(step))])
   (stage,) = stories.groups(read(tmp_path))
   assert (stage['stage'], stage['env']) == ('grpo', 'sums')
@@ -230,13 +206,12 @@ def test_first_middle_and_last_logged_steps_are_read(tmp_path):
 
 def test_the_best_and_the_worst_group_are_shown_whole(tmp_path):
   rewards = {0: (0.0, 1.0), 1: (1.0, 1.0), 2: (None, 0.25), 3: (None, None)}
-  rows = [rollout(g, x, f'{x}') for g, xs in rewards.items() for x in xs]
+  rows = [rollout(g, x) for g, xs in rewards.items() for x in xs]
   save(tmp_path, 'grpo_train_000001', rows)
   ((step,),) = [stage['steps'] for stage in stories.groups(read(tmp_path))]
   assert (step['groups'], step['mean']) == (4, 0.65)
   best, worst = step['shown']
-  assert (best['title'], best['mean']) == ('best group', 1)
-  assert (worst['title'], worst['mean']) == ('worst group', 0.25)
+  assert (best['mean'], worst['mean']) == (1, 0.25)
   assert [x['reward'] for x in worst['rollouts']] == [None, 0.25]
   text = render(tmp_path)
   details = f'format {MINUS}0.5, advantage +0.25, eos, 7 tokens</span>'
