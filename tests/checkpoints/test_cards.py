@@ -15,17 +15,16 @@ from posttrain.checkpoints import cards, weights
 def run(tmp_path, monkeypatch):
   """Returns a function from options to the folder of a step of GRPO."""
 
-  def make(
-    name='data', path='/mine/here/prompts.jsonl', rank=0, start='random'
-  ):
+  def make(rank=0, start='random'):
     folder = str(tmp_path / 'run' / 'checkpoints' / 'grpo' / '4')
     entry = dataclasses.replace(
       grpo.GRPO.envs['data'],
-      env=schema.Rows(path=path),
-      rewards={name: schema.RewardFn(fn='a:b')},
+      env=schema.Rows(path='/mine/here/prompts.jsonl'),
+      rewards={'data': schema.RewardFn(fn='a:b')},
     )
-    stage = dataclasses.replace(grpo.GRPO, envs={name: entry})
-    stage = dataclasses.replace(stage, lora=schema.Lora(rank=rank))
+    stage = dataclasses.replace(
+      grpo.GRPO, envs={'data': entry}, lora=schema.Lora(rank=rank)
+    )
     options = config.to_dict(schema.Run(stages={'grpo': stage}))
     host = {
       'stage': 'grpo',
@@ -46,14 +45,13 @@ def run(tmp_path, monkeypatch):
   return make
 
 
-def matter(text):
-  _, front, body = text.split('---\n', 2)
+def matter(*args):
+  _, front, body = cards.text(*args).split('---\n', 2)
   return yaml.safe_load(front), body
 
 
 def test_a_card_says_how_the_weights_were_trained(run, tmp_path):
-  text = cards.text(run(), 'hf')
-  front, body = matter(text)
+  front, body = matter(run(), 'hf')
   assert front == {
     'library_name': 'transformers',
     'pipeline_tag': 'text-generation',
@@ -63,12 +61,12 @@ def test_a_card_says_how_the_weights_were_trained(run, tmp_path):
   assert '`rows` of `prompts.jsonl` with the algorithm `grpo`' in body
   assert '| steps | `4` |' in body and '| trained weights | all |' in body
   assert 'Not measured at this step' in body
-  assert '/mine' not in text and str(tmp_path) not in text
+  assert '/mine' not in body and str(tmp_path) not in body
 
 
 def test_an_adapter_names_its_base(run, tmp_path):
   snapshot = '/c/models--mine--model/snapshots/abc123'
-  front, body = matter(cards.text(run(rank=8, start=snapshot), 'peft'))
+  front, body = matter(run(8, snapshot), 'peft')
   assert front == {
     'library_name': 'peft',
     'base_model': 'mine/model',
@@ -82,19 +80,10 @@ def test_an_adapter_names_its_base(run, tmp_path):
 
 def test_the_numbers_of_the_step_have_their_intervals(run, tmp_path):
   folder = run()
-  rows = [
-    {'stage': 'grpo', 'step': 2, 'eval/pass_rate/data': 0.1},
-    {
-      'stage': 'grpo',
-      'step': 4,
-      'loss/total': 3.0,
-      'eval/pass_rate/data': 0.5,
-      'eval/pass_rate_low/data': 0.25,
-      'eval/pass_rate_high/data': 0.75,
-      'eval/length/data': None,
-      'eval/suite/length': 12.5,
-    },
-  ]
+  row = {'stage': 'grpo', 'step': 4, 'loss/total': 3.0}
+  row |= {'eval/pass_rate/data': 0.5, 'eval/length/data': None}
+  row |= {'eval/pass_rate_low/data': 0.25, 'eval/pass_rate_high/data': 0.75}
+  rows = [row | {'step': 2}, row | {'eval/suite/length': 12.5}]
   metrics = tmp_path / 'run' / 'metrics.jsonl'
   metrics.parent.mkdir(exist_ok=True)
   metrics.write_text(''.join(json.dumps(row) + '\n' for row in rows))

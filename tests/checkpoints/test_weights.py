@@ -7,7 +7,6 @@ import re
 import shutil
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -16,7 +15,7 @@ import safetensors.numpy
 from posttrain import evaluate, export, generate, main, schema, tree
 from posttrain.chat import rendering
 from posttrain.checkpoints import store, weights
-from posttrain.metrics import estimates, writers
+from posttrain.metrics import writers
 from posttrain.models import hf, hf_config, lora, peft, transformer
 from posttrain.stage import build, preflight
 from posttrain.util import preemption
@@ -116,9 +115,9 @@ def test_a_checkpoint_of_a_lora_stage_holds_only_the_adapter(folder, workdir):
     'layers/mlp/up',
   }
   # Weights and moments; the size of Orbax's files varies.
-  step = workdir / 'checkpoints/sft/3'
   with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-    saved = tree.flat(reader.metadata(step / 'state').item_metadata.tree)
+    step = reader.metadata(workdir / 'checkpoints/sft/3/state')
+  saved = tree.flat(step.item_metadata.tree)
   size = sum(math.prod(x.shape) for x in saved.values())
   assert size < transformer.num_params(MODEL) / 2
   expected = lora.merge(
@@ -135,12 +134,12 @@ def test_the_next_stage_starts_from_the_merged_weights(workdir):
   assert before == after and len(before) == 4
   host = store.read_host(str(workdir))
   assert (host['stage'], host['start']) == ('grpo', 'checkpoints/sft/3')
-  changed = jax.tree.map(
-    lambda a, b: float(jnp.abs(a - b).max()),
-    weights_at(workdir / 'checkpoints/grpo'),
-    weights_at(workdir / 'checkpoints/sft'),
+  after, before = (
+    weights_at(workdir / f'checkpoints/{x}') for x in ('grpo', 'sft')
   )
-  adapted = tree.flat(changed)
+  adapted = tree.flat(
+    jax.tree.map(lambda a, b: abs(a - b).max(), after, before)
+  )
   assert adapted['layers/attention/q/kernel'] > 1e-4
   assert adapted['layers/attention/v/kernel'] == 0 == adapted['embed/table']
 
@@ -169,47 +168,35 @@ def test_the_init_reference_shares_the_base_weights(folder, tmp_path):
 
 
 def evaluated(capsys, *argv):
-  """Returns the printed lines and the JSON object after them."""
+  """Returns the JSON object after the printed lines."""
   assert evaluate.main(argv) == 0
-  *lines, values = capsys.readouterr().out.splitlines()
-  return lines, json.loads(values)
+  return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
 def test_evaluate_repeats_the_last_evaluation_of_the_run(
   workdir, tmp_path, capsys
 ):
   answers = tmp_path / 'answers.jsonl'
-  lines, values = evaluated(
-    capsys, f'--checkpoint={workdir}', f'--answers={answers}'
-  )
+  values = evaluated(capsys, f'--checkpoint={workdir}', f'--answers={answers}')
   suite, last = values.pop('suite'), rows(workdir)[-1]
   assert values == {k: v for k, v in last.items() if k.startswith('eval/')}
-  assert any(line.startswith('pass_rate ') and ']' in line for line in lines)
   written = (workdir / 'rollouts/grpo_eval_000003.jsonl').read_text()
   assert answers.read_text() == written
   saved = str(workdir / 'rollouts/grpo_suite_000003.jsonl')
   assert suite == writers.read(saved)
-  assert [f'> {x}' for x in SUITE] == [x for x in lines if x[:2] == '> ']
 
 
 def test_two_policies_are_evaluated_on_the_same_tasks(folder, workdir, capsys):
   """The base scores as the run did before its first step."""
-  _, values = evaluated(
-    capsys, f'--checkpoint={workdir}', f'--against={folder}'
-  )
+  values = evaluated(capsys, f'--checkpoint={workdir}', f'--against={folder}')
   first = next(row for row in rows(workdir) if row['stage'] == 'sft')
   last = rows(workdir)[-1]
-  for name in ('pass_rate/sums', 'suite/repetition', 'suite/length'):
+  for name in ('pass_rate/sums', 'suite/length'):
     after, before = (x[f'eval/{name}'] for x in (last, first))
     assert values[f'eval/{name}'] == pytest.approx(after)
     assert values[f'against/{name}'] == pytest.approx(before)
     change = values[f'difference/{name}']
     assert change == pytest.approx(after - before)
-  name = 'difference/{}/sums'.format
-  low, high = (values[name(f'pass_rate{x}')] for x in estimates.BOUNDS)
-  assert low <= values[name('pass_rate')] <= high
-  saved = str(workdir / 'rollouts/sft_suite_000000.jsonl')
-  assert values['against/suite'] == writers.read(saved)
 
 
 def test_against_must_name_the_same_model(workdir, tmp_path, capsys):
@@ -218,8 +205,7 @@ def test_against_must_name_the_same_model(workdir, tmp_path, capsys):
   rendering.write(fixtures.RENDERER, tmp_path / 'hf')
   argv = [f'--checkpoint={workdir}', f'--against={tmp_path / "hf"}']
   assert evaluate.main(argv) == 2
-  (line,) = capsys.readouterr().err.splitlines()
-  assert line.startswith('error: --against must') and 'layers is 1' in line
+  assert 'layers is 1' in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -253,10 +239,7 @@ def test_exported_directories_answer_as_the_checkpoint(
     )
     close(weights_at(tmp_path / name), weights_at(step))
     card = (tmp_path / name / 'README.md').read_text()
-    assert f'base_model: {folder.name}\n' in card and '## Stage `sft`' in card
-    assert str(tmp_path) not in card and str(folder) not in card
-  theirs = ask(folder, capsys, f'--prompt_ids={IDS}')
-  assert theirs['logprobs'] != ask(step, capsys, f'--prompt_ids={IDS}')
+    assert f'base_model: {folder.name}\n' in card
   assert export.main(argv) == 2
   assert f'{tmp_path / "peft"} must ' in capsys.readouterr().err
   # A PEFT adapter is merged on export as well.
@@ -312,7 +295,6 @@ def test_a_directory_without_a_tokenizer_takes_prompt_ids(
   answer = ask(bare, capsys, f'--prompt_ids={IDS}')
   expected = ask(folder, capsys, f'--prompt_ids={IDS}')
   assert answer['ids'] == expected['ids']
-  assert answer['text'] == ','.join(map(str, answer['ids']))
   assert generate.main([f'--checkpoint={bare}', '--prompt=hi']) == 2
   assert f'text: got {str(bare)!r}' in capsys.readouterr().err
 
@@ -339,19 +321,21 @@ def tensors(path):
   return safetensors.numpy.load_file(path / peft.WEIGHTS)
 
 
+def edited(folder, tmp_path, change, file='model.safetensors'):
+  """Returns a copy of a directory, with its tensors changed."""
+  path = shutil.copytree(folder, tmp_path / folder.name)
+  tensors = safetensors.numpy.load_file(path / file)
+  change(tensors)
+  safetensors.numpy.save_file(tensors, path / file)
+  return path
+
+
 @pytest.fixture(scope='module')
-def published(folder, workdir, tmp_path_factory):
+def published(workdir, tmp_path_factory):
   path = tmp_path_factory.mktemp('adapter') / 'ours'
-  assert (
-    export.main(
-      [
-        f'--checkpoint={workdir / "checkpoints/sft"}',
-        f'--folder={path}',
-        '--format=peft',
-      ]
-    )
-    == 0
-  )
+  step = workdir / 'checkpoints/sft'
+  argv = [f'--checkpoint={step}', f'--folder={path}', '--format=peft']
+  assert export.main(argv) == 0
   return path
 
 
@@ -418,7 +402,6 @@ def test_peft_loads_ours_and_we_load_theirs(
   ('change', 'message'),
   [
     ({'use_dora': True}, 'use_dora must .* True'),
-    ({'peft_type': 'IA3'}, "peft_type must .* 'IA3'"),
     ({'lora_alpha': float('nan')}, 'alpha must .* nan'),
     ({'r': 4}, r'must have .*\(4, 32\).*got \(3, 32\)'),
     ({'base_model_name_or_path': 'Qwen/Qwen3'}, 'base_model_name_or_path must'),
@@ -434,27 +417,15 @@ def test_adapters_that_are_not_plain_lora_are_refused(
     weights.check(weights.find(str(path)), MODEL, fixtures.RENDERER)
 
 
-def edited(path, file, change):
-  """Rewrites the tensors of a file."""
-  tensors = safetensors.numpy.load_file(path / file)
-  change(tensors)
-  safetensors.numpy.save_file(tensors, path / file)
-
-
 def test_weights_that_are_not_finite_are_named(
   folder, published, workdir, tmp_path, monkeypatch
 ):
   """Of a HuggingFace and a PEFT directory, and of a run's adapter."""
-  base = shutil.copytree(folder, tmp_path / 'base')
-  name = 'model.layers.1.mlp.down_proj.weight'
-  edited(base, 'model.safetensors', lambda t: t[name].fill(np.nan))
-  with pytest.raises(ValueError, match=f'tensor {name} must be finite'):
-    weights_at(base)
-  adapter = shutil.copytree(published, tmp_path / 'adapter')
-  name = next(iter(tensors(adapter)))
-  edited(adapter, peft.WEIGHTS, lambda t: t[name].fill(np.inf))
-  with pytest.raises(ValueError, match=f'tensor {re.escape(name)} must be fin'):
-    weights_at(adapter)
+  for path, file in ((folder, 'model.safetensors'), (published, peft.WEIGHTS)):
+    name = next(iter(safetensors.numpy.load_file(path / file)))
+    bad = edited(path, tmp_path, lambda t, x=name: t[x].fill(np.nan), file)
+    with pytest.raises(ValueError, match=f'{re.escape(name)} must be finite'):
+      weights_at(bad)
   restore = store.restore_params
 
   def damaged(*args, **kwargs):
@@ -469,8 +440,7 @@ def test_weights_that_are_not_finite_are_named(
 
 
 def test_a_dry_run_looks_at_the_headers_of_weights(folder, tmp_path):
-  base = shutil.copytree(folder, tmp_path / 'base')
-  edited(base, 'model.safetensors', lambda tensors: tensors.popitem())
+  base = edited(folder, tmp_path, lambda tensors: tensors.popitem())
   message = '^config.sft.init must name a model.*must hold all tensors'
   with pytest.raises(ValueError, match=message):
     preflight.check(options(base))

@@ -3,13 +3,12 @@
 Needs the package playwright (the extra `browser`) and a chromium of the system.
 """
 
-import json
 import shutil
 
-import numpy as np
 import pytest
 
 from posttrain.report import page
+from tests.report import example
 
 playwright = pytest.importorskip('playwright.sync_api')
 NAMES = ('chromium', 'chromium-browser', 'google-chrome')
@@ -17,37 +16,6 @@ CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 if CHROMIUM is None:
   pytest.skip('chromium is not installed', allow_module_level=True)
 pytestmark = pytest.mark.slow
-
-
-def make_run(folder, seed, stages=('sft', 'grpo')):
-  """A run with gaps, intervals and hostile names."""
-  rng, rows, elapsed = np.random.default_rng(seed), [], 0.0
-  for stage in stages:
-    for step in range(31):
-      elapsed += 1.5
-      row = {'stage': stage, 'step': step, 'time/elapsed': elapsed}
-      if step:
-        row |= {'loss/total': 2.0 + rng.random(), 'batch/tokens': 100}
-        row['mine/<img src=x onerror=alert(1)>'] = -1.0
-      if 10 < step < 20:
-        row['loss/total'] = None
-      if step % 10 == 0:
-        rate = step / 40 + seed / 10
-        row |= {'eval/pass_rate/sums': rate, 'eval/pass_rate/<b>x': rate / 2}
-        row['eval/pass_rate_low/sums'] = rate - 0.1
-        row['eval/pass_rate_high/sums'] = rate + 0.1
-      rows.append(row)
-  (folder / 'rollouts').mkdir(parents=True)
-  text = ''.join(json.dumps(row) + '\n' for row in rows)
-  (folder / 'metrics.jsonl').write_text(text)
-  message = {'role': 'assistant', 'content': '</script><b>hi'}
-  row = {'env': 'sums', 'task': 't', 'completion': [message]}
-  text = ''.join(
-    json.dumps(row | {'group': i // 4, 'reward': float(i % 4 > i // 8)}) + '\n'
-    for i in range(16)
-  )
-  (folder / 'rollouts' / 'grpo_train_000001.jsonl').write_text(text)
-  return folder
 
 
 @pytest.fixture(scope='module')
@@ -64,7 +32,7 @@ def browser():
 def paths(tmp_path_factory):
   """The pages of a run, and of two runs overlaid."""
   folder = tmp_path_factory.mktemp('runs')
-  runs = [str(make_run(folder / f'run{i}', i)) for i in (1, 2)]
+  runs = [str(example.make_run(folder / f'run{i}', i)) for i in (1, 2)]
   page.write_all(runs, str(folder / 'both.html'))
   page.write_all(runs[:1], page.path_of(runs[0]))
   return page.path_of(runs[0]), str(folder / 'both.html')
@@ -175,7 +143,7 @@ def test_runs_are_overlaid_each_in_its_color_and_can_be_hidden(
 
 
 def test_a_live_page_loads_itself_again_where_it_was(open_page, tmp_path):
-  run = make_run(tmp_path / 'run', 1)
+  run = example.make_run(tmp_path / 'run', 1)
   path = str(tmp_path / 'live.html')
   (run / 'about.json').write_text('{"ended": null}')
   assert page.write_all([str(run)], path, reload=8.0) is False

@@ -1,6 +1,5 @@
 """Answers before and after, episodes, groups of rollouts, rewards as bars."""
 
-import json
 import re
 
 import numpy as np
@@ -9,14 +8,9 @@ import pytest
 from posttrain import types
 from posttrain.evaluation import answers
 from posttrain.report import page, runs, stories
+from tests.report.example import save
 
 MINUS = '\N{MINUS SIGN}'
-
-
-def save(folder, name, rows):
-  (folder / 'rollouts').mkdir(exist_ok=True)
-  path = folder / 'rollouts' / f'{name}.jsonl'
-  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
 
 
 def run_of(folder, *stages):
