@@ -1,7 +1,5 @@
 """The endpoint client: logprobs per token, and refused responses."""
 
-import logging
-
 import httpx
 import numpy as np
 import pytest
@@ -19,19 +17,6 @@ def score(server, temperature=1.0):
   return logprobs
 
 
-def server_with(form, change):
-  """Returns a server whose list of logprobs a function changes."""
-
-  def spoil(choice):
-    if form == 'echo' and choice['logprobs'] is not None:
-      change(choice['logprobs']['token_logprobs'])
-    if form == 'prompt_logprobs':
-      change(choice['prompt_logprobs'])
-    return choice
-
-  return Server(forms=(form,), spoil=spoil)
-
-
 @pytest.mark.parametrize('form', FORMS)
 def test_logprobs_equal_the_log_softmax_of_the_tokens(form):
   server, ids = Server(forms=(form,)), [IDS, IDS[:5], IDS[:1], IDS[:0]]
@@ -39,8 +24,6 @@ def test_logprobs_equal_the_log_softmax_of_the_tokens(form):
   for sequence, logprobs in zip(ids, scored, strict=True):
     np.testing.assert_allclose(logprobs, truth(sequence), rtol=1e-6)
     assert logprobs.dtype == np.float32 and not logprobs[:1].any()
-  assert all(len(body['prompt']) > 1 for body in server.bodies)
-  assert 'Authorization' not in server.requests[0].headers
 
 
 @pytest.mark.parametrize('strict', [False, True])
@@ -88,21 +71,17 @@ def test_every_sequence_is_scored_at_its_own_temperature(form):
 @pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize('value', [None, float('nan'), 0.5, 'x'])
 def test_invalid_logprob_is_refused(form, value):
-  def change(entries):
-    if form == 'echo':
-      entries[3] = value
-    else:
-      entries[3]['7'] = {'logprob': value}
+  def spoil(choice):
+    if form == 'prompt_logprobs':
+      choice[form][3]['7'] = {'logprob': value}
+    elif choice['logprobs']:
+      choice['logprobs']['token_logprobs'][3] = value
+    return choice
 
   with pytest.raises(
     endpoints.EndpointError, match=r'teacher at .*token 3 \(id 7\)'
   ):
-    score(server_with(form, change))
-
-
-def drop_an_id(choice):
-  del choice['prompt_logprobs'][4]['500']
-  return choice
+    score(Server(forms=(form,), spoil=spoil))
 
 
 def echo_another(choice):
@@ -114,7 +93,11 @@ def echo_another(choice):
 @pytest.mark.parametrize(
   ('form', 'spoil', 'message'),
   [
-    ('prompt_logprobs', drop_an_id, r'token 4 \(id 500\)'),
+    (
+      'prompt_logprobs',
+      lambda choice: choice['prompt_logprobs'][4].pop('500') and choice,
+      r'token 4 \(id 500\)',
+    ),
     ('echo', echo_another, r'\[5, 301, 9, 7, 500'),
     (
       'echo',
@@ -141,38 +124,32 @@ def test_chat_returns_the_replies_in_order():
 
   server = Server(chat=chat)
   conversations = [
-    ({'role': 'system', 'content': 's'}, {'role': 'user', 'content': text})
-    for text in ('a', 'think', 'b')
+    ({'role': 'user', 'content': text},) for text in ('a', 'think', 'b')
   ]
   replies = connect(server).chat(conversations, max_tokens=9, temperature=0.3)
   assert replies == ['a!', '', 'b!']
-  for body in server.bodies:
-    assert (body['max_tokens'], body['temperature']) == (9, 0.3)
-    assert body['messages'][0] == conversations[0][0]
+  body = server.bodies[0]
+  assert (body['max_tokens'], body['temperature']) == (9, 0.3)
 
 
 def test_check_compares_fingerprints():
   ours = RENDERER.fingerprint
   server = Server(models=({'id': 'teacher', 'tokenizer': ours},))
   connect(server).check(RENDERER)
-  assert [r.url.path for r in server.requests] == ['/v1/models']
   server.models = ({'id': 'teacher', 'tokenizer': 'other'},)
   with pytest.raises(ValueError, match=f'other.*expected .{ours}'):
     connect(server).check(RENDERER)
 
 
 def tokenize(body, eos=EOS):
-  assert body['add_special_tokens'] is False and body['model'] == 'teacher'
+  assert body['add_special_tokens'] is False
   if body['prompt'] == RENDERER.tokenizer.eos:
     return {'tokens': [eos]}
   return {'tokens': list(body['prompt'].encode())}
 
 
 def test_check_compares_the_tokens_of_a_probe(caplog):
-  server = Server(tokenize=tokenize)
-  connect(server).check(RENDERER)
-  paths = [r.url.path for r in server.requests]
-  assert paths == ['/v1/models', '/tokenize', '/tokenize']
+  connect(Server(tokenize=tokenize)).check(RENDERER)
   assert not caplog.records
   answer = httpx.Response(200, json={'data': ['teacher']})
   with pytest.raises(endpoints.EndpointError, match='form of the OpenAI API'):
@@ -195,9 +172,8 @@ def test_check_refuses_other_tokens(other):
   'other', [None, lambda body: {'tokens': []}, lambda body: httpx.Response(501)]
 )
 def test_check_warns_if_the_tokens_cannot_be_compared(other, caplog):
-  with caplog.at_level(logging.WARNING, 'absl'):
-    connect(Server(tokenize=other)).check(RENDERER)
-  assert 'NOT CHECKED' in caplog.text and 'teacher' in caplog.text
+  connect(Server(tokenize=other)).check(RENDERER)
+  assert 'NOT CHECKED' in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -28,21 +28,10 @@ def choice_of(ids, reason='stop', **fields):
   }
 
 
-def run(server, specs, **options):
-  engine = endpoints.Engine(connect(server, **options))
-  rollouts = episodes.Driver(engine, RENDERER, 64).run(specs)
-  assert engine.poll() == []
-  return rollouts
-
-
-def complete(choice, max_tokens=8, stop_ids=(EOS,), hold=False):
+def complete(choice, stop_ids=(EOS,)):
   """Returns the completion of a request of three tokens."""
   engine = endpoints.Engine(connect(Server(replies={(): choice})))
-  engine.submit(
-    requests.Request(
-      2**40 + 5, np.array([1, 2, 3]), max_tokens, stop_ids, hold=hold
-    )
-  )
+  engine.submit(requests.Request(2**40 + 5, np.array([1, 2, 3]), 8, stop_ids))
   (completion,) = engine.poll()
   assert completion.ids.dtype == np.int32
   assert completion.logprobs.dtype == np.float32
@@ -54,7 +43,10 @@ def test_driver_runs_an_episode_of_two_turns():
   server = Server(
     replies={tuple(PROMPT): choice_of(RED), tuple(REPLY): choice_of(RED)}
   )
-  (rollout,) = run(server, [spec(7, temperature=0.5)])
+  engine = endpoints.Engine(connect(server))
+  driver = episodes.Driver(engine, RENDERER, 64)
+  (rollout,) = driver.run([spec(7, temperature=0.5)])
+  assert engine.poll() == []
   (sample,) = rollout.samples
   assert sample.ids.tolist() == WHOLE and rollout.stop_reason == 'env_done'
   assert rollout.score.reward == 1
@@ -100,16 +92,16 @@ def test_poll_returns_completions_in_the_order_of_submission():
 
 
 @pytest.mark.parametrize(
-  'choice, ids, reason',
+  'text, end, ids, reason',
   [
-    (choice_of(RED), RED, 'eos'),
-    (choice_of(b'red'), RED, 'eos'),  # the only stop id
-    (choice_of(b'red', 'length'), b'red', 'overflow'),  # of eight
-    (choice_of(b'reddened', 'length'), b'reddened', 'max_tokens'),
+    (RED, 'stop', RED, 'eos'),
+    (b'red', 'stop', RED, 'eos'),  # the only stop id
+    (b'red', 'length', b'red', 'overflow'),  # of eight
+    (b'reddened', 'length', b'reddened', 'max_tokens'),
   ],
 )
-def test_stop_reasons_of_completions(choice, ids, reason):
-  completion = complete(choice)
+def test_stop_reasons_of_completions(text, end, ids, reason):
+  completion = complete(choice_of(text, end))
   assert completion.ids.tolist() == list(ids)
   assert completion.stop_reason == reason
   assert len(completion.logprobs) == len(ids)
@@ -149,7 +141,6 @@ def test_marked_tokens_are_read_as_ids():
     choice_of(RED, logprobs={'token_logprobs': [-1.0]}),
     choice_of(RED, prompt_token_ids=[1, 2]),
     choice_of([1, 512], 'length'),
-    choice_of([1, '1'], 'length'),
   ],
 )
 def test_invalid_completions_are_refused(choice):
@@ -173,7 +164,6 @@ def test_seeds_differ_by_run_request_and_turn():
   first = seeds(0, 6, 2**50 + 6)
   assert len({*first, *seeds(1, 6)}) == 6
   assert seeds(0, 6) == first[:2]
-  assert all(0 <= seed < 2**31 for seed in first)
 
 
 def test_failure_leaves_no_request_in_flight():
