@@ -1,11 +1,11 @@
 """What tests of hanging calls share."""
 
 import threading
-import time
 
 import pytest
 
 from posttrain.rollout import calls
+from tests.rollout import fakes
 
 
 @pytest.fixture
@@ -15,7 +15,4 @@ def gate(monkeypatch):
   event = threading.Event()
   yield event
   event.set()
-  end = time.monotonic() + 10
-  while calls.hung():
-    assert time.monotonic() < end
-    time.sleep(0.005)
+  fakes.wait_for(lambda: not calls.hung())

@@ -1,6 +1,7 @@
 """A multi-turn environment and an engine with scripted completions."""
 
 import dataclasses
+import time
 
 import numpy as np
 
@@ -79,6 +80,13 @@ def spec(
   return episodes.EpisodeSpec(
     uid, env or Recall(), task, temperature, max_tokens, **budgets
   )
+
+
+def wait_for(condition):
+  end = time.monotonic() + 20
+  while not condition():
+    assert time.monotonic() < end
+    time.sleep(0.005)
 
 
 def raises(error):

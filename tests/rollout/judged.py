@@ -6,7 +6,7 @@ ended = threading.Event()  # ends `hangs`
 turns = []  # of `by_turns`
 
 
-def length(completions, judge, answer, log_metric):
+def length(completions, judge, answer):
   replies = judge(
     [
       [{'role': 'user', 'content': f'{turns[-1]["content"]} or {right}?'}]
@@ -14,7 +14,6 @@ def length(completions, judge, answer, log_metric):
     ],
     max_tokens=4,
   )
-  log_metric('letters', sum(map(len, replies)) / len(replies))
   return [len(text) / 4 for text in replies]
 
 
@@ -48,16 +47,8 @@ def wants_level(rollouts, level):
   return [0.0 if x is None else x for x in level]
 
 
-def wants(trainer_state, rollouts):
-  return [0.0 for _ in rollouts]
-
-
 def takes(rollouts, scale=1.0):
   return [scale for _ in rollouts]
-
-
-def nothing(rollouts):
-  return None
 
 
 def words(rollouts):
@@ -68,8 +59,7 @@ def broken(rollouts):
   raise KeyError('no')
 
 
-def hangs(rollouts, log_metric):
-  log_metric('count', 1.0)
+def hangs(rollouts):
   ended.wait()
   return [5.0 for _ in rollouts]
 
@@ -81,10 +71,6 @@ def by_turns(rollouts):
 
 def nan_first(rollouts):
   return [float('nan'), *(1.0 for _ in rollouts[1:])]
-
-
-def fine(rollouts):
-  return [1.0 for _ in rollouts]
 
 
 def asks(rollouts, judge):

@@ -8,16 +8,10 @@ import time
 import pytest
 
 from posttrain.rollout import calls
+from tests.rollout import fakes
 
 WAITS = 10  # seconds after which a test that hangs fails
 LIMIT = 0.05
-
-
-def wait_for(condition):
-  end = time.monotonic() + WAITS
-  while not condition():
-    assert time.monotonic() < end
-    time.sleep(0.005)
 
 
 def run(fn, seconds=WAITS):
@@ -73,7 +67,6 @@ def test_coroutines_share_a_loop_also_within_a_running_one():
         await asyncio.sleep(0)
       return asyncio.get_running_loop()
 
-    assert await asyncio.to_thread(sum, [1.0, 2.0]) == 3.0
     return set(await asyncio.gather(use(), use()))
 
   async def notebook():
@@ -106,7 +99,7 @@ def test_a_late_coroutine_is_cancelled_and_a_blocked_loop_replaced(gate):
   for fn in (hangs, blocks):
     with pytest.raises(calls.Late):
       coroutine(fn, LIMIT)
-  wait_for(lambda: events == ['cancelled'])
+  fakes.wait_for(lambda: events == ['cancelled'])
 
   async def works():
     return 7

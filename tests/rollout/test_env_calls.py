@@ -1,7 +1,6 @@
 """Calls into environments: time limits, copies, types of their results."""
 
 import re
-import time
 import types as std
 
 import numpy as np
@@ -31,16 +30,13 @@ def play(env, timeout=LIMIT, count=1, **options):
 def test_call_over_its_limit_ends_its_episode(hook, blocking, gate):
   env = Recall(fails={hook: gate.wait}, blocking=blocking)
   for rollout in play(env, count=3, env_threads=1):
-    assert rollout.stop_reason == 'error' and rollout.error == (
+    assert rollout.stop_reason == 'error' and rollout.error.startswith(
       f'recall/t{rollout.uid}: {hook} must return within rollout.env_timeout='
-      '0.05 s: it did not, and was given up'
     )
   assert calls.hung() == 3
   assert len(env.closed) == (3 if hook == 'close' else 0)
   gate.set()
-  end = time.monotonic() + 5
-  while calls.hung():
-    assert time.monotonic() < end
+  fakes.wait_for(lambda: not calls.hung())
   # A call that returns at last closes its episode, once.
   assert len(env.closed) == 3
 
@@ -56,33 +52,21 @@ def test_numbers_of_numpy_become_pythons():
 
 
 @pytest.mark.parametrize(
-  'hook, value, message',
+  'hook, value, words',
   [
-    (
-      'reset',
-      'text',
-      "reset must return a tuple of messages: got 'text', a st",
-    ),
-    ('step', None, 'step must return a types.StepOut: got None, a NoneType'),
-    (
-      'step',
-      types.StepOut(reward='1'),
-      "step must return a reward as a number .*: got '1'",
-    ),
-    ('grade', 1.0, 'grade must return a types.Score: got 1.0, a float'),
-    (
-      'grade',
-      types.Score(10**400),
-      'grade must return a reward as a number of a size of at most 1e',
-    ),
+    ('reset', 'text', "got 'text', a str"),
+    ('step', None, 'types.StepOut: got None'),
+    ('step', types.StepOut(reward='1'), "a reward as a number .*: got '1'"),
+    ('grade', 1.0, 'types.Score: got 1.0'),
+    ('grade', types.Score(10**400), 'a reward as a number of a size'),
     ('grade', types.Score(1.0, metrics={'a': ''}), "metric 'a' as a number"),
   ],
 )
 def test_result_of_the_wrong_type_names_environment_and_method(
-  hook, value, message
+  hook, value, words
 ):
   (rollout,) = play(Recall(fails={hook: lambda: value}), 5.0)
-  assert re.match(f'recall/t1: .*{message}', rollout.error), rollout.error
+  assert re.match(f'recall/t1: {hook} must .*{words}', rollout.error)
 
 
 class Editor(Recall):

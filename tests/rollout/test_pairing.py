@@ -16,14 +16,11 @@ class Env:
 
   name, max_turns = 'e', 1
 
-  def __init__(self, tasks=6):
-    self.tasks = tasks
-
   def source(self, split, seed):
     return sources.Shuffled(
       [
         types.Task(f'{split}{i}', 'e', _user(f'{split} q{i // 2}'))
-        for i in range(2 * self.tasks)
+        for i in range(12)
       ],
       seed,
     )
@@ -70,20 +67,11 @@ def _assistant(text):
   return ({'role': 'assistant', 'content': text},)
 
 
-def make(
-  script,
-  seed=0,
-  max_errors=0,
-  tasks=6,
-  split='train',
-  change=lambda i, rollout: rollout,
-  **options,
-):
+def make(script, split='train', change=lambda i, rollout: rollout, **options):
+  max_errors = options.pop('max_errors', 0)
   cfg = schema.MadePairs(**{'prompts': 6, 'samples': len(script), **options})
   driver = Driver(script, change)
-  pairs, count = pairing.make(
-    {'e': Env(tasks)}, driver, cfg, seed, max_errors, split
-  )
+  pairs, count = pairing.make({'e': Env()}, driver, cfg, 0, max_errors, split)
   return pairs, count, driver
 
 
@@ -100,17 +88,15 @@ def test_correct_answers_are_chosen_and_incorrect_ones_rejected():
   assert len({spec.uid for spec in driver.specs}) == 30
   # The choice among two correct answers is seeded and varies.
   assert len({pair.chosen[0]['content'] for pair in pairs}) == 2
-  assert pairs == make(script)[0]
 
 
 def test_equal_tasks_and_equal_answers_count_once():
   pairs, count, driver = make([RIGHT, RIGHT, WRONG], per_prompt=1)
-  prompts = {str(spec.task.prompt) for spec in driver.specs}
-  assert len(prompts) == 6 and len(driver.specs) == 18
-  assert len(pairs) == 6 and count.repeated == 6 and count.correct == 6
+  assert len({str(spec.task.prompt) for spec in driver.specs}) == 6
+  assert len(pairs) == count.repeated == count.correct == 6
 
 
-@pytest.mark.parametrize(('limit', 'expected'), [(1, 1), (2, 2), (9, 3)])
+@pytest.mark.parametrize(('limit', 'expected'), [(1, 1), (9, 3)])
 def test_rarer_kind_is_reused(limit, expected):
   pairs, _, _ = make(
     ['yes 1', 'yes 2', 'no 1', 'no 2', 'no 3'], per_prompt=limit
@@ -135,19 +121,13 @@ def test_pairs_share_the_prompt_that_was_shown():
   def show(i, rollout):
     text = rollout.task.prompt[0]['content']
     shown = _user(f'{text}, door {i % 2}')
-    failed = rollout.stop_reason == 'error'
     return dataclasses.replace(
-      rollout, messages=() if failed else (*shown, *rollout.completion_messages)
+      rollout, messages=(*shown, *rollout.completion_messages)
     )
 
-  pairs, count, _ = make(
-    ['yes 0', 'yes 1', 'no 0', 'no 1', 'error'],
-    max_errors=6,
-    per_prompt=9,
-    change=show,
-  )
-  assert (count.tasks, count.one_sided, count.errors) == (12, 0, 6)
-  assert count.pairs == len(pairs) == len({str(x.prompt) for x in pairs}) == 12
+  script = ['yes 0', 'yes 1', 'no 0', 'no 1']
+  pairs, count, _ = make(script, per_prompt=9, change=show)
+  assert count.tasks == len(pairs) == len({str(x.prompt) for x in pairs}) == 12
   for pair in pairs:
     door = pair.prompt[0]['content'][-1]
     assert (pair.chosen, pair.rejected) == (
@@ -180,7 +160,6 @@ def test_equal_answers_graded_both_ways_are_in_no_pair():
     (_assistant(RIGHT), _assistant(WRONG))
   ] * 6
   assert (count.contradicted, count.repeated) == (12, 6)
-  assert (count.correct, count.incorrect, count.answers) == (6, 6, 30)
 
 
 def test_max_errors_limits_failed_episodes():

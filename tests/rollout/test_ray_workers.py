@@ -33,9 +33,8 @@ def connected():
 def test_episodes_of_ray_workers_equal_those_in_threads(connected):
   truth, _ = toys.play()
   rollouts, stage = toys.play(remote)
-  assert [r.messages for r in rollouts] == [r.messages for r in truth]
-  assert [r.score for r in rollouts] == [r.score for r in truth]
-  assert [r.error for r in rollouts] == [None] * 4 and stage.losses == 0
+  fakes.assert_same(rollouts, truth)
+  assert stage.losses == 0
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def calls(connected):
   """The calls of an episode of two turns, in a worker."""
   cfg = schema.Rollout(env_timeout=20.0, num_workers=1)
   stage = remote.Remote(cfg, toys.options(seconds=1.0), remote.start)
-  yield stage.episode(fakes.spec(1).task), stage
+  return stage.episode(fakes.spec(1).task), stage
 
 
 def test_a_worker_killed_in_the_middle_of_a_step_changes_nothing(calls):
@@ -62,23 +61,13 @@ def test_a_worker_killed_in_the_middle_of_a_step_changes_nothing(calls):
   assert episode.caught('end', True).reward == 1.0
 
 
-def test_a_worker_that_hangs_is_killed_and_one_that_exits_is_replaced(
-  connected,
-):
+def test_a_worker_that_hangs_is_killed_and_replaced(connected):
   options = {'at': ('t1',), 'num_workers': 1, 'timeout': 5.0}
   truth, _ = toys.play()
   hung, stage = toys.play(remote, fault='hangs', **options)
-  assert hung[1].error == (
-    'recall/t1: step must return within rollout.env_timeout=5 s: it did not, '
-    'and was given up'
-  )
+  assert 'step must return within rollout.env_timeout=5 s' in hung[1].error
   assert stage.losses == 1
-  gone, stage = toys.play(remote, fault='exits', **options)
-  assert 'must outlive it: 4 were lost in one call' in gone[1].error
-  for rollouts in (hung, gone):
-    for i in (0, 2, 3):
-      assert rollouts[i].messages == truth[i].messages
-      assert rollouts[i].score == truth[i].score
+  fakes.assert_same(hung[:1] + hung[2:], truth[:1] + truth[2:])
 
 
 def test_a_host_that_cannot_start_is_lost(connected):

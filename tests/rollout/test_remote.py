@@ -4,10 +4,10 @@ import pytest
 
 from posttrain import schema
 from posttrain.rollout import calls, grading, remote
-from tests.algorithms import two_turns
 from tests.rollout import fakes
 from tests.rollout import remote_toys as toys
 from tests.rollout.remote_toys import Cluster, play
+from tests.rollout.test_worker import score
 
 CALLS = 4 * 2 + 2 + 3 + 2 + 3  # open and end of four episodes, and their steps
 
@@ -46,10 +46,7 @@ def test_an_episode_that_ends_its_workers_costs_only_itself(truth):
   cluster = Cluster(exits=True)
   rollouts, workers = play(cluster, num_workers=1)
   assert rollouts[1].stop_reason == 'error' and rollouts[1].samples == ()
-  assert rollouts[1].error == (
-    'recall/t1: the worker of an episode must outlive it: 4 were lost in '
-    'one call, the last in step: it was killed'
-  )
+  assert '4 were lost in one call, the last in step' in rollouts[1].error
   fakes.assert_same(rollouts[:1] + rollouts[2:], truth[:1] + truth[2:])
   assert workers.losses == remote.MOST_LOSSES
   alone = [x for x in cluster.processes if x.tasks == {'t1'}]
@@ -68,10 +65,7 @@ def test_another_reply_after_a_loss_fails_the_episode(truth):
   rollouts, _ = play(Cluster(), fault='random', at=('t0',))
   assert rollouts[0].error is None
   rollouts, workers = play(Cluster({2}), count=1, fault='random', at=('t0',))
-  assert rollouts[0].error == (
-    'recall/t0: step must give the same reply to the same turns: it gave '
-    'another one after the loss of a worker'
-  )
+  assert 'step must give the same reply' in rollouts[0].error
   assert workers.losses == 1
 
 
@@ -79,14 +73,7 @@ def test_a_call_over_its_limit_ends_as_in_a_thread_and_its_worker_too(truth):
   options = {'fault': 'hangs', 'at': ('t1',), 'timeout': 0.5}
   rollouts, _ = play(**options)
   others, workers = play(Cluster(), num_workers=1, **options)
-  assert (
-    rollouts[1].error
-    == others[1].error
-    == (
-      'recall/t1: step must return within rollout.env_timeout=0.5 s: it did '
-      'not, and was given up'
-    )
-  )
+  assert 'step must return within rollout.env_timeout=0.5' in rollouts[1].error
   fakes.assert_same(rollouts, others)
   assert workers.losses == 1 and calls.hung() == 1  # that of the thread
 
@@ -94,14 +81,11 @@ def test_a_call_over_its_limit_ends_as_in_a_thread_and_its_worker_too(truth):
 def test_an_environment_that_cannot_be_built_fails_its_episodes():
   host = remote.EpisodeHost(toys.options(unknown=1))
   host.start()
-  task = toys.fakes.spec(3).task
+  task = fakes.spec(3).task
   error, method = host.call(0, task, 'open', ())
   assert method == 'make'
   assert str(error).startswith('recall/t3: ValueError: envs.recall.env.import_')
   assert host.call(0, task, 'close', ()) == (None, 'close')
-
-
-PATH, JUDGED = 'tests.rollout.hostile', 'tests.rollout.judged'
 
 
 @pytest.fixture
@@ -110,7 +94,7 @@ def cluster():
   clusters = []
 
   def make(lost=()):
-    clusters.append(toys.Cluster(lost))
+    clusters.append(Cluster(lost))
     return clusters[-1]
 
   yield make
@@ -118,19 +102,13 @@ def cluster():
     process._host._runner.close()
 
 
-def total(name, cluster=None, path=PATH, **options):
+def total(name, cluster=None):
   """Returns the rewards of a function, in a worker of `cluster` or a thread."""
-  entry = schema.RewardFn(fn=f'{path}:{name}', isolate=False, **options)
+  entry = schema.RewardFn(fn=f'tests.rollout.hostile:{name}', isolate=False)
   workers = None
   if cluster is not None:
     workers = remote.Remote(schema.Rollout(), {}, cluster.start)
   return grading.Rewards('e', {'x': entry}, workers=workers), workers
-
-
-def score(rewards):
-  scored, metrics, errors = rewards(two_turns.group(1.0, 0.0))
-  metrics.pop('rewards/x/seconds')
-  return [r.score.reward for r in scored], metrics, errors
 
 
 @pytest.mark.parametrize('name', ['length', 'later'])
@@ -147,12 +125,9 @@ def test_rewards_equal_those_in_a_thread(name, lost, cluster):
 
 def test_a_call_is_made_once_more_and_no_further(cluster):
   cluster = cluster((0, 1))
-  rewards, workers = total('length', cluster)
-  values, metrics, errors = score(rewards)
+  rewards, _ = total('length', cluster)
+  values, metrics, (error,) = score(rewards)
   assert values == [None, None] and metrics['rewards/x/faults'] == 1
-  assert (
-    'must return rewards: 2 workers were lost, the last: it was' in errors[0]
-  )
-  assert len(cluster.calls) == 2 and workers.losses == 2
+  assert '2 workers were lost' in error and len(cluster.calls) == 2
   values, _, errors = score(rewards)
   assert None not in values and errors == ()

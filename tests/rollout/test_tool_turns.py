@@ -69,11 +69,11 @@ def call(arguments, name='divide'):
   )
 
 
-def run(texts, env=None, max_tokens=200, task=TASK):
+def run(texts, env=None, task=TASK, renderer=fakes.RENDERER):
   """Returns the rollout of a scripted policy, and the engine's requests."""
   engine, env = fakes.Engine({1: texts}), env or Calculator()
-  spec = episodes.EpisodeSpec(1, env, task, 1.0, max_tokens)
-  (rollout,) = episodes.Driver(engine, fakes.RENDERER, 4000).run([spec])
+  spec = episodes.EpisodeSpec(1, env, task, 1.0, 200)
+  (rollout,) = episodes.Driver(engine, renderer, 9000).run([spec])
   return rollout, engine
 
 
@@ -108,52 +108,25 @@ def test_an_episode_of_calls_and_an_answer():
   assert '- divide(a: integer, b?: integer): Divides.' in prompt
   sampled = fakes.RENDERER.tokenizer.decode(sample.ids[sample.mask].tolist())
   assert sampled == ''.join(texts)
-  assert [turn.reward for turn in rollout.turns] == [0.0, 0.0, 1.0]
 
 
-@pytest.mark.parametrize(
-  ('name', 'texts', 'results'),
-  [
-    (
-      'qwen3',
-      ['<think>\nhm\n</think>\n\n' + call('{"a": 1, "b": 2}') + call('{}')],
-      '<|im_start|>user\n<tool_response>\n0.5\n</tool_response>\n'
-      "<tool_response>\nerror: divide must have the argument 'a': it is missing"
-      '\n</tool_response><|im_end|>\n<|im_start|>assistant\n',
-    ),
-    (
-      'llama3_1',
-      ['{"name": "divide", "parameters": {"a": 1, "b": 2}}'],
-      '<|start_header_id|>ipython<|end_header_id|>\n\n"0.5"<|eot_id|>'
-      '<|start_header_id|>assistant<|end_header_id|>\n\n',
-    ),
-    (
-      'gemma3',
-      ['divide({"a": 1, "b": 2}) and divide({"a": 3})'],
-      '<start_of_turn>user\n0.5\n3.0<end_of_turn>\n<start_of_turn>model\n',
-    ),
-  ],
-)
-def test_an_episode_under_a_models_template(
-  folders, monkeypatch, name, texts, results
-):
+def test_an_episode_under_a_models_template(folders, monkeypatch):
   """One sample, in which the sampled ids are as they were."""
-  chat = real.load(folders, name)
+  chat = real.load(folders, 'qwen3')
   eos = chat.tokenizer.eos_id
   monkeypatch.setattr(fakes, 'EOS', eos)
   task = dataclasses.replace(TASK, tools=tools.of([divide]))
-  texts = [*texts, 'Done.']
-  engine, env = fakes.Engine({1: texts}), Calculator()
-  spec = episodes.EpisodeSpec(1, env, task, 1.0, 300)
-  (rollout,) = episodes.Driver(engine, chat, 9000).run([spec])
-  assert env.texts == [('Done.', False)] and rollout.error is None
+  texts = ['<think>\nhm\n</think>\n\n' + call('{"a": 1, "b": 2}'), 'Done.']
+  rollout, _ = run(texts, task=task, renderer=chat)
   (sample,) = rollout.samples
-  sampled = b''.join(text.encode() + b'%' for text in texts)
-  ids = [ord('%') if i == eos else i for i in sample.ids[sample.mask].tolist()]
-  assert bytes(ids) == sampled
+  sampled = [x for text in texts for x in (*text.encode(), eos)]
+  assert sample.ids[sample.mask].tolist() == sampled
   first, last = rollout.turns
   between = sample.ids[first.start + first.length : last.start]
-  assert real.text(chat, between).removeprefix('\n') == results
+  assert real.text(chat, between).strip() == (
+    '<|im_start|>user\n<tool_response>\n0.5\n</tool_response><|im_end|>\n'
+    '<|im_start|>assistant'
+  )
   assert 'Divides.' in real.text(chat, sample.ids[: first.start])
 
 
@@ -161,7 +134,7 @@ def test_an_episode_under_a_models_template(
   ('text', 'words'),
   [
     (call('{"a": 1, "b": 0}'), 'error: ZeroDivisionError: '),
-    (call('{"a": 1', 'divide'), 'error: a call must be one that can be read'),
+    (call('{"a": 1'), 'error: a call must be one that can be read'),
     (call('{}', 'look'), "error: the tool must be one of ['divide']"),
   ],
 )
@@ -169,9 +142,9 @@ def test_an_error_goes_back_to_the_policy(text, words):
   rollout, _ = run([text, 'Done.'])
   (reply,) = replies(rollout)
   assert reply.startswith(words) and '\n' not in reply
-  metrics = rollout.score.metrics
-  assert (metrics['calls'], metrics['failures']) == (1, 1)
-  assert metrics['malformed'] == (0 if 'ZeroDivision' in words else 0.5)
+  malformed = 0 if 'ZeroDivision' in words else 0.5
+  expected = {'calls': 1, 'failures': 1, 'malformed': malformed}
+  assert expected.items() <= rollout.score.metrics.items()
 
 
 @pytest.mark.parametrize('format', ['hermes', 'plain', 'llama3'])
