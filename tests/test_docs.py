@@ -9,7 +9,7 @@ import types
 import numpy as np
 import pytest
 
-from posttrain import algorithms, schema
+from posttrain import schema
 from posttrain.algorithms import streams
 from posttrain.envs import registry
 from posttrain.rollout import episodes
@@ -79,29 +79,14 @@ def example(tmp_path, monkeypatch):
   return write
 
 
-def _options(page, name):
-  """Returns the options of the environment that a page's command names."""
-  entry, *_ = re.findall(rf"envs='(\{{\s+\"{name}.*?)'", _text(page), re.S)
-  options = json.loads(entry)[name]['env']
-  assert options.pop('type') == 'custom'
-  return schema.CustomEnv(**options)
-
-
-def test_the_environment_of_the_page_grades_its_demonstration(example):
-  example('parrot.py')
-  env = registry.make('parrot', _options('docs/extending.md', 'parrot'))
-  (task,) = env.source('eval', 0).take(2)
-  episode = env.make(task)
-  assert episode.reset() == task.prompt and episode.grade().reward is None
-  assert episode.step(task.demonstration[0]['content'], False).done
-  assert episode.grade().reward == 1 and episode.grade().correct
-
-
 def test_the_environment_with_tools_plays_an_episode(example):
   """A scripted policy writes a call that is wrong, a call, and the answer."""
-  example('squares.py', 'docs/environments.md')
-  options = _options('docs/environments.md', 'squares')
-  env = registry.make('squares', options)
+  page = 'docs/environments.md'
+  example('squares.py', page)
+  entry, *_ = re.findall(r"envs='(\{\s+\"squares.*?)'", _text(page), re.S)
+  options = json.loads(entry)['squares']['env']
+  assert options.pop('type') == 'custom'
+  env = registry.make('squares', schema.CustomEnv(**options))
   (task,) = env.source('train', 0).take(1)
   engine = fakes.Engine(
     {1: ['multiply({"a": 100})', 'multiply({"a": 100, "b": 100})', '10000']}
@@ -114,13 +99,6 @@ def test_the_environment_with_tools_plays_an_episode(example):
   assert error.startswith('error: multiply') and product == '10000'
   assert rollout.score.reward == 1 and rollout.stop_reason == 'env_done'
   assert rollout.score.metrics['malformed'] == 1 / 3
-
-
-def test_the_credit_function_of_the_page_gives_one_number_per_token(example):
-  example('mine.py')
-  cfg = schema.Custom(import_path='mine:above_median', kwargs={'scale': 2.0})
-  credit = algorithms.make(cfg).assign(two_turns.group(1.0, 0.0))
-  assert [set(x[two_turns.MASK]) for x in credit] == [{0.0}, {-2.0}]
 
 
 def test_the_algorithm_of_the_page_weighs_the_other_messages(example):

@@ -52,30 +52,18 @@ def generate_json(workdir, capsys):
   return run
 
 
-def average(workdir):
-  like = transformer.shapes(fixtures.MODEL)
-  return store.restore_params(str(workdir), like, average=True)
-
-
-def logits(params, ids):
-  """Returns the logits of a full forward: f32[T, V]."""
-  ids = np.array([ids])
-  hidden, _ = transformer.trunk(
-    params, fixtures.MODEL, ids, np.arange(ids.size)[None], np.ones_like(ids)
-  )
-  return np.asarray(scoring.next_logits(params, fixtures.MODEL, hidden))[0]
-
-
 def test_greedy_is_the_argmax_of_a_full_forward(generate_json, workdir):
   """Logprobs are those of the averaged weights at temperature 1."""
   answer = generate_json(f'--prompt={QUESTION}', '--max_tokens=12')
   assert answer['prompt_ids'] == IDS
-  params, whole = average(workdir), IDS + answer['ids']
-  want = logits(params, whole)[len(IDS) - 1 : -1].argmax(-1)
-  assert answer['ids'] == want.tolist()
-  score = scoring.Scorer(fixtures.MODEL, 1, 64)
+  like = transformer.shapes(fixtures.MODEL)
+  params = store.restore_params(str(workdir), like, average=True)
+  whole = IDS + answer['ids']
+  score = scoring.Scorer(fixtures.MODEL, 1, 64, reads='logprobs_and_top')
   (scored,) = score(params, [np.array(whole)], [np.ones(len(whole))])
-  np.testing.assert_allclose(answer['logprobs'], scored[len(IDS) :], atol=1e-5)
+  logprobs, is_top = scored[len(IDS) :].T
+  np.testing.assert_allclose(answer['logprobs'], logprobs, atol=1e-5)
+  assert is_top.all()
   assert answer['text'] == fixtures.RENDERER.tokenizer.decode(answer['ids'])
   stopped = answer['ids'][-1] == fixtures.RENDERER.tokenizer.eos_id
   assert answer['stop_reason'] == ('eos' if stopped else 'max_tokens')

@@ -23,44 +23,21 @@ FILES = {
 }
 GRPO = 'grpo:small,rows.jsonl,rewards:short'
 MISTAKES = (
-  ('arithmetic --config.grpo.learning_rate=1', 'config.grpo.optim.lr'),
   ('arithmetic --config.optim.lr=1e-4', 'config.sft.optim.lr'),
   ('arithmetic --learning_rate=1e-4', '--config.STAGE.optim.lr'),
   ('arithmetic --config.grpo.steps=1e3', 'config.grpo.steps', '1000.0'),
-  (
-    'arithmetic --config.grpo.envs.arithmetic.algorithm=ppo',
-    'config.grpo.envs.arithmetic.algorithm.type',
-    "'ppo'",
-  ),
+  ('arithmetic --config.grpo.envs.arithmetic.algorithm=ppo', "'ppo'"),
   ('arithmetc', '--config', "'arithmetc'", 'did you mean arithmetic?'),
-  (
-    """arithmetic --config.stages='("grpo",)'""",
-    'config.grpo.init',
-    "'stage:sft'",
-  ),
+  ("""arithmetic --config.stages='("grpo",)'""", 'config.grpo.init'),
   ('sft:small,row.jsonl', "'row.jsonl'", 'did you mean rows.jsonl?'),
   ('sft:small,broken.jsonl', '/broken.jsonl:2', '4 + 1 ='),
   ('dpo:small,rows.jsonl', '/rows.jsonl:1', "'chosen'"),
   ('sft:small,text.jsonl', '/text.jsonl:1', "['text']"),
   ('grpo:small,long.jsonl,rewards:short', '/long.jsonl:1', '1504'),
-  (
-    'grpo:small,rows.jsonl,rewards:shrt',
-    'config.grpo.envs.data.rewards.shrt.fn',
-    'rewards:shrt',
-  ),
+  ('grpo:small,rows.jsonl,rewards:shrt', 'envs.data.rewards.shrt.fn'),
   ('grpo:small,rows.jsonl,rewards:right', 'rewards.right.fn', "'anwser'"),
-  (
-    'sft:Qwen/Qwen3-0.6B,rows.jsonl',
-    "'Qwen/Qwen3-0.6B'",
-    'hf download Qwen/Qwen3-0.6B',
-  ),
+  ('sft:Qwen/Qwen3-0.6B,rows.jsonl', 'hf download Qwen/Qwen3-0.6B'),
   (f'{GRPO} --config.lora.rank=16', 'config.grpo.lora.rank', '16'),
-  (
-    'sft:small,rows.jsonl --config.batch.micro_batch_tokens=512',
-    'config.sft.batch.micro_batch_tokens',
-    'row_tokens=2048',
-    '512',
-  ),
   (
     f'{GRPO} --config.envs.data.sampler.max_tokens=4096',
     'config.grpo.envs.data.sampler.max_tokens',

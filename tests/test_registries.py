@@ -46,12 +46,9 @@ FUNCTIONS = {
   'ref_kl': (ref_kl.loss, schema.RefKl),
   'ranking': (preference.ranking, schema.Ranking),
   **{
-    f'rl {options.type}': (rl.TYPES[options.type], options)
-    for options in typing.get_args(schema.RlLoss)
-  },
-  **{
-    f'preference {options.type}': (preference.TYPES[options.type], options)
-    for options in typing.get_args(schema.PreferenceLoss)
+    f'{name} {options.type}': (REGISTRIES[name][1][options.type], options)
+    for name in ('rl losses', 'preference losses')
+    for options in typing.get_args(REGISTRIES[name][0])
   },
 }
 

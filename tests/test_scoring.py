@@ -136,14 +136,13 @@ def _sequences(lengths):
   return ids, temperatures
 
 
-def test_scorer_scores_any_lengths_with_one_program(params):
+def test_scorers_of_a_shape_score_any_lengths_with_one_program(params):
   mesh = sharding.make_mesh(schema.Mesh())
-  scorer = scoring.Scorer(CFG, rows=2, row_tokens=T, mesh=mesh)
-  scorer(params, *_sequences([3]))
+  scoring.Scorer(CFG, 2, T, mesh)(params, *_sequences([3]))
   for lengths in ([5, 1, 7, 16, 2, 9, 16, 3], [0, 2], []):
     ids, temperatures = _sequences(lengths)
     with compilation.CompileCounter() as compiling:
-      scored = scorer(params, ids, temperatures)
+      scored = scoring.Scorer(CFG, 2, T, mesh)(params, ids, temperatures)
     assert compiling.count == 0
     assert [len(x) for x in scored] == lengths
     for ours, *sequence in zip(scored, ids, temperatures, strict=True):
@@ -191,13 +190,6 @@ for reads in ('logprobs', 'logprobs_and_top'):
 @pytest.mark.slow
 def test_scores_on_a_mesh_equal_those_of_one_device():
   fixtures.run_on_devices(4, '-c', SPLIT)
-
-
-def test_scorers_of_a_shape_share_a_program(params):
-  scoring.Scorer(CFG, rows=2, row_tokens=T)(params, *_sequences([3]))
-  with compilation.CompileCounter() as compiling:
-    scoring.Scorer(CFG, rows=2, row_tokens=T)(params, *_sequences([5, 3]))
-  assert compiling.count == 0
 
 
 def test_scorer_refuses_a_sequence_longer_than_a_row(params):

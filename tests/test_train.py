@@ -105,12 +105,6 @@ def test_sigterm_saves_and_the_resumed_run_is_bitwise_the_same(
   assert not kill_resume.differences(truth, kill_resume.outcome(tmp_path))
 
 
-def test_resume_refuses_another_config(finished, capsys):
-  workdir, _ = finished
-  assert main.main(_args(workdir, '--config.sft.optim.lr=1e-4')) == 2
-  assert 'config.sft.optim.lr (0.003 -> 0.0001)' in capsys.readouterr().err
-
-
 def test_a_dry_run_plans_for_devices_that_are_not_here(tmp_path, capsys):
   workdir = tmp_path / 'none'
   mesh = '--config.mesh={"data": 2, "fsdp": 2, "tensor": -1}'
@@ -179,7 +173,8 @@ def test_out_of_memory_names_sizes_and_knobs(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(train_step, 'TrainStep', OutOfMemory)
   assert main.main(_args(tmp_path)) == 1
   error = capsys.readouterr().err
-  assert 'micro_batch_tokens=256' in error and 'config.model.remat' in error
+  for part in ('micro_batch_tokens=256', 'config.model.remat', '9 GiB'):
+    assert part in error
 
 
 def test_nothing_of_a_stage_that_is_over_stays_on_the_devices(tmp_path):
