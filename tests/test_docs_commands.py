@@ -5,7 +5,6 @@ read with its overrides; nothing trains. docs/mistakes.md has its own test.
 """
 
 import json
-import pathlib
 import re
 import shlex
 
@@ -13,12 +12,8 @@ import pytest
 
 from posttrain import main
 from tests import qwen3
+from tests.test_docs import PAGES, ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGES = (
-  'README.md',
-  *sorted(f'docs/{x.name}' for x in (ROOT / 'docs').glob('*.md')),
-)
 START = 'python -m posttrain.main '
 ENDS = ('&', '&&', '|', ';')
 # The reader of this page adds these options; test_extending.py does so, too.

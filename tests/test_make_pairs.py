@@ -42,28 +42,25 @@ def test_gsm8k_solutions_become_pairs(tmp_path, capsys):
 
 def test_capacity_fits_the_longest_sampled_question(tmp_path):
   """Training questions may be longer than those of evaluations."""
-  files = []
-  for name, length in (('train', 300), ('eval', 5)):
-    files.append(tmp_path / f'{name}.jsonl')
-    row = {'question': 'x' * length, 'answer': 'So.\n#### 2'}
-    files[-1].write_text(json.dumps(row) + '\n')
-  env = schema.Gsm8k(path=str(files[0]), eval_path=str(files[1]))
+  train, held_out = (
+    test_gsm8k.write(
+      tmp_path / f'{length}.jsonl',
+      {'question': 'x' * length, 'answer': 'So.\n#### 2'},
+    )
+    for length in (300, 5)
+  )
+  env = schema.Gsm8k(path=str(train), eval_path=str(held_out))
   stage = schema.Stage(
     envs={'words': schema.EnvEntry(env=env)}, eval=schema.Eval(max_tokens=50)
   )
   run = schema.Run(model=schema.PRESETS['tiny'], stages={'sft': stage})
-  flags = make_pairs.PARSER.parse(
-    ['--output=x', '--checkpoint=y', '--prompts=1']
-  )
-  small = preflight.make(run, 'sft')
-  large = preflight.make(
-    run,
-    'sft',
-    min_capacity=lambda renderer, data: make_pairs._max_length(
-      renderer, data.envs, stage, flags
-    ),
-  )
-  assert small.capacity < 350 < large.capacity < 500
+  flags = make_pairs.Flags(output='x', checkpoint='y', prompts=1)
+
+  def longest(renderer, data):
+    return make_pairs._max_length(renderer, data.envs, stage, flags)
+
+  made = preflight.make(run, 'sft', min_capacity=longest)
+  assert 350 < made.capacity < 500
 
 
 def test_answers_of_a_policy_become_pairs(tmp_path, capsys):

@@ -52,13 +52,10 @@ def row():
   rng = np.random.default_rng(0)
   ids = rng.integers(0, 40, (1, T)).astype(np.int32)
   temperatures = rng.uniform(0.5, 2.0, (1, T)).astype(np.float32)
-  positions, segments = np.zeros((2, 1, T), np.int32)
-  start = 0
-  for i, length in enumerate(LENGTHS):
-    positions[0, start : start + length] = np.arange(length)
-    segments[0, start : start + length] = i + 1
-    start += length
-  return ids, positions, segments, temperatures
+  lengths = (*LENGTHS, T - sum(LENGTHS))
+  segments = np.repeat(np.int32([1, 2, 3, 0]), lengths)[None]
+  positions = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
+  return ids, positions * (segments > 0), segments, temperatures
 
 
 def test_logprobs_are_shifted_log_softmax_at_the_token_temperature(params, row):

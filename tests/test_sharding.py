@@ -160,12 +160,6 @@ def _constraints(fn, *args):
   return list(specs(jax.make_jaxpr(traced)(*args).jaxpr))
 
 
-def test_pin_places_an_array_and_its_gradient():
-  x = jnp.ones((4, 6))
-  pinned = jax.grad(lambda x: jnp.sum(sharding.pin_batch(x) ** 2))
-  assert _constraints(pinned, x) == 2 * [P(('data', 'fsdp'))]
-
-
 def test_a_gathered_weight_has_a_gradient_in_parts():
   w = jnp.ones((4, 6))
   for axes, whole in (

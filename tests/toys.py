@@ -46,29 +46,11 @@ class Letters(base.Env):
     )
 
   def make(self, task):
-    return Episode(self, task)
+    return base.OneTurn(task, lambda text, _: self.grade(task, text))
 
   def grade(self, task, text):
     correct = text[:1].isascii() == task.answer
     return types.Score(float(correct), correct, formatted=len(text) > 2)
-
-
-class Episode:
-  def __init__(self, env, task):
-    self._env, self._task, self._text = env, task, ''
-
-  def reset(self):
-    return self._task.prompt
-
-  def step(self, text, truncated):
-    self._text = text
-    return types.StepOut()
-
-  def grade(self):
-    return self._env.grade(self._task, self._text)
-
-  def close(self):
-    pass
 
 
 def install(monkeypatch, env=Letters):
