@@ -1,6 +1,5 @@
 """The commands as functions: the same checks, callables as rewards."""
 
-import dataclasses
 import pathlib
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from posttrain.util import imports
 from tests.envs import echoes
 
 SMALL = {
+  'stages': ('grpo',),
   'grpo.init': 'random',
   'grpo.steps': 1,
   'grpo.optim.warmup_steps': 0,
@@ -22,7 +22,6 @@ SMALL = {
   'grpo.eval.max_tokens': 8,
   'grpo.envs.arithmetic.sampler.max_tokens': 8,
   'compilation_cache': None,
-  'metrics.progress': False,
 }
 
 
@@ -142,7 +141,6 @@ def trained(tmp_path_factory):
     return lengths
 
   run = api.load('configs/arithmetic.py:tiny', SMALL)
-  run = dataclasses.replace(run, stages={'grpo': run.stages['grpo']})
   final = api.train(run, workdir, rewards={'letters': letters})
   return workdir, final, given
 

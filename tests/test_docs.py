@@ -18,7 +18,7 @@ from tests.algorithms import two_turns
 from tests.rollout import fakes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGES = ['README.md', *(f'docs/{x.name}' for x in ROOT.glob('docs/*.md'))]
+PAGES = ['README.md', *sorted(f'docs/{x.name}' for x in ROOT.glob('docs/*.md'))]
 TOPS = 'configs|docs|experiments|kernels|posttrain|tests'
 EACH_PAGE = pytest.mark.parametrize('page', PAGES)
 

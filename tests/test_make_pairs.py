@@ -49,7 +49,7 @@ def test_capacity_fits_the_longest_sampled_question(tmp_path):
     )
     for length in (300, 5)
   )
-  env = schema.Gsm8k(path=str(train), eval_path=str(held_out))
+  env = schema.Gsm8k(path=train, eval_path=held_out)
   stage = schema.Stage(
     envs={'words': schema.EnvEntry(env=env)}, eval=schema.Eval(max_tokens=50)
   )

@@ -33,9 +33,10 @@ def _args(workdir, *more):
 
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory):
-  """(workdir, exit code) of an undisturbed run."""
+  """The workdir of an undisturbed run."""
   workdir = tmp_path_factory.mktemp('finished')
-  return workdir, main.main(_args(workdir))
+  assert main.main(_args(workdir)) == 0
+  return workdir
 
 
 def _rows(workdir):
@@ -46,9 +47,7 @@ def _rows(workdir):
 
 
 def test_the_files_that_tools_rely_on(finished, capsys):
-  workdir, code = finished
-  assert code == 0
-  rows = _rows(workdir)
+  rows = _rows(finished)
   assert [row['step'] for row in rows] == list(range(21))
   assert {row['stage'] for row in rows} == {'sft'}
   for name in ('loss/total', 'optim/lr', 'batch/tokens'):
@@ -56,27 +55,26 @@ def test_the_files_that_tools_rely_on(finished, capsys):
   assert [row['compiles'] for row in rows[1:]] == [1] * 20
   for step in (0, 10, 20):
     assert 'eval/pass_rate/arithmetic' in rows[step]
-    path = workdir / 'rollouts' / f'sft_eval_{step:06d}.jsonl'
+    path = finished / 'rollouts' / f'sft_eval_{step:06d}.jsonl'
     assert len(path.read_text().splitlines()) == 20
-  timed = writers.read(str(workdir / 'metrics.jsonl'))[5]
+  timed = writers.read(str(finished / 'metrics.jsonl'))[5]
   assert 0 < timed['time/update'] and timed['time/compile'] == 0
-  assert json.loads((workdir / 'config.json').read_text())['stages'] == ['sft']
-  steps = {path.name for path in (workdir / 'checkpoints' / 'sft').iterdir()}
+  assert json.loads((finished / 'config.json').read_text())['stages'] == ['sft']
+  steps = {path.name for path in (finished / 'checkpoints' / 'sft').iterdir()}
   assert steps == {'10', '20'}
-  assert '<b class="finished">' in (workdir / 'report.html').read_text()
+  assert '<b class="finished">' in (finished / 'report.html').read_text()
 
 
 def test_rerunning_a_finished_run_changes_no_row_and_prints_the_last(
   finished, capsys
 ):
-  workdir, _ = finished
-  before = (workdir / 'metrics.jsonl').read_bytes()
-  assert main.main(_args(workdir)) == 0
-  assert (workdir / 'metrics.jsonl').read_bytes() == before
+  before = (finished / 'metrics.jsonl').read_bytes()
+  assert main.main(_args(finished)) == 0
+  assert (finished / 'metrics.jsonl').read_bytes() == before
   last = json.loads(capsys.readouterr().out.splitlines()[-1])
   assert last['stage'] == 'sft' and last['step'] == 20
   key = 'eval/pass_rate/arithmetic'
-  assert last[key] == _rows(workdir)[-1][key]
+  assert last[key] == _rows(finished)[-1][key]
 
 
 class TermAfter(train_step.TrainStep):
@@ -100,7 +98,7 @@ def test_sigterm_saves_and_the_resumed_run_is_bitwise_the_same(
   assert 'run the same command to continue' in capsys.readouterr().err
   assert store.find(str(tmp_path)).name == '3'
   assert main.main(_args(tmp_path)) == 0
-  truth = kill_resume.outcome(finished[0])
+  truth = kill_resume.outcome(finished)
   assert len(truth['arrays']) > 20 and len(truth['rows']) == 21
   assert not kill_resume.differences(truth, kill_resume.outcome(tmp_path))
 
@@ -162,15 +160,13 @@ def test_bad_gradients_in_a_row_abort_with_the_batch(tmp_path, capsys):
   assert saved['ids'].shape == (2, 4, 64) and saved['ce_count'] > 0
 
 
-class OutOfMemory(train_step.TrainStep):
-  """What jax raises where the device has no room."""
+def test_out_of_memory_names_sizes_and_knobs(tmp_path, monkeypatch, capsys):
+  """The error is what jax raises where the device has no room."""
 
-  def __call__(self, state, batch):
+  def fail(*_):
     raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: 9 GiB wanted')
 
-
-def test_out_of_memory_names_sizes_and_knobs(tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(train_step, 'TrainStep', OutOfMemory)
+  monkeypatch.setattr(train_step.TrainStep, '__call__', fail)
   assert main.main(_args(tmp_path)) == 1
   error = capsys.readouterr().err
   for part in ('micro_batch_tokens=256', 'config.model.remat', '9 GiB'):
@@ -196,11 +192,10 @@ def test_nothing_of_a_stage_that_is_over_stays_on_the_devices(tmp_path):
 
 def test_a_stage_starts_from_another(finished, tmp_path):
   """`init: PATH` takes the params of a run; `stage:NAME` those of a stage."""
-  workdir, _ = finished
-  init = f'--config.sft.init={workdir}'
+  init = f'--config.sft.init={finished}'
   assert main.main(_args(tmp_path, init, *SHORT)) == 0
   first = tmp_path / 'rollouts' / 'sft_eval_000000.jsonl'
-  last = workdir / 'rollouts' / 'sft_eval_000020.jsonl'
+  last = finished / 'rollouts' / 'sft_eval_000020.jsonl'
   assert first.read_text() == last.read_text()
 
 

@@ -19,12 +19,6 @@ def test_paths_join_every_kind_of_key():
   assert list(tree.flat(state)) == ['0/count', '0/mu/w', '0/nu/w']
 
 
-def test_map_with_path_passes_path_and_leaf():
-  named = tree.map_with_path(lambda path, leaf: (path, leaf.ndim), PARAMS)
-  assert named['block']['query'] == ('block/query', 2)
-  assert named['list'] == [('list/0', 0), None]
-
-
 def test_the_first_matching_rule_wins():
   rules = ((r'scale$', 'a'), (r'block/', 'b'), (r'.*', None))
   values = {path: tree.match(rules, path) for path in tree.flat(PARAMS)}
