@@ -113,13 +113,12 @@ class Cluster:
       exits: whether a process is lost in each second step of a task 't1'.
       never_starts: whether no process starts.
     """
-    self._lost, self._exits = frozenset(lost), exits
+    self.lost, self._exits = lost, exits
     self.never_starts = never_starts
     self._lock, self.calls = threading.Lock(), []
     self.processes = []
 
   def start(self, make, concurrency):
-    del concurrency
     self.processes.append(Process(self, make))
     return self.processes[-1]
 
@@ -127,7 +126,7 @@ class Cluster:
     with self._lock:
       self.calls.append(args)
       exits = self._exits and args[2:] == ('step', ('1b', False, None))
-      return exits or len(self.calls) - 1 in self._lost
+      return exits or len(self.calls) - 1 in self.lost
 
 
 def play(cluster=None, count=4, timeout=30.0, num_workers=2, **kwargs):

@@ -6,20 +6,16 @@ import jax
 import numpy as np
 import pytest
 
-from posttrain import schema, scoring, sharding, types
+from posttrain import schema, scoring, sharding
 from posttrain.chat import rendering
 from posttrain.checkpoints import store
 from posttrain.models import transformer
 from posttrain.rollout import frozen_models
 from posttrain.stage import preflight
 from tests import fixtures
+from tests.algorithms import two_turns
 
 ROWS, T = 2, 32
-
-
-@jax.jit
-def score(params, *rows):
-  return scoring.score(params, fixtures.MODEL, *rows)[0]
 
 
 def params(seed):
@@ -41,18 +37,12 @@ def samples(low=0.5, high=2.0):
   """Returns samples whose temperatures are in this range."""
   rng = np.random.default_rng(0)
   return [
-    types.Sample(
-      env='e',
-      row='r',
-      temperatures=rng.uniform(low, high, n).astype(np.float32),
-      ids=rng.integers(0, 256, n).astype(np.int32),
-      mask=np.arange(n) > 4,
-      roles=np.ones(n, np.int8),
-      is_content=np.ones(n, bool),
-      sampler_logprobs=np.zeros(n, np.float32),
-      versions=np.zeros(n, np.int32),
+    two_turns.sample(
+      task=None,
+      temperatures=rng.uniform(low, high, 9).astype(np.float32),
+      ids=rng.integers(0, 256, 9).astype(np.int32),
     )
-    for n in (20, 12, 25)
+    for _ in range(3)
   ]
 
 
@@ -64,9 +54,7 @@ def test_policy_logprobs_are_bitwise_at_the_samples_temperatures():
   batch = samples()
   refs = make(refuse)
   refs.set_policy({'policy': params(0)})
-  expected = scoring.Scorer(fixtures.MODEL, ROWS, T)(
-    params(0), [s.ids for s in batch], [s.temperatures for s in batch]
-  )
+  expected = forward([s.ids for s in batch], [s.temperatures for s in batch])
   for a, b in zip(refs('policy', batch), expected, strict=True):
     np.testing.assert_array_equal(a, b)
 
@@ -142,13 +130,9 @@ def test_unknown_names_are_refused(workdir, name, message):
     preflight.resolve(name, str(workdir))
 
 
-def test_loader_restores_resolved_folders(workdir):
-  step = 'checkpoints/sft/3'
-  load = loader(workdir, init='random', outside=str(workdir / step))
+def test_a_run_may_begin_with_random_weights(workdir):
+  load = loader(workdir, init='random')
   jax.tree.map(np.testing.assert_allclose, load.init(), params(0))
-  model = load('outside')
-  jax.tree.map(np.testing.assert_array_equal, model.params, params(1))
-  assert model.cfg == fixtures.MODEL
 
 
 def test_changed_weights_are_refused_on_loading(workdir):
@@ -163,13 +147,9 @@ def test_changed_weights_are_refused_on_loading(workdir):
 HINT = ({'role': 'system', 'content': 'It is 7.'},)
 
 
-def forward(ids, temperature):
-  """Returns logprobs of one sequence, f32[T]."""
-  places = np.arange(ids.size, dtype=np.int32)[None]
-  temperatures = np.full(places.shape, temperature, np.float32)
-  return score(
-    params(0), ids[None], places, np.ones_like(places), temperatures
-  )[0]
+def forward(sequences, temperatures):
+  scorer = scoring.Scorer(fixtures.MODEL, ROWS, T)
+  return scorer(params(0), sequences, temperatures)
 
 
 def test_a_hint_precedes_a_sample_without_a_task():
@@ -179,7 +159,8 @@ def test_a_hint_precedes_a_sample_without_a_task():
   scored = refs('policy', batch, [HINT] * len(batch))
   head = fixtures.RENDERER.render(HINT).ids
   for sample, logprobs in zip(batch, scored, strict=True):
-    whole = forward(np.concatenate([head, sample.ids]), 1.0)
+    ids = np.concatenate([head, sample.ids])
+    (whole,) = forward([ids], [np.ones(len(ids), np.float32)])
     np.testing.assert_allclose(
       logprobs[1:], whole[-len(sample) + 1 :], atol=2e-5
     )
@@ -188,7 +169,7 @@ def test_a_hint_precedes_a_sample_without_a_task():
 def test_a_hint_is_in_the_prompt_of_the_sample():
   """Compares with a forward over the hinted prompt and the completion."""
   render = fixtures.RENDERER.render
-  prompt = ({'role': 'user', 'content': '1?'},)
+  prompt = two_turns.TASK.prompt
   own = render(prompt, add_generation_prompt=True).ids
   sample = samples()[0]
   completion = sample.ids
@@ -197,13 +178,14 @@ def test_a_hint_is_in_the_prompt_of_the_sample():
     sample,
     ids=ids,
     temperatures=np.full(len(ids), 0.7, np.float32),
-    task=types.Task(id='r', env='e', prompt=prompt),
+    task=two_turns.TASK,
   )
   refs = make(refuse)
   refs.set_policy({'policy': params(0)})
   (scored,) = refs('policy', [sample], [HINT])
   head = render((*HINT, *prompt), add_generation_prompt=True).ids
-  whole = forward(np.concatenate([head, completion]), 0.7)
+  ids = np.concatenate([head, completion])
+  (whole,) = forward([ids], [np.full(len(ids), 0.7, np.float32)])
   assert len(scored) == len(sample.ids) and not scored[: len(own)].any()
   np.testing.assert_allclose(scored[len(own) :], whole[len(head) :], atol=2e-5)
 
@@ -224,7 +206,8 @@ def test_model_of_another_shape_scores_with_its_own_options(tmp_path):
   bigger = dataclasses.replace(fixtures.MODEL, layers=3, mlp_dim=48)
   weights = transformer.init(jax.random.key(5), bigger)
   save(tmp_path, 1, weights, bigger)
-  load = loader(tmp_path, big='checkpoints/sft/1', init='checkpoints/sft/1')
+  folder = str(tmp_path / 'checkpoints/sft/1')
+  load = loader(tmp_path, big=folder, init='checkpoints/sft/1')
   model = load('big')
   assert model.cfg == bigger
   jax.tree.map(np.testing.assert_array_equal, model.params, weights)

@@ -84,7 +84,6 @@ def test_correct_answers_are_chosen_and_incorrect_ones_rejected():
     assert pair.rejected == _assistant(WRONG)
   assert (count.tasks, count.answers, count.pairs) == (6, 30, 6)
   assert (count.cut, count.ungraded, count.errors) == (6, 6, 0)
-  assert (count.correct, count.incorrect, count.one_sided) == (12, 6, 0)
   assert len({spec.uid for spec in driver.specs}) == 30
   # The choice among two correct answers is seeded and varies.
   assert len({pair.chosen[0]['content'] for pair in pairs}) == 2
@@ -104,7 +103,6 @@ def test_rarer_kind_is_reused(limit, expected):
   assert len(pairs) == 6 * expected
   for i in range(0, len(pairs), expected):
     group = pairs[i : i + expected]
-    assert len({str(x.prompt) for x in group}) == 1
     assert len({str(x.rejected) for x in group}) == expected
     assert len({str(x.chosen) for x in group}) == min(expected, 2)
 
@@ -113,8 +111,8 @@ def test_eval_split_has_other_tasks_and_uids():
   pairs, count, driver = make([RIGHT, WRONG], split='eval', eval_prompts=4)
   assert count.tasks == len(pairs) == 4
   assert all(pair.prompt[0]['content'].startswith('eval') for pair in pairs)
-  training = make([RIGHT, WRONG])[2].specs
-  assert not {x.uid for x in driver.specs} & {x.uid for x in training}
+  training = {x.uid for x in make([RIGHT, WRONG])[2].specs}
+  assert training.isdisjoint(x.uid for x in driver.specs)
 
 
 def test_pairs_share_the_prompt_that_was_shown():

@@ -90,15 +90,10 @@ def test_an_environment_that_cannot_be_built_fails_its_episodes():
 
 @pytest.fixture
 def cluster():
-  """Returns a function that makes clusters; their event loops end with it."""
-  clusters = []
-
-  def make(lost=()):
-    clusters.append(Cluster(lost))
-    return clusters[-1]
-
-  yield make
-  for process in [x for y in clusters for x in y.processes]:
+  """A cluster whose event loops end with the test."""
+  cluster = Cluster()
+  yield cluster
+  for process in cluster.processes:
     process._host._runner.close()
 
 
@@ -115,7 +110,8 @@ def total(name, cluster=None):
 @pytest.mark.parametrize('lost', [(), (0,), (2,)])
 def test_rewards_equal_those_in_a_thread(name, lost, cluster):
   rewards, _ = total(name)
-  others, workers = total(name, cluster(lost))
+  cluster.lost = lost
+  others, workers = total(name, cluster)
   for _ in range(3):
     truth = score(rewards)
     assert score(others) == truth
@@ -124,7 +120,7 @@ def test_rewards_equal_those_in_a_thread(name, lost, cluster):
 
 
 def test_a_call_is_made_once_more_and_no_further(cluster):
-  cluster = cluster((0, 1))
+  cluster.lost = (0, 1)
   rewards, _ = total('length', cluster)
   values, metrics, (error,) = score(rewards)
   assert values == [None, None] and metrics['rewards/x/faults'] == 1

@@ -33,13 +33,9 @@ def scorer():
 def _rollouts():
   """Returns two rollouts of nine tokens, one cut after its first turn."""
   long = two_turns.rollout(1.0, 0)
-  short = dataclasses.replace(
-    two_turns.sample(),
-    **{
-      name: getattr(two_turns.sample(), name)[:4]
-      for name in ('ids', 'mask', 'sampler_logprobs')
-    },
-  )
+  (whole,) = long.samples
+  names = ('ids', 'mask', 'sampler_logprobs')
+  short = two_turns.sample(**{x: getattr(whole, x)[:4] for x in names})
   return [long, dataclasses.replace(long, uid=1, samples=(short,))]
 
 

@@ -24,34 +24,19 @@ def _rollout(task, max_tokens=64, **options):
   ).rollout(task, uid=5)
 
 
-def test_mask_covers_the_assistant_turn_and_its_eos():
-  rollout = _rollout(_task())
-  (sample,) = rollout.samples
-  renderer = rendering.load(schema.Tokenizer())
-  labels = sample.ids[sample.mask]
-  assert renderer.tokenizer.decode(labels.tolist()) == REPLY['content']
-  assert labels[-1] == renderer.tokenizer.eos_id
-  assert rollout.uid == 5 and rollout.stop_reason == 'eos'
-  assert rollout.score.reward is None  # not graded, which is not zero
-  assert not sample.sampler_logprobs.any()
-  np.testing.assert_array_equal(sample.versions, -1)
+FEW_SHOT = (USER, {'role': 'assistant', 'content': 'S'}, USER)
 
 
-FEW_SHOT = (
-  {'role': 'user', 'content': 'Q1'},
-  {'role': 'assistant', 'content': 'SHOT'},
-  {'role': 'user', 'content': 'Q2'},
-)
-ANSWER = {'role': 'assistant', 'content': 'ANSWER'}
-
-
-def test_assistant_turns_of_the_prompt_are_not_trained():
-  rollout = _rollout(_task(prompt=FEW_SHOT, demonstration=(ANSWER,)))
+def test_the_demonstration_alone_and_its_eos_are_trained():
+  rollout = _rollout(_task(FEW_SHOT))
   (sample,) = rollout.samples
   renderer = rendering.load(schema.Tokenizer())
   labels = sample.ids[sample.mask].tolist()
-  assert labels == [*b'ANSWER', renderer.tokenizer.eos_id]
-  assert rollout.messages == (*FEW_SHOT, ANSWER)
+  assert labels == [*REPLY['content'].encode(), renderer.tokenizer.eos_id]
+  assert rollout.messages == (*FEW_SHOT, REPLY)
+  assert rollout.uid == 5 and rollout.stop_reason == 'eos'
+  assert rollout.score.reward is None  # not graded, which is not zero
+  assert not sample.sampler_logprobs.any() and (sample.versions == -1).all()
   whole = renderer.render(rollout.messages)
   np.testing.assert_array_equal(sample.ids, whole.ids)
   np.testing.assert_array_equal(sample.roles, whole.roles)
