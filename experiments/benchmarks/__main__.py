@@ -1,7 +1,7 @@
 """Benchmarks, one JSON line per result.
 
     python -m experiments.benchmarks train_step --shape=S --threads=1
-    python -m experiments.benchmarks decode --shape=S --threads=1 [--refill]
+    python -m experiments.benchmarks decode --shape=S --threads=1
     python -m experiments.benchmarks grpo --shape=S --threads=1 [--first]
     python -m experiments.benchmarks growth --shape=S --threads=1
     python -m experiments.benchmarks logprobs --vocab=32768
@@ -26,8 +26,6 @@ logprobs    the chunked linear head against full logits, and the temporaries of
             both programs
 """
 
-import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -44,33 +42,17 @@ MICRO_TOKENS = 2048  # of `growth`
 
 def main(argv=None) -> None:
   """Runs the command, with `--threads` threads."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = timing.parser(__doc__, repeats=5, vocab=32768)
   runs = {x.__name__: x for x in (train_step, decode, grpo, growth, logprobs)}
   add = parser.add_argument
   add('bench', choices=runs)
   add('--shape', choices=('S', 'M'), default='S')
   add('--threads', type=int, help='default: all')
-  add('--repeats', type=int, default=5)
-  add('--micro-rows', type=int, default=4, help='train_step')
-  add('--dtype', default='float32', help='train_step')
-  add('--remat', default='none', help='train_step')
   add('--first', action='store_true', help='grpo')
-  add('--kinds', default='decode,prefill,train,packed', help='growth')
-  add('--vocab', type=int, default=32768, help='logprobs')
-  add('--tokens', type=int, default=2048, help='logprobs')
-  add('--embed-dim', type=int, default=256, help='logprobs')
   add('--impl', help='grpo: only the first step of this one')
   add('--cache', help='grpo: a compilation cache, with --impl')
   args = parser.parse_args(argv)
-  if args.threads:
-    # jax reads both when it creates its client.
-    os.environ['NPROC'] = str(args.threads)
-    if args.threads == 1:
-      flag = '--xla_cpu_multi_thread_eigen=false'
-      os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {flag}'
-  from posttrain.util import memory
-
-  memory.keep_freed_memory()  # as `posttrain.main` does, for all
+  timing.set_threads(args.threads)
   runs[args.bench](args)
 
 
@@ -81,12 +63,10 @@ def train_step(args) -> None:
   from experiments.benchmarks import plain_jax, works
 
   shape = plain_jax.SHAPES[args.shape]
-  size = (plain_jax.ROWS, plain_jax.TOKENS)
-  ids = np.random.default_rng(0).integers(0, shape.vocab_size, size, np.int32)
-  cfg = works.model(shape, dtype=args.dtype, remat=args.remat)
+  ids = works.random_ids(shape, plain_jax.ROWS, plain_jax.TOKENS)
 
   def plain():
-    init_state, step = plain_jax.make_step(shape, args.micro_rows)
+    init_state, step = plain_jax.make_step(shape, works.TRAIN_ROWS)
     state = init_state(jax.random.key(0))
 
     def work():
@@ -97,10 +77,12 @@ def train_step(args) -> None:
     return work
 
   makers = {
-    'ours': lambda: works.update(cfg, works.make_batch(ids, args.micro_rows)),
+    'ours': lambda: works.update(
+      shape, works.make_batch(ids, works.TRAIN_ROWS)
+    ),
     'plain': plain,
   }
-  flops = plain_jax.train_flops(shape, size[1])
+  flops = plain_jax.train_flops(shape, plain_jax.TOKENS)
   timing.compare(args, makers, ids.size, 'tokens', flops_per_token=flops)
 
 
@@ -111,14 +93,13 @@ def decode(args) -> None:
   from experiments.benchmarks import plain_jax, works
 
   shape = plain_jax.SHAPES[args.shape]
-  ids = prompts(shape.vocab_size, BATCH)
+  ids = works.random_ids(shape, BATCH, PROMPT)
 
   def ours(count: int):
     return works.generate(
       shape,
       ids[:count].repeat(BATCH // count, 0),
-      [NEW] * BATCH,
-      BATCH,
+      NEW,
       capacity=PROMPT + NEW,
       prefill_rows=min(count, 32),
       prefill_tokens=PROMPT,
@@ -136,11 +117,6 @@ def decode(args) -> None:
     'plain': plain,
   }
   timing.compare(args, makers, BATCH * NEW, 'tokens')
-
-
-def prompts(vocab: int, count: int, length: int = PROMPT) -> np.ndarray:
-  """Returns random ids i32[count, length]."""
-  return np.random.default_rng(0).integers(0, vocab, (count, length), np.int32)
 
 
 def grpo(args) -> None:
@@ -209,15 +185,15 @@ def growth(args) -> None:
   shape = plain_jax.SHAPES[args.shape]
 
   def generate(capacity: int, prompt: int, new: int):
-    ids, counts = prompts(shape.vocab_size, BATCH, prompt), [new] * BATCH
+    ids = works.random_ids(shape, BATCH, prompt)
     sizes = {'prefill_rows': 32, 'prefill_tokens': 32}
-    return works.generate(shape, ids, counts, BATCH, capacity=capacity, **sizes)
+    return works.generate(shape, ids, new, capacity=capacity, **sizes)
 
   def train(row: int, segment: int):
     rows = MICRO_TOKENS // row
-    ids = prompts(shape.vocab_size, 2 * rows, row)
+    ids = works.random_ids(shape, 2 * rows, row)
     batch = works.make_batch(ids, rows, [segment] * rows)
-    return works.update(works.model(shape), batch)
+    return works.update(shape, batch)
 
   # Kind -> its work of a size, and the work's tokens.
   kinds = {
@@ -226,8 +202,7 @@ def growth(args) -> None:
     'train': (lambda size: train(size, size), 2 * MICRO_TOKENS),
     'packed': (lambda size: train(size, 64), 2 * MICRO_TOKENS),
   }
-  for kind in args.kinds.split(','):
-    make, tokens = kinds[kind]
+  for kind, (make, tokens) in kinds.items():
     for size in SIZES:
       works_of = {kind: lambda make=make, size=size: make(size)}
       timing.compare(args, works_of, tokens, 'tokens', size=size)
@@ -247,7 +222,7 @@ def logprobs(args) -> None:
     log_probs = jax.nn.log_softmax(hidden @ weight)
     return jnp.take_along_axis(log_probs, targets[:, None], axis=1).sum()
 
-  n, d, v = args.tokens, args.embed_dim, args.vocab
+  n, d, v = 2048, 256, args.vocab
   keys = jax.random.split(jax.random.key(0), 3)
   arrays = (
     jax.random.normal(keys[0], (n, d)),

@@ -19,7 +19,6 @@ and episodes have 3 turns, because none of them ever answers.
 Prints a row per design: medians over the repeats.
 """
 
-import argparse
 import dataclasses
 
 import jax
@@ -69,11 +68,9 @@ class LockStepEngine:
 
 def main(argv=None) -> None:
   """Prints the rows of all designs."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--checkpoint', default='', metavar='RUN')
-  for name, default in (('episodes', 256), ('slots', 256), ('repeats', 3)):
-    parser.add_argument(f'--{name}', type=int, default=default)
-  args = parser.parse_args(argv)
+  args = timing.parser(
+    __doc__, checkpoint='', episodes=256, slots=256, repeats=3
+  ).parse_args(argv)
   overrides = [('grpo.rollout.slots', str(args.slots))]
   if not args.checkpoint:
     overrides.append(('grpo.envs.sql.env.budget', '3'))

@@ -15,13 +15,12 @@ minutes of each stage with its evaluations; below it the reward model's accuracy
 on unseen pairs; and one JSON object.
 """
 
-import argparse
 import dataclasses
 import json
 import os
 import time
 
-from experiments.benchmarks import learning
+from experiments.benchmarks import learning, timing
 from experiments.launch import results as results_lib
 from posttrain import main as program
 from posttrain import schema
@@ -45,9 +44,8 @@ RATES = (
 
 def main(argv=None) -> None:
   """Runs the command."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = timing.parser(__doc__, seed=0)
   parser.add_argument('--workdir', required=True)
-  parser.add_argument('--seed', type=int, default=0)
   parser.add_argument(
     '--tiny',
     action='store_true',

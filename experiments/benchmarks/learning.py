@@ -23,8 +23,8 @@
 The same command continues what is left. Exit codes: those of `sweep`.
 """
 
-import argparse
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -35,11 +35,12 @@ import re
 import shutil
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scipy import stats
 
+from experiments.benchmarks import timing
 from experiments.launch import jobs as jobs_lib
 from experiments.launch import results as results_lib
 from experiments.launch import sweep
@@ -431,23 +432,28 @@ def overrides_of(words: Sequence[str]) -> list[tuple[str, str]]:
   return [(match[1], match[2]) for match in found if match]
 
 
-def guarded(run, argv: Sequence[str] | None) -> int:
-  """Runs a command; a ValueError is one line and exit code 2."""
-  try:
-    return run(argv)
-  except ValueError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
+def guarded(run: Callable[..., int]) -> Callable[..., int]:
+  """Returns a command of which a ValueError is one line and exit code 2."""
+
+  @functools.wraps(run)
+  def main(argv: Sequence[str] | None = None) -> int:
+    try:
+      return run(argv)
+    except ValueError as error:
+      print(f'error: {error}', file=sys.stderr)
+      return 2
+
+  return main
 
 
-def _run(argv: Sequence[str] | None) -> int:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+@guarded
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns the exit code."""
+  parser = timing.parser(__doc__, seeds='0,1,2', jobs=1)
   add = parser.add_argument
   add('--recipes', required=True, help='files in configs/, without .py')
   add('--workdir', required=True, help='the folder of all runs')
-  add('--seeds', default='0,1,2')
   add('--vary', action='append', default=[], metavar='KEY=VALUE,VALUE')
-  add('--jobs', type=int, default=1, help='runs at a time')
   add('--control', default='true', choices=('true', 'false'))
   args, rest = parser.parse_known_args(argv)
   parsed = map(jobs_lib.parse_sweep, args.vary)
@@ -473,11 +479,6 @@ def _run(argv: Sequence[str] | None) -> int:
     results += more
   write(folder, 'learning', table(results), results)
   return code
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns the exit code."""
-  return guarded(_run, argv)
 
 
 if __name__ == '__main__':

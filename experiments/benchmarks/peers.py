@@ -13,8 +13,6 @@ JSON line per implementation, and one of the matrix product of XLA and of torch.
             transformers' `generate`, micro-batches of 16 rows
 """
 
-import argparse
-import os
 import tempfile
 import threading
 
@@ -23,26 +21,17 @@ import numpy as np
 from experiments.benchmarks import plain_jax, timing, works
 
 DECODED, PROMPT, NEW = 64, 32, 128  # of `decode`
-SPECIALS = 'pad_token', 'bos_token', 'eos_token', 'unk_token'
 STEPS = 10_000  # more than a trainer is asked for
 
 
 def main(argv=None) -> None:
   """Prints the rows of all works."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--works', default=','.join(WORK))
+  parser = timing.parser(__doc__, works=','.join(WORK), threads=1, repeats=5)
   parser.add_argument('--shape', choices=('S', 'M'), default='S')
-  parser.add_argument('--threads', type=int, default=1)
-  parser.add_argument('--repeats', type=int, default=5)
   args = parser.parse_args(argv)
-  os.environ['NPROC'] = str(args.threads)
-  if args.threads == 1:
-    os.environ['XLA_FLAGS'] = '--xla_cpu_multi_thread_eigen=false'
+  timing.set_threads(args.threads)
   import torch
 
-  from posttrain.util import memory
-
-  memory.keep_freed_memory()
   torch.set_num_threads(args.threads)
   matrix = torch.randn(1024, 1024)
 
@@ -100,9 +89,12 @@ def words(shape, rng):
     ids = rng.integers(4, shape.vocab_size, count)
     return ''.join(f't{i} ' for i in ids)
 
-  specials = dict(zip(SPECIALS, ('t0', 't1', 't2', 't3'), strict=True))
   return text, transformers.PreTrainedTokenizerFast(
-    tokenizer_object=tokenizer, **specials
+    tokenizer_object=tokenizer,
+    pad_token='t0',
+    bos_token='t1',
+    eos_token='t2',
+    unk_token='t3',
   )
 
 
@@ -112,9 +104,8 @@ def decode_works(shape, folder: str) -> tuple:
 
   del folder
   model = llama(shape).eval()
-  size = DECODED, PROMPT
-  ids = np.random.default_rng(0).integers(0, shape.vocab_size, size, np.int32)
-  theirs_ids, new = torch.tensor(ids, dtype=torch.long), NEW
+  ids = works.random_ids(shape, DECODED, PROMPT)
+  theirs_ids = torch.tensor(ids, dtype=torch.long)
 
   @torch.inference_mode()
   def theirs():
@@ -123,21 +114,20 @@ def decode_works(shape, folder: str) -> tuple:
       attention_mask=torch.ones_like(theirs_ids),
       do_sample=True,
       top_k=0,
-      min_new_tokens=new,
-      max_new_tokens=new,
+      min_new_tokens=NEW,
+      max_new_tokens=NEW,
     )
-    assert out.shape[1] == ids.shape[1] + new
+    assert out.shape[1] == ids.shape[1] + NEW
 
   ours = works.generate(
     shape,
     ids,
-    [new] * DECODED,
-    DECODED,
-    capacity=PROMPT + new,
+    NEW,
+    capacity=PROMPT + NEW,
     prefill_rows=32,
     prefill_tokens=PROMPT,
   )
-  return DECODED * new, 'tokens', ours, theirs
+  return DECODED * NEW, 'tokens', ours, theirs
 
 
 def train_works(shape, folder: str) -> tuple:
@@ -145,11 +135,10 @@ def train_works(shape, folder: str) -> tuple:
   import torch
 
   del folder
-  model, rows = llama(shape).train(), 4
+  model, rows = llama(shape).train(), works.TRAIN_ROWS
   optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-  size = (plain_jax.ROWS, plain_jax.TOKENS)
-  ids = np.random.default_rng(0).integers(0, shape.vocab_size, size)
-  micro_batches = torch.tensor(ids).split(rows)
+  ids = works.random_ids(shape, plain_jax.ROWS, plain_jax.TOKENS)
+  micro_batches = torch.tensor(ids, dtype=torch.long).split(rows)
 
   def theirs():
     for micro in micro_batches:
@@ -159,8 +148,7 @@ def train_works(shape, folder: str) -> tuple:
     optimizer.step()
     optimizer.zero_grad()
 
-  batch = works.make_batch(ids.astype(np.int32), rows)
-  ours = works.update(works.model(shape), batch)
+  ours = works.update(shape, works.make_batch(ids, rows))
   return ids.size, 'tokens', ours, theirs
 
 

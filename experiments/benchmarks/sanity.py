@@ -26,7 +26,6 @@ References: Qi et al., "Defeating the Training-Inference Mismatch via FP16",
 arXiv 2510.26788 (the sanity test on "perfectible" questions).
 """
 
-import argparse
 import dataclasses
 import itertools
 import json
@@ -37,7 +36,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from experiments.benchmarks import learning
+from experiments.benchmarks import learning, timing
 from experiments.launch import results as results_lib
 from experiments.launch import sweep
 from posttrain import main as program
@@ -248,23 +247,24 @@ def table(results: Mapping[Case, Mapping[str, Any]]) -> list[str]:
   return results_lib.markdown(HEADER, lines)
 
 
-def _run(argv: Sequence[str] | None) -> int:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+@learning.guarded
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns the exit code."""
+  parser = timing.parser(
+    __doc__,
+    recipe='algorithms/grpo',
+    losses=','.join(LOSSES),
+    dtypes='float32,bfloat16',
+    updates='4',
+    seeds='0',
+    questions=64,
+    candidates=100,
+    samples=32,
+    low=0.2,
+    high=0.8,
+    jobs=1,
+  )
   parser.add_argument('--workdir', required=True, help='the folder of all runs')
-  for name, default in (
-    ('recipe', 'algorithms/grpo'),
-    ('losses', ','.join(LOSSES)),
-    ('dtypes', 'float32,bfloat16'),
-    ('updates', '4'),
-    ('seeds', '0'),
-    ('questions', 64),
-    ('candidates', 100),
-    ('samples', 32),
-    ('low', 0.2),
-    ('high', 0.8),
-    ('jobs', 1),
-  ):
-    parser.add_argument(f'--{name}', type=type(default), default=default)
   args, rest = parser.parse_known_args(argv)
   losses = args.losses.split(',')
   if unknown := set(losses) - set(LOSSES):
@@ -306,11 +306,6 @@ def _run(argv: Sequence[str] | None) -> int:
   full = [{**dataclasses.asdict(case), **x} for case, x in results.items()]
   learning.write(args.workdir, 'sanity', table(results), full)
   return code
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns the exit code."""
-  return learning.guarded(_run, argv)
 
 
 if __name__ == '__main__':

@@ -11,7 +11,6 @@ other to a server of one slot. Prints one JSON object: new tokens per second
 (medians over the repeats), and the ratios of the first to the others.
 """
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -165,16 +164,19 @@ async def measure(server: Server, args, at_once: tuple[bool, ...]):
   return [tokens / statistics.median(clock) for clock in seconds]
 
 
-def throughput(args, folder: pathlib.Path) -> None:
+def main(argv=None) -> None:
   """Prints the tokens per second of two servers."""
+  sizes = {'requests': 64, 'prompt': 32, 'new': 64, 'slots': 64, 'repeats': 1}
+  args = timing.parser(__doc__, preset='small', **sizes).parse_args(argv)
   rates = []
-  for slots, at_once in ((args.slots, (True, False)), (1, (False,))):
-    argv = f'--slots={slots}', f'--max_model_len={args.prompt + args.new}'
-    server = Server(folder, *argv, preset=args.preset)
-    try:
-      rates += asyncio.run(measure(server, args, at_once))
-    finally:
-      server.stop()
+  with tempfile.TemporaryDirectory() as folder:
+    for slots, at_once in ((args.slots, (True, False)), (1, (False,))):
+      words = f'--slots={slots}', f'--max_model_len={args.prompt + args.new}'
+      server = Server(pathlib.Path(folder), *words, preset=args.preset)
+      try:
+        rates += asyncio.run(measure(server, args, at_once))
+      finally:
+        server.stop()
   together, alone, one_slot = (timing.rounded(rate) for rate in rates)
   timing.emit(
     **vars(args),
@@ -185,23 +187,6 @@ def throughput(args, folder: pathlib.Path) -> None:
     ratio_to_one_slot=timing.rounded(together / one_slot),
   )
   timing.emit_matmul()
-
-
-def main(argv=None) -> None:
-  """Runs the command."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--preset', default='small')
-  for name, default in (
-    ('requests', 64),
-    ('prompt', 32),
-    ('new', 64),
-    ('slots', 64),
-    ('repeats', 1),
-  ):
-    parser.add_argument(f'--{name}', type=int, default=default)
-  args = parser.parse_args(argv)
-  with tempfile.TemporaryDirectory() as folder:
-    throughput(args, pathlib.Path(folder))
 
 
 if __name__ == '__main__':

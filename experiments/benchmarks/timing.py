@@ -1,11 +1,36 @@
 """Clock, machine speed and output of the benchmarks."""
 
+import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
 
 MATMUL_GFLOP = 8 * 2 * 1024**3 / 1e9
+
+
+def parser(doc: str, **defaults) -> argparse.ArgumentParser:
+  """Returns a parser with a flag per default, and of its type."""
+  result = argparse.ArgumentParser(description=doc.splitlines()[0])
+  for name, default in defaults.items():
+    result.add_argument(f'--{name}', type=type(default), default=default)
+  return result
+
+
+def set_threads(count: int | None) -> None:
+  """Sets the number of threads, None = all; call before jax has a client.
+
+  Freed memory is kept, as in `posttrain.main`.
+  """
+  if count:
+    os.environ['NPROC'] = str(count)
+    if count == 1:
+      flag = '--xla_cpu_multi_thread_eigen=false'
+      os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {flag}'
+  from posttrain.util import memory
+
+  memory.keep_freed_memory()
 
 
 def emit(**fields) -> None:

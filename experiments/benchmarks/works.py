@@ -23,6 +23,7 @@ from posttrain.training import step as train_step
 
 # A GRPO step: prompts, samples of each, their tokens, rows of a micro-batch.
 PROMPTS, GROUP, PROMPT, NEW, MICRO_ROWS = 8, 8, 32, 32, 16
+TRAIN_ROWS = 4  # of a micro-batch of a train step
 
 
 def model(shape, **options) -> schema.Model:
@@ -30,29 +31,31 @@ def model(shape, **options) -> schema.Model:
   return schema.Model(**dataclasses.asdict(shape), **options)
 
 
+def random_ids(shape, rows: int, tokens: int) -> np.ndarray:
+  """Returns random ids i32[rows, tokens]."""
+  rng = np.random.default_rng(0)
+  return rng.integers(0, shape.vocab_size, (rows, tokens), np.int32)
+
+
 def generate(
-  shape, prompts: np.ndarray, new: Sequence[int], slots: int, **sizes: int
+  shape, prompts: np.ndarray, new: int, **sizes: int
 ) -> Callable[[], object]:
-  """Returns the completion of prompts.
+  """Returns the completion of prompts, all of them at a time.
 
   Args:
     shape: the model's sizes.
     prompts: i32[N, T].
     new: tokens of each completion.
-    slots: sequences decoded at a time.
     **sizes: further sizes of the engine.
   """
   cfg = model(shape)
-  engine = engines.Engine(cfg, slots=slots, **sizes)
+  engine = engines.Engine(cfg, slots=len(prompts), **sizes)
   engine.set_params(transformer.init(jax.random.key(0), cfg), 0)
-  batch = [
-    requests.Request(i, ids, count)
-    for i, (ids, count) in enumerate(zip(prompts, new, strict=True))
-  ]
+  batch = [requests.Request(i, ids, new) for i, ids in enumerate(prompts)]
 
   def work():
     completions = engine.generate(batch)
-    assert [len(x.ids) for x in completions] == list(new)
+    assert all(len(x.ids) == new for x in completions)
 
   return work
 
@@ -73,10 +76,12 @@ def trainer(cfg: schema.Model, envs: Sequence[str], stage: schema.Stage):
   return step, jax.device_put(state, sharding.shardings(state, rules, mesh))
 
 
-def update(cfg: schema.Model, batch: types.Batch) -> Callable[[], object]:
+def update(shape, batch: types.Batch) -> Callable[[], object]:
   """Returns the update of a model from a batch."""
   envs = {'bench': schema.EnvEntry()}
-  step, state = trainer(cfg, ['bench'], schema.Stage(envs=envs, steps=1000))
+  step, state = trainer(
+    model(shape), ['bench'], schema.Stage(envs=envs, steps=1000)
+  )
 
   def work():
     nonlocal state

@@ -37,7 +37,17 @@ def submit(
   """
   import yaml
 
-  _check(jobs, options)
+  for name in ('image', 'claim'):
+    if not getattr(options, name):
+      raise ValueError(f'--{name}=TEXT must be given with --on=gke')
+  if options.gpus and not options.gpu_type:
+    raise ValueError('--gpu_type=TEXT must be given with --on=gke and --gpus')
+  for job in jobs:
+    if not os.path.normpath(job.workdir).startswith(f'{options.mount}/'):
+      raise ValueError(
+        '--workdir must be within --mount, the folder of the claim: got '
+        f'{job.workdir!r}, expected {options.mount}/...'
+      )
   text = yaml.safe_dump_all(
     [job_set(job, options) for job in jobs], sort_keys=False
   )
@@ -47,21 +57,6 @@ def submit(
     return errors.DONE
   submission.run('gke', command, text)
   return errors.DONE
-
-
-def _check(jobs: Sequence[jobs_lib.Job], options: options_lib.Options) -> None:
-  for name in ('image', 'claim'):
-    if not getattr(options, name):
-      raise ValueError(f'--{name}=TEXT must be given with --on=gke')
-  if options.gpus and not options.gpu_type:
-    raise ValueError('--gpu_type=TEXT must be given with --on=gke and --gpus')
-  for job in jobs:
-    inside = os.path.normpath(job.workdir).startswith(f'{options.mount}/')
-    if not inside:
-      raise ValueError(
-        '--workdir must be within --mount, the folder of the claim: got '
-        f'{job.workdir!r}, expected {options.mount}/...'
-      )
 
 
 def job_set(job: jobs_lib.Job, options: options_lib.Options) -> dict[str, Any]:
@@ -109,8 +104,20 @@ def _pod(
 ) -> dict[str, Any]:
   """Returns the specification of a run's pods."""
   words = jobs_lib.command(job, options.python or 'python3')
-  selector, limits = _devices(job.resources)
-  is_tpu = bool(job.resources.tpu)
+  resources, selector, limits = job.resources, {}, {}
+  if resources.cpus is not None:
+    limits['cpu'] = resources.cpus
+  if resources.memory is not None:
+    limits['memory'] = f'{resources.memory}Gi'
+  if resources.gpus:
+    selector['cloud.google.com/gke-accelerator'] = resources.gpu_type
+    limits['nvidia.com/gpu'] = resources.gpus
+  is_tpu = bool(resources.tpu)
+  if is_tpu:
+    tpu = tpus.find(resources.tpu)
+    selector['cloud.google.com/gke-tpu-accelerator'] = tpu.label
+    selector['cloud.google.com/gke-tpu-topology'] = tpu.topology
+    limits['google.com/tpu'] = tpu.chips_per_host
   container = {
     'name': _ROLE,
     'image': options.image,
@@ -152,23 +159,3 @@ def environment(job: jobs_lib.Job, name: str) -> dict[str, str]:
     variables['JAX_COORDINATOR_ADDRESS'] = address
     variables['JAX_NUM_PROCESSES'] = str(job.hosts)
   return variables
-
-
-def _devices(
-  resources: jobs_lib.Resources,
-) -> tuple[dict[str, str], dict[str, Any]]:
-  """Returns the labels of the nodes, and the limits of a container."""
-  selector, limits = {}, {}
-  if resources.cpus is not None:
-    limits['cpu'] = resources.cpus
-  if resources.memory is not None:
-    limits['memory'] = f'{resources.memory}Gi'
-  if resources.gpus:
-    selector['cloud.google.com/gke-accelerator'] = resources.gpu_type
-    limits['nvidia.com/gpu'] = resources.gpus
-  if resources.tpu:
-    tpu = tpus.find(resources.tpu)
-    selector['cloud.google.com/gke-tpu-accelerator'] = tpu.label
-    selector['cloud.google.com/gke-tpu-topology'] = tpu.topology
-    limits['google.com/tpu'] = tpu.chips_per_host
-  return selector, limits

@@ -60,19 +60,14 @@ def command(job: jobs_lib.Job, options: options_lib.Options) -> list[str]:
     words.append(f'--cpus={job.resources.cpus}')
   if job.resources.gpus:
     words.append(f'--gpus={job.resources.gpus}')
-  resources = _resources(job.resources)
-  if resources:
-    words.append(f'--resources={json.dumps(resources)}')
-  return words
-
-
-def _resources(needed: jobs_lib.Resources) -> dict[str, float]:
-  """Returns what a host must have beside cores and GPUs, as Ray names it."""
-  resources: dict[str, float] = {}
+  # What a host must have beside cores and GPUs, as Ray names it.
+  resources, needed = {}, job.resources
   if needed.tpu:
     resources['TPU'] = tpus.find(needed.tpu).chips_per_host
   if needed.gpu_type:
     resources[f'accelerator_type:{needed.gpu_type}'] = 0.001
   if needed.memory is not None:
     resources['memory'] = needed.memory * 2**30
-  return resources
+  if resources:
+    words.append(f'--resources={json.dumps(resources)}')
+  return words

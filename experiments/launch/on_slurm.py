@@ -80,9 +80,27 @@ def script(jobs: Sequence[jobs_lib.Job], options: options_lib.Options) -> str:
   if jobs[0].hosts > 1:
     # srun returns the highest exit code, which a killed process raises.
     codes += [128 + signal.SIGABRT, 128 + signal.SIGKILL, 128 + signal.SIGSEGV]
-  # srun does not take this from the job.
-  cpus = jobs[0].resources.cpus
-  srun = '' if cpus is None else f'--cpus-per-task={cpus} '
+  resources = jobs[0].resources
+  # Numbers and names of devices.
+  directives = [
+    *(f'--nodes={jobs[0].hosts}', '--ntasks-per-node=1'),
+    *('--requeue', '--open-mode=append', f'--signal=TERM@{_SIGNAL_SECONDS}'),
+  ]
+  if options.sweep:
+    directives.append(f'--array=0-{len(jobs) - 1}%{options.jobs}')
+  if options.seconds is not None:
+    minutes = -(-options.seconds // 60) + _EXTRA_MINUTES
+    directives.append(f'--time={minutes}')
+  if resources.gpus:
+    kind = f'{resources.gpu_type}:' if resources.gpu_type else ''
+    directives.append(f'--gpus-per-node={kind}{resources.gpus}')
+  srun = ''
+  if resources.cpus is not None:
+    cpus = f'--cpus-per-task={resources.cpus}'
+    directives.append(cpus)
+    srun = f'{cpus} '  # which it does not take from the job
+  if resources.memory is not None:
+    directives.append(f'--mem={resources.memory}G')
   last = _LAST.replace('RESTARTED', ' | '.join(map(str, codes)))
   last = (
     last.replace('WAIT', f'--wait={_WAIT_SECONDS}')
@@ -91,7 +109,7 @@ def script(jobs: Sequence[jobs_lib.Job], options: options_lib.Options) -> str:
   )
   lines = [
     '#!/bin/bash',
-    *(f'#SBATCH {line}' for line in _directives(jobs, options)),
+    *(f'#SBATCH {line}' for line in directives),
     'set -u',
     'export PYTHONUNBUFFERED=1',
     *options.setup,
@@ -109,28 +127,3 @@ def script(jobs: Sequence[jobs_lib.Job], options: options_lib.Options) -> str:
     'esac',
   ]
   return '\n'.join(lines) + f'\n{last}'
-
-
-def _directives(
-  jobs: Sequence[jobs_lib.Job], options: options_lib.Options
-) -> list[str]:
-  """Returns the options of sbatch that are numbers or names of devices."""
-  job = jobs[0]
-  resources = job.resources
-  lines = [
-    *(f'--nodes={job.hosts}', '--ntasks-per-node=1'),
-    *('--requeue', '--open-mode=append', f'--signal=TERM@{_SIGNAL_SECONDS}'),
-  ]
-  if options.sweep:
-    lines.append(f'--array=0-{len(jobs) - 1}%{options.jobs}')
-  if options.seconds is not None:
-    minutes = -(-options.seconds // 60) + _EXTRA_MINUTES
-    lines.append(f'--time={minutes}')
-  if resources.gpus:
-    kind = f'{resources.gpu_type}:' if resources.gpu_type else ''
-    lines.append(f'--gpus-per-node={kind}{resources.gpus}')
-  if resources.cpus is not None:
-    lines.append(f'--cpus-per-task={resources.cpus}')
-  if resources.memory is not None:
-    lines.append(f'--mem={resources.memory}G')
-  return lines

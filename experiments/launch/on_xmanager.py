@@ -80,8 +80,21 @@ def arguments(job: jobs_lib.Job, options: options_lib.Options) -> list[str]:
 async def _run(
   jobs: Sequence[jobs_lib.Job], options: options_lib.Options
 ) -> dict[str, str]:
-  """Runs the experiment; returns the failures, by the name of the run."""
-  xm, xm_local = _xmanager()
+  """Runs the experiment; returns the failures, by the name of the run.
+
+  Raises:
+    ValueError: XManager is not installed.
+  """
+  try:
+    from absl import flags
+    from xmanager import xm, xm_local
+  except ImportError as error:
+    raise ValueError(
+      '--on=xmanager must have the package xmanager: got an installation '
+      "without it; run pip install 'posttrain[launch]', or use --on=local"
+    ) from error
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS([sys.argv[0]])
   failures: dict[str, str] = {}
   limit = asyncio.Semaphore(options.jobs)
   executor = xm_local.Local()
@@ -108,22 +121,3 @@ async def _run(
       if failures:  # else the block would end with the first one's traceback
         raise _Failed
   return failures
-
-
-def _xmanager():
-  """Returns XManager's modules, with its flags parsed.
-
-  Raises:
-    ValueError: it is not installed.
-  """
-  try:
-    from absl import flags
-    from xmanager import xm, xm_local
-  except ImportError as error:
-    raise ValueError(
-      '--on=xmanager must have the package xmanager: got an installation '
-      "without it; run pip install 'posttrain[launch]', or use --on=local"
-    ) from error
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS([sys.argv[0]])
-  return xm, xm_local

@@ -27,6 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from experiments.launch import __main__ as launch
 from experiments.launch import jobs as jobs_lib
@@ -182,7 +183,14 @@ class Sweep:
         _say(f'{job.name}: started, see {os.path.join(job.workdir, LOG)}')
       for run in list(self._running):
         codes = run.poll()
-        if codes is not None and not self._starts_again(run, codes):
+        if codes is None:
+          continue
+        again = jobs_lib.starts_again(codes) and not self.signals
+        if again and run.restarts < self._restarts:
+          run.restarts += 1
+          _say(f'{run.job.name}: {_ended(codes)}, starts again')
+          self._start(run)
+        else:
           self._running.remove(run)
           self._end(run, codes)
       time.sleep(_POLL_SECONDS)
@@ -191,15 +199,6 @@ class Sweep:
     run.start(self._commands(run.job))
     for number in self.signals:  # one that came while it was starting
       run.send(number)
-
-  def _starts_again(self, run: Run, codes: Sequence[int]) -> bool:
-    again = jobs_lib.starts_again(codes) and not self.signals
-    if again and run.restarts < self._restarts:
-      run.restarts += 1
-      _say(f'{run.job.name}: {_ended(codes)}, starts again')
-      self._start(run)
-      return True
-    return False
 
   def _end(self, run: Run, codes: Sequence[int]) -> None:
     name, seconds = run.job.name, time.monotonic() - run.started
@@ -218,38 +217,28 @@ class Sweep:
 
 
 def run(
-  jobs: Sequence[jobs_lib.Job],
-  folder: str,
-  at_a_time: int = 1,
-  restarts: int = 20,
-  commands: Commands | None = None,
+  jobs: Sequence[jobs_lib.Job], folder: str, *args: Any, **options: Any
 ) -> int:
   """Runs all jobs; prints their table and writes it to the folder.
 
   Args:
     jobs: the jobs.
     folder: where the results are written.
-    at_a_time: as in `Sweep`.
-    restarts: as in `Sweep`.
-    commands: as in `Sweep`.
+    *args: those of `Sweep`.
+    **options: those of `Sweep`.
 
   Returns:
     The exit code: 0, 1 if a run has failed, 75 or 130 if runs are left after
     SIGTERM or Ctrl-C.
   """
-  code = play(jobs, at_a_time, restarts, commands)
+  code = play(jobs, *args, **options)
   print('\n'.join(results.write(jobs, folder)), flush=True)
   return code
 
 
-def play(
-  jobs: Sequence[jobs_lib.Job],
-  at_a_time: int = 1,
-  restarts: int = 20,
-  commands: Commands | None = None,
-) -> int:
-  """Runs all jobs; names the failed ones; returns the exit code of `run`."""
-  sweep = Sweep(jobs, at_a_time, restarts, commands)
+def play(jobs: Sequence[jobs_lib.Job], *args: Any, **options: Any) -> int:
+  """Runs a `Sweep`; names the failed runs; returns the exit code of `run`."""
+  sweep = Sweep(jobs, *args, **options)
   with handled(sweep.stop):
     sweep.run()
   for name, failure in sweep.failures.items():

@@ -52,34 +52,12 @@ CHIPS = {'h100': (712e12, 350e9), 'v5e': (138e12, 45e9), 'v6e': (643e12, 90e9)}
 
 def main(argv=None) -> None:
   """Runs the command."""
-  args = parse(argv)
-  prepare(math.prod(args.mesh))
-  from posttrain import sharding
-
-  mesh = dict(zip(sharding.AXES, args.mesh, strict=True))
-  try:
-    sharding.check_batch(mesh, args.rows, '--rows')
-    sharding.check_batch(mesh, args.slots, '--slots')
-    rows = {
-      name: measure(
-        name, model_of(name, args), args.mesh, sizes_of(args), args.chip
-      )[0]
-      for name in args.programs.split(',')
-    }
-    print(json.dumps(rows, indent=None if args.json else 2), flush=True)
-  except ValueError as error:  # a size does not divide over the mesh
-    print(f'error: {str(error).splitlines()[0]}', file=sys.stderr)
-    sys.exit(2)
-
-
-def parse(argv=None) -> argparse.Namespace:
-  """Reads the command line."""
   from posttrain import schema
 
   parser = argparse.ArgumentParser(prog='python -m experiments.planner.census')
   add = parser.add_argument
   add('--model', choices=schema.PRESETS, default='qwen3_0p6b')
-  add('--mesh', type=parse_mesh, default=(1, 8, 1), help='data,fsdp,tensor')
+  add('--mesh', default='1,8,1', help='data,fsdp,tensor')
   add('--layers', type=int, help="instead of the model's; 4 for decoding")
   add('--programs', default=','.join(PROGRAMS), help='comma-separated')
   add('--rows', type=int, default=8, help='rows of a micro-batch')
@@ -90,13 +68,38 @@ def parse(argv=None) -> argparse.Namespace:
   add('--prefill_tokens', type=int, default=schema.Rollout.prefill_tokens)
   add('--chip', choices=CHIPS, default='h100', help='of the predicted seconds')
   add('--json', action='store_true', help='print one line of JSON')
-  return parser.parse_args(argv)
+  args = parser.parse_args(argv)
+  try:
+    data, fsdp, tensor = map(int, args.mesh.split(','))
+    prepare(data * fsdp * tensor)
+    from experiments.planner import programs
+    from posttrain import sharding
+    from posttrain.chat import tokenizers
 
-
-def parse_mesh(text: str) -> tuple[int, int, int]:
-  """Returns the sizes of a mesh, from data,fsdp,tensor."""
-  data, fsdp, tensor = map(int, text.split(','))
-  return data, fsdp, tensor
+    shape = data, fsdp, tensor
+    mesh = dict(zip(sharding.AXES, shape, strict=True))
+    sharding.check_batch(mesh, args.rows, '--rows')
+    sharding.check_batch(mesh, args.slots, '--slots')
+    sizes = programs.Sizes(
+      **{
+        x.name: getattr(args, x.name)
+        for x in dataclasses.fields(programs.Sizes)
+      }
+    )
+    rows = {}
+    for name in args.programs.split(','):
+      model = schema.PRESETS[args.model]
+      depth = DECODE_LAYERS if name in DECODE else model.layers
+      model = dataclasses.replace(
+        model,
+        layers=args.layers or depth,
+        vocab_size=model.vocab_size or tokenizers.Bytes().vocab_size,
+      )
+      rows[name], _ = measure(name, model, shape, sizes, args.chip)
+    print(json.dumps(rows, indent=None if args.json else 2), flush=True)
+  except ValueError as error:  # no mesh, or a size does not divide over it
+    print(f'error: {str(error).splitlines()[0]}', file=sys.stderr)
+    sys.exit(2)
 
 
 def prepare(devices: int) -> None:
@@ -107,30 +110,6 @@ def prepare(devices: int) -> None:
     own += ' --xla_backend_optimization_level=0'
   os.environ['XLA_FLAGS'] = f'{flags} {own}'.strip()
   os.environ['JAX_PLATFORMS'] = 'cpu'
-
-
-def sizes_of(args):
-  """Returns the sizes of the programs' arguments."""
-  from experiments.planner import programs
-
-  fields = dataclasses.fields(programs.Sizes)
-  return programs.Sizes(**{x.name: getattr(args, x.name) for x in fields})
-
-
-def model_of(name: str, args):
-  """Returns the model of a program; its tokenizer is of bytes if it has none.
-
-  Args:
-    name: the program.
-    args: the command line.
-  """
-  from posttrain import schema
-  from posttrain.chat import tokenizers
-
-  model = schema.PRESETS[args.model]
-  layers = args.layers or (DECODE_LAYERS if name in DECODE else model.layers)
-  vocab_size = model.vocab_size or tokenizers.Bytes().vocab_size
-  return dataclasses.replace(model, layers=layers, vocab_size=vocab_size)
 
 
 def measure(

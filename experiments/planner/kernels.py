@@ -62,7 +62,7 @@ def _training(heads, kv_heads, size, **options):
   )
 
 
-def _decoding(heads, kv_heads, size, **options):
+def _decoding(heads, kv_heads, size):
   return Case('decode', (128, heads, size), (128, kv_heads, 4096, size))
 
 

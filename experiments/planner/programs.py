@@ -71,24 +71,6 @@ def lower(
     return fn.trace(*args).lower(lowering_platforms=platforms)
 
 
-def largest_call(
-  sizes: Sizes, ways: int
-) -> tuple[schedule.Shapes, tuple[int, int]]:
-  """Returns the shapes of prefill, and the call that reads the most.
-
-  Args:
-    sizes: sizes of the decode engine.
-    ways: devices that slots and rows are split over.
-
-  Returns:
-    The shapes, and the call's rows per device and tokens of a slot.
-  """
-  rows = min(sizes.prefill_rows, sizes.slots)
-  shapes = schedule.Shapes(sizes.slots, rows, sizes.prefill_tokens, ways=ways)
-  calls = shapes.calls(sizes.capacity)
-  return shapes, max(calls, key=lambda call: (math.prod(call), call))
-
-
 class _Builder:
   """The arguments of the programs, as ShapeDtypeStructs with shardings."""
 
@@ -154,7 +136,14 @@ class _Builder:
 
   def prefill(self) -> tuple[Any, tuple]:
     sizes, ways = self.sizes, sharding.batch_ways(self.mesh)
-    shapes, (count, length) = largest_call(sizes, ways)
+    count = min(sizes.prefill_rows, sizes.slots)
+    shapes = schedule.Shapes(
+      sizes.slots, count, sizes.prefill_tokens, ways=ways
+    )
+    # Rows per device and tokens of a slot of the call that reads the most.
+    count, length = max(
+      shapes.calls(sizes.capacity), key=lambda call: (math.prod(call), call)
+    )
     row = jax.ShapeDtypeStruct((count * shapes.ways,), np.int32)
     tokens = jax.ShapeDtypeStruct((*row.shape, sizes.prefill_tokens), np.int32)
     args = (self._results('view'), self.model, self._results('state'))

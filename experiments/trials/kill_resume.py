@@ -14,7 +14,6 @@
 Prints one JSON object per line; exits non-zero where something differs.
 """
 
-import argparse
 import collections
 import json
 import pathlib
@@ -30,6 +29,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from experiments.benchmarks import timing
 from experiments.trials import base
 
 TIMED = '^time/|^rewards/.*/seconds/'  # metrics that differ between runs
@@ -115,11 +115,6 @@ def differences(truth: dict, other: dict) -> list[str]:
   return wrong
 
 
-def emit(**values) -> None:
-  """Prints a row."""
-  print(json.dumps(values), flush=True)
-
-
 def start(args, scratch: pathlib.Path, name: str, **fault) -> subprocess.Popen:
   """Starts the run in a folder, under `doomed` if a fault is given."""
   options = [f'{key}={value}' for key, value in setting(args.stage).items()]
@@ -144,10 +139,8 @@ def finish(process: subprocess.Popen) -> bool:
 
 def main(argv=None) -> None:
   """Runs the command; exits non-zero if a killed run differs."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--kills', type=int, default=20)
+  parser = timing.parser(__doc__, kills=20, seed=0)
   parser.add_argument('--stage', choices=RECIPES, default='grpo')
-  parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--set', action='append', default=[], metavar='KEY=VALUE')
   args = parser.parse_args(argv)
   counts, trial, wrong = collections.Counter(), 0, []
@@ -159,7 +152,9 @@ def main(argv=None) -> None:
     finish(start(args, scratch, 'whole', report=str(report)))
     seconds = time.monotonic() - begin
     entries, truth = json.loads(report.read_text()), outcome(scratch / 'whole')
-    emit(stage=args.stage, undisturbed_s=round(seconds, 1), entries=entries)
+    timing.emit(
+      stage=args.stage, undisturbed_s=round(seconds, 1), entries=entries
+    )
     while counts.total() < args.kills:
       name, trial = f'trial_{trial}', trial + 1
       ended = False
@@ -185,12 +180,14 @@ def main(argv=None) -> None:
         if not ended:
           counts[phase] += 1
           rows = len(base.rows(scratch / name))
-          emit(trial=name, phase=phase, rows=rows, **kill)
+          timing.emit(trial=name, phase=phase, rows=rows, **kill)
       finish(start(args, scratch, name))
       differs = differences(truth, outcome(scratch / name))
-      emit(trial=name, differs=differs)
+      timing.emit(trial=name, differs=differs)
       wrong += differs
-  emit(kills=counts.total(), by_phase=counts, runs=trial, wrong=len(wrong))
+  timing.emit(
+    kills=counts.total(), by_phase=counts, runs=trial, wrong=len(wrong)
+  )
   if wrong:
     sys.exit('a killed run differs from the undisturbed one')
 

@@ -24,7 +24,6 @@ same checkpoint; the tokens of the next step must be the same.
 Prints a JSON object per line; exits non-zero where something is wrong.
 """
 
-import argparse
 import itertools
 import json
 import pathlib
@@ -39,6 +38,7 @@ import time
 
 import numpy as np
 
+from experiments.benchmarks import timing
 from experiments.trials import base, kill_resume
 
 LIMIT = 60.0  # seconds for all to end after one is lost
@@ -124,7 +124,7 @@ def same(args, scratch: pathlib.Path) -> bool:
   good = True
   for name in args.recipes.split(','):
     stage, truth = RECIPES[name][1], scratch / f'{name}_1'
-    kill_resume.emit(recipe=name, processes=1, seconds=run(name, truth, 1))
+    timing.emit(recipe=name, processes=1, seconds=run(name, truth, 1))
     whole = tokens(truth, stage)
     for count in map(int, args.counts.split(',')):
       runs = [scratch / f'{name}_{count}{letter}' for letter in 'ab']
@@ -153,7 +153,7 @@ def same(args, scratch: pathlib.Path) -> bool:
       }
       fine = error < 1e-5 and not twice and not [*differ.values(), 0][0]
       good &= fine
-      kill_resume.emit(
+      timing.emit(
         recipe=name,
         processes=count,
         seconds=seconds,
@@ -173,7 +173,7 @@ def lost(args, scratch: pathlib.Path) -> bool:
   run(name, scratch / 'first', count, **short)  # compiles
   whole = run(name, scratch / 'truth', count, **short)
   truth = kill_resume.outcome(scratch / 'truth')
-  kill_resume.emit(processes=count, undisturbed_s=whole)
+  timing.emit(processes=count, undisturbed_s=whole)
   for number, trial in itertools.product(
     args.signals.split(','), range(args.trials)
   ):
@@ -199,7 +199,7 @@ def lost(args, scratch: pathlib.Path) -> bool:
     run(name, workdir, count, **short)
     wrong = kill_resume.differences(truth, kill_resume.outcome(workdir))
     good &= fine and not wrong
-    kill_resume.emit(
+    timing.emit(
       signal=number,
       victim=victim,
       after_s=round(after, 1),
@@ -223,20 +223,22 @@ def elastic(args, scratch: pathlib.Path) -> bool:
     run(name, workdir, count)
     next_tokens.append(tokens(workdir, 'grpo')['grpo_000005.jsonl'])
     same_tokens = next_tokens[-1] == next_tokens[0]
-    kill_resume.emit(saved_by=4, continued_by=count, same_tokens=same_tokens)
+    timing.emit(saved_by=4, continued_by=count, same_tokens=same_tokens)
   return all(x == next_tokens[0] for x in next_tokens)
 
 
 def main(argv=None) -> None:
   """Runs the command; exits non-zero where something is wrong."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = timing.parser(
+    __doc__,
+    counts='2,4',
+    recipes=','.join(RECIPES),
+    trials=10,
+    signals='SIGKILL,SIGSTOP,SIGTERM',
+    seed=0,
+  )
   trials = {x.__name__: x for x in (same, lost, elastic)}
   parser.add_argument('trial', choices=trials)
-  parser.add_argument('--counts', default='2,4')
-  parser.add_argument('--recipes', default=','.join(RECIPES))
-  parser.add_argument('--trials', type=int, default=10)
-  parser.add_argument('--signals', default='SIGKILL,SIGSTOP,SIGTERM')
-  parser.add_argument('--seed', type=int, default=0)
   args = parser.parse_args(argv)
   with tempfile.TemporaryDirectory() as folder:
     if not trials[args.trial](args, pathlib.Path(folder)):

@@ -14,7 +14,6 @@ Prints statuses, wrong answers, the longest answer, the longest delay of
 a wrong answer.
 """
 
-import argparse
 import asyncio
 import collections
 import contextlib
@@ -30,7 +29,7 @@ from typing import Any
 
 import httpx
 
-from experiments.benchmarks import serve
+from experiments.benchmarks import serve, timing
 from experiments.trials import base
 
 JSON = 'application/json'
@@ -305,15 +304,9 @@ def foreign_pages(scratch: base.Scratch) -> str:
 
 def main(argv=None) -> int:
   """Runs the long proof; returns the exit code."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  for name, default in (
-    ('minutes', 3.0),
-    ('clients', 64),
-    ('right', 200),
-    ('seed', 0),
-  ):
-    parser.add_argument(f'--{name}', type=type(default), default=default)
-  args = parser.parse_args(argv)
+  args = timing.parser(
+    __doc__, minutes=3.0, clients=64, right=200, seed=0
+  ).parse_args(argv)
   with tempfile.TemporaryDirectory() as folder:
     with running(pathlib.Path(folder)) as server:
       fuzz = Fuzz(server, args.right, args.seed)

@@ -183,24 +183,26 @@ class Group:
 
   def signal(self, number: int) -> None:
     """Sends a signal to all that run."""
-    for actor in self._actors:
-      with contextlib.suppress(ray.exceptions.RayError):
-        ray.get(actor.signal.remote(number), timeout=ANSWER_SECONDS)
+    self._ask('signal', number)
 
   def last_lines(self) -> list[str]:
     """Returns the last line that each has printed; '' of lost ones."""
-    lines = []
+    return self._ask('last_line')
+
+  def _ask(self, method: str, *words: Any) -> list[Any]:
+    """Calls a method of every actor; returns the answers, '' of lost ones."""
+    answers: list[Any] = []
     for actor in self._actors:
-      lines.append('')
+      answers.append('')
       with contextlib.suppress(ray.exceptions.RayError):
-        lines[-1] = ray.get(actor.last_line.remote(), timeout=ANSWER_SECONDS)
-    return lines
+        call = getattr(actor, method).remote(*words)
+        answers[-1] = ray.get(call, timeout=ANSWER_SECONDS)
+    return answers
 
   def close(self) -> None:
     """Kills what still runs, and gives the places back."""
+    self._ask('kill')
     for actor in self._actors:
-      with contextlib.suppress(ray.exceptions.RayError):
-        ray.get(actor.kill.remote(), timeout=ANSWER_SECONDS)
       with contextlib.suppress(ray.exceptions.RayError):
         ray.kill(actor)
     with contextlib.suppress(ray.exceptions.RayError):
