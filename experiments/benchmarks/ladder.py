@@ -64,12 +64,11 @@ def main(argv=None) -> None:
 
 def recipe(seed: int, tiny: bool) -> schema.Run:
   """Returns a run of the two recipes' stages, after one SFT."""
-  words = (':tiny', ':tiny') if tiny else (':sums', '')
+  names = 'arithmetic_dpo.py:sums', 'arithmetic_rm_grpo.py'
+  if tiny:
+    names = 'arithmetic_dpo.py:tiny', 'arithmetic_rm_grpo.py:tiny'
   dpo, learned = (
-    program.load(f'configs/{name}.py{word}', [('seed', str(seed))])
-    for name, word in zip(
-      ('arithmetic_dpo', 'arithmetic_rm_grpo'), words, strict=True
-    )
+    program.load(f'configs/{name}', [('seed', str(seed))]) for name in names
   )
   assert dpo.stages['sft'] == learned.stages['sft']  # and not another start
   rm, last = learned.stages['rm'], learned.stages['grpo']

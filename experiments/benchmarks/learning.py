@@ -35,7 +35,7 @@ import re
 import shutil
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from scipy import stats
@@ -373,8 +373,12 @@ def write(folder: str, name: str, lines: Sequence[str], rows) -> None:
   text = '\n'.join(lines)
   print(text, flush=True)
   pathlib.Path(folder, f'{name}.md').write_text(f'{text}\n')
-  full = ''.join(f'{writers.dumps(row)}\n' for row in rows)
-  pathlib.Path(folder, f'{name}.jsonl').write_text(full)
+  write_rows(pathlib.Path(folder, f'{name}.jsonl'), rows)
+
+
+def write_rows(path: pathlib.Path, rows: Iterable[Row]) -> None:
+  """Writes rows as lines of JSON."""
+  path.write_text(''.join(f'{writers.dumps(row)}\n' for row in rows))
 
 
 # The command.

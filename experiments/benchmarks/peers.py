@@ -39,10 +39,7 @@ def main(argv=None) -> None:
     for _ in range(8):
       matrix @ matrix
 
-  clock = timing.Clock(product)
-  timing.alternate({'torch': clock}, args.repeats)
-  gflops = clock.rates(timing.MATMUL_GFLOP, 'gflop')
-  timing.emit(bench='torch_matmul', threads=args.threads, **gflops)
+  timing.emit_matmul(timing.Clock(product), 'torch_matmul', args.threads)
   for work in args.works.split(','):
     args.bench = f'peers_{work}'
     with tempfile.TemporaryDirectory() as folder:

@@ -154,7 +154,7 @@ def make_questions(args, run: schema.Run, start: str, stage: str) -> str:
     }
     for task in source.take(args.candidates)
   ]
-  write(tasks, rows)
+  learning.write_rows(tasks, rows)
   nodes = {'questions': {'env': dataclasses.asdict(env(str(tasks)))}}
   words = [
     *(sys.executable, '-m', 'posttrain.evaluate', f'--checkpoint={start}'),
@@ -171,7 +171,7 @@ def make_questions(args, run: schema.Run, start: str, stage: str) -> str:
       f'rate is in [{args.low}, {args.high}]: got {args.questions}; raise '
       '--candidates'
     )
-  write(path, chosen[: args.questions])
+  learning.write_rows(path, chosen[: args.questions])
   return str(path)
 
 
@@ -191,11 +191,6 @@ def choose(
     for row, answer in zip(rows, answers, strict=True)
   ]
   return [row for row in rated if low <= row['pass_rate'] <= high]
-
-
-def write(path: pathlib.Path, rows: Iterable[Row]) -> None:
-  """Writes rows as lines of JSON."""
-  path.write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
 
 
 def summarize(rows: Sequence[Row]) -> dict[str, Any]:

@@ -118,9 +118,17 @@ def watch(server: Server) -> Iterator[list[float]]:
     thread.join()
 
 
-def bodies(args) -> list[dict]:
-  """Returns requests with distinct prompts and completions of equal length."""
-  return [
+async def complete(client: httpx.AsyncClient, body: dict) -> list[int]:
+  """Returns the sampled ids of a request."""
+  response = await client.post('/v1/completions', json=body)
+  response.raise_for_status()
+  return response.json()['choices'][0]['token_ids']
+
+
+async def measure(server: Server, args, at_once: tuple[bool, ...]):
+  """Returns new tokens per second, per entry of `at_once`."""
+  # Distinct prompts, and completions of equal length.
+  requests = [
     {
       'model': NAME,
       'prompt': [(7 * i + j * j) % 256 for j in range(args.prompt)],
@@ -131,18 +139,7 @@ def bodies(args) -> list[dict]:
     }
     for i in range(args.requests)
   ]
-
-
-async def complete(client: httpx.AsyncClient, body: dict) -> list[int]:
-  """Returns the sampled ids of a request."""
-  response = await client.post('/v1/completions', json=body)
-  response.raise_for_status()
-  return response.json()['choices'][0]['token_ids']
-
-
-async def measure(server: Server, args, at_once: tuple[bool, ...]):
-  """Returns new tokens per second, per entry of `at_once`."""
-  requests, seconds = bodies(args), [[] for _ in at_once]
+  seconds = [[] for _ in at_once]
   limits = httpx.Limits(max_connections=args.requests)
   async with httpx.AsyncClient(
     base_url=server.url, timeout=None, limits=limits
@@ -186,7 +183,7 @@ def main(argv=None) -> None:
     one_slot_tokens_per_s=one_slot,
     ratio_to_one_slot=timing.rounded(together / one_slot),
   )
-  timing.emit_matmul()
+  timing.emit_matmul(timing.matmul_clock(), 'matmul')
 
 
 if __name__ == '__main__':

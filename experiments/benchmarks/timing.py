@@ -101,18 +101,18 @@ def matmul_clock() -> Clock:
   return Clock(work)
 
 
-def emit_matmul(rates: dict | None = None, threads: int | None = None) -> None:
+def emit_matmul(clock: Clock, bench: str, threads: int | None = None) -> None:
   """Prints the machine's rate, beside which other rows are to be read.
 
   Args:
-    rates: of `matmul_clock`; None = measured here, by itself.
+    clock: of eight products of 1024 x 1024; runs five times if it has not.
+    bench: the name of the row.
     threads: of the run, None = all.
   """
-  if rates is None:
-    clock = matmul_clock()
-    alternate({'matmul': clock}, 5)
-    rates = clock.rates(MATMUL_GFLOP, 'gflop')
-  emit(bench='matmul', threads=threads, **rates)
+  if not clock.cpu:
+    alternate({bench: clock}, 5)
+  rates = clock.rates(MATMUL_GFLOP, 'gflop')
+  emit(bench=bench, threads=threads, **rates)
 
 
 def compare(
@@ -139,7 +139,7 @@ def compare(
     work()  # compiles once more, for arrays of the first call
     clocks[name] = Clock(work)
   alternate(clocks, args.repeats)
-  emit_matmul(clocks['matmul'].rates(MATMUL_GFLOP, 'gflop'), args.threads)
+  emit_matmul(clocks['matmul'], 'matmul', args.threads)
   for name in works:
     emit(
       bench=args.bench,

@@ -12,7 +12,6 @@ from `--first` on; they are not selected. Random actions are played anew. FILE
 gets the learning curves of the first run.
 """
 
-import argparse
 import itertools
 import json
 import pathlib
@@ -21,6 +20,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from experiments.benchmarks import timing
 from posttrain import config
 from posttrain.envs import registry, sql
 from posttrain.evaluation import answers
@@ -118,20 +118,20 @@ def transcripts(run: pathlib.Path, first: int, count: int) -> str:
       )
       for stage, step in stages
     }
-    parts.append(_side_by_side(task, attempts))
+    # A column per attempt, and a row per turn.
+    question = _plain(task.prompt[-1]['content'].replace('\n', '; '))
+    lines = [
+      f'**{question}** (expected: {_plain(str(task.answer))})',
+      '',
+      '| ' + ' | '.join(attempts) + ' |',
+      '|---' * len(attempts) + '|',
+    ]
+    for cells in itertools.zip_longest(
+      *map(_turns, attempts.values()), fillvalue=''
+    ):
+      lines.append('| ' + ' | '.join(cells) + ' |')
+    parts.append('\n'.join(lines))
   return '\n\n'.join(parts)
-
-
-def _side_by_side(task, attempts: dict[str, dict[str, Any]]) -> str:
-  """Returns a table with a column per attempt, and a row per turn."""
-  question = _plain(task.prompt[-1]['content'].replace('\n', '; '))
-  head = f'**{question}** (expected: {_plain(str(task.answer))})'
-  lines = ['| ' + ' | '.join(attempts) + ' |', '|---' * len(attempts) + '|']
-  for cells in itertools.zip_longest(
-    *map(_turns, attempts.values()), fillvalue=''
-  ):
-    lines.append('| ' + ' | '.join(cells) + ' |')
-  return '\n'.join([head, '', *lines])
 
 
 def _turns(row: dict[str, Any]) -> list[str]:
@@ -151,11 +151,8 @@ def _plain(text: str) -> str:
 
 def main() -> None:
   """Runs the command."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = timing.parser(__doc__, tasks=5, first=0, png='')
   parser.add_argument('runs', metavar='RUN', nargs='+', type=pathlib.Path)
-  parser.add_argument('--tasks', type=int, default=5)
-  parser.add_argument('--first', type=int, default=0)
-  parser.add_argument('--png')
   args = parser.parse_args()
   if args.png:
     rows = writers.read_metrics(str(args.runs[0] / 'metrics.jsonl'))

@@ -20,6 +20,6 @@ def submit(
       for place in sweep.places(job, 'PORT'):
         print(shlex.join(jobs_lib.command(job, python, place)))
     return 0
-  folder, restarts = options.workdir, options.restarts
-  commands = sweep.local(python)
-  return sweep.run(jobs, folder, options.jobs, restarts, commands)
+  return sweep.run(
+    jobs, options.workdir, options.jobs, options.restarts, sweep.local(python)
+  )

@@ -29,7 +29,6 @@ from typing import Any
 
 import jax
 from jax.experimental import topologies
-from jax.sharding import Mesh
 
 from experiments.launch import results
 from experiments.planner import census, hlo, kernels, programs
@@ -124,19 +123,6 @@ def devices(name: str) -> Sequence[jax.Device]:
   return found.devices
 
 
-def mesh(name: str, sizes: tuple[int, int, int]) -> Mesh:
-  """Returns a mesh of the first devices of a target.
-
-  Args:
-    name: one of TARGETS.
-    sizes: devices over data, fsdp and tensor.
-  """
-  data, fsdp, tensor = sizes
-  return sharding.make_mesh(
-    schema.Mesh(*sizes), devices(name)[: data * fsdp * tensor]
-  )
-
-
 # Kernels that a layer of a program calls.
 KERNELS = {
   'train_step': ('flash_forward', 'flash_dq', 'flash_dkv'),
@@ -213,9 +199,10 @@ def program(
   """Compiles a program; returns its row, and what is wrong."""
   start = time.process_time()
   target, model = TARGETS[case.target], case.model
-  devices_mesh = mesh(case.target, case.mesh)
+  chips = devices(case.target)[: math.prod(case.mesh)]
+  mesh = sharding.make_mesh(schema.Mesh(*case.mesh), chips)
   compiled = programs.lower(
-    case.name, model, devices_mesh, sizes, target.platform
+    case.name, model, mesh, sizes, target.platform
   ).compile()
   seconds = time.process_time() - start
   module = hlo.parse(compiled.as_text())

@@ -8,6 +8,9 @@ inserts the same collectives as on other platforms, with three differences: most
 of them move float32 instead of bfloat16, a reduce-scatter is an all-reduce and
 a slice, and the scatter into the cache gathers.
 
+--mesh has the devices over data, fsdp and tensor, --rows the rows of a
+micro-batch, --capacity the tokens of a slot, --programs names, with commas.
+
 Prints an object per program, on one line with `--json`:
 
     collective_gib    GiB per device that collectives move: the larger of
@@ -28,12 +31,13 @@ Prints an object per program, on one line with `--json`:
                       of the residual stream per layer and EDGES more
 """
 
-import argparse
 import dataclasses
 import json
 import math
 import os
 import sys
+
+from experiments.benchmarks import timing
 
 PROGRAMS = ('train_step', 'prefill', 'decode', 'score')
 DECODE = ('prefill', 'decode', 'view', 'state')
@@ -54,18 +58,20 @@ def main(argv=None) -> None:
   """Runs the command."""
   from posttrain import schema
 
-  parser = argparse.ArgumentParser(prog='python -m experiments.planner.census')
+  parser = timing.parser(
+    __doc__,
+    mesh='1,8,1',
+    programs=','.join(PROGRAMS),
+    rows=8,
+    row_tokens=4096,
+    slots=schema.Rollout.slots,
+    capacity=4096,
+    prefill_rows=schema.Rollout.prefill_rows,
+    prefill_tokens=schema.Rollout.prefill_tokens,
+  )
   add = parser.add_argument
   add('--model', choices=schema.PRESETS, default='qwen3_0p6b')
-  add('--mesh', default='1,8,1', help='data,fsdp,tensor')
   add('--layers', type=int, help="instead of the model's; 4 for decoding")
-  add('--programs', default=','.join(PROGRAMS), help='comma-separated')
-  add('--rows', type=int, default=8, help='rows of a micro-batch')
-  add('--row_tokens', type=int, default=4096)
-  add('--slots', type=int, default=schema.Rollout.slots)
-  add('--capacity', type=int, default=4096, help='tokens of a slot')
-  add('--prefill_rows', type=int, default=schema.Rollout.prefill_rows)
-  add('--prefill_tokens', type=int, default=schema.Rollout.prefill_tokens)
   add('--chip', choices=CHIPS, default='h100', help='of the predicted seconds')
   add('--json', action='store_true', help='print one line of JSON')
   args = parser.parse_args(argv)

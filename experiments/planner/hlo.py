@@ -98,7 +98,6 @@ class Collective:
   arrays: tuple[Array, ...]  # the larger of operands and result
   times: int  # how often it runs
   op_name: str
-  attributes: str = ''  # the text after the operands
 
   @property
   def bytes(self) -> int:
@@ -164,7 +163,6 @@ class Module:
         _traffic(x, {y.name: y for y in instructions}),
         self.times[name],
         x.op_name,
-        x.attributes,
       )
       for name, instructions in self.computations.items()
       if self.times[name] and not _continues(name, instructions)
@@ -230,28 +228,26 @@ def parse(text: str) -> Module:
       current = computations[match[2]] = []
       entry = match[2] if match[1] else entry
     elif current is not None and line.startswith('  ') and ' = ' in line:
-      current.append(_instruction(line))
+      name, rest = line.strip().removeprefix('ROOT ').split(' = ', 1)
+      end = _closing(rest) if rest.startswith('(') else rest.index(' ')
+      opcode, tail = rest[end:].strip().split('(', 1)
+      close = _closing('(' + tail) - 1
+      current.append(
+        Instruction(
+          name.removeprefix('%'),
+          opcode,
+          rest[:end],
+          tuple(_NAME.findall(tail[:close])),
+          tail[close:],
+          tail[: close - 1] if opcode in ('constant', 'parameter') else '',
+        )
+      )
   if entry is None:
     raise ValueError(
       'text must be a module with an ENTRY computation: got none'
     )
   return Module(
     {name: tuple(lines) for name, lines in computations.items()}, entry
-  )
-
-
-def _instruction(line: str) -> Instruction:
-  name, rest = line.strip().removeprefix('ROOT ').split(' = ', 1)
-  end = _closing(rest) if rest.startswith('(') else rest.index(' ')
-  opcode, tail = rest[end:].strip().split('(', 1)
-  close = _closing('(' + tail) - 1
-  return Instruction(
-    name.removeprefix('%'),
-    opcode,
-    rest[:end],
-    tuple(_NAME.findall(tail[:close])),
-    tail[close:],
-    tail[: close - 1] if opcode in ('constant', 'parameter') else '',
   )
 
 

@@ -56,29 +56,26 @@ class Case:
     ]
 
 
-def _training(heads, kv_heads, size, **options):
-  return Case(
-    'attention', (4, 4096, heads, size), (4, 4096, kv_heads, size), **options
-  )
-
-
-def _decoding(heads, kv_heads, size):
-  return Case('decode', (128, heads, size), (128, kv_heads, 4096, size))
-
-
+HEADS = (16, 8, 128), (32, 8, 128), (64, 8, 128), (32, 8, 64)  # N, K, H
 CASES = {
-  'training, 16/8 heads of 128': _training(16, 8, 128),
-  'training, 32/8 heads of 128': _training(32, 8, 128),
-  'training, 64/8 heads of 128': _training(64, 8, 128),
-  'training, 32/8 heads of 64': _training(32, 8, 64),
-  'training, 16/8 heads of 128, softcap': _training(16, 8, 128, softcap=30.0),
+  **{
+    f'training, {n}/{k} heads of {h}': Case(
+      'attention', (4, 4096, n, h), (4, 4096, k, h)
+    )
+    for n, k, h in HEADS
+  },
+  'training, 16/8 heads of 128, softcap': Case(
+    'attention', (4, 4096, 16, 128), (4, 4096, 8, 128), softcap=30.0
+  ),
   'prefill, 32/8 heads of 128': Case(
     'cached', (32, 128, 32, 128), (32, 8, 4096, 128)
   ),
-  'decode, 16/8 heads of 128': _decoding(16, 8, 128),
-  'decode, 32/8 heads of 128': _decoding(32, 8, 128),
-  'decode, 64/8 heads of 128': _decoding(64, 8, 128),
-  'decode, 32/8 heads of 64': _decoding(32, 8, 64),
+  **{
+    f'decode, {n}/{k} heads of {h}': Case(
+      'decode', (128, n, h), (128, k, 4096, h)
+    )
+    for n, k, h in HEADS
+  },
   'decode, 8/1 heads of 128, split': Case(
     'decode', (8, 8, 128), (8, 1, 4096, 128), splits=16
   ),
@@ -112,7 +109,16 @@ def compile(
   ends = array(case.queries[: len(case.queries) - 2], jnp.int32)
   q, k = array(case.queries, case.dtype), array(case.keys, case.dtype)
   run = jax.jit(functools.partial(_run, case, backend))
-  with _in_use(device):
+  # The device that kernels are lowered for. An abstract one takes effect only
+  # with explicit axes.
+  cores = getattr(device, 'core_count', None) or 1
+  abstract = AbstractDevice(
+    device_kind=device.device_kind, num_cores=cores, platform=device.platform
+  )
+  mesh = AbstractMesh(
+    (1,), ('one',), (AxisType.Explicit,), abstract_device=abstract
+  )
+  with jax.sharding.use_abstract_mesh(mesh):
     lowered = run.trace(q, k, k, ends, ends).lower(
       lowering_platforms=(platform,)
     )
@@ -129,19 +135,6 @@ def _run(case, backend, q, k, v, k_start, k_end):
     return call(q, k, v, k_start, k_end)
   out, vjp = jax.vjp(lambda *x: call(*x, k_start, k_end), q, k, v)
   return out, vjp(out)
-
-
-def _in_use(device: jax.Device):
-  """Sets the device that kernels are lowered for."""
-  cores = getattr(device, 'core_count', None) or 1
-  abstract = AbstractDevice(
-    device_kind=device.device_kind, num_cores=cores, platform=device.platform
-  )
-  # An abstract device takes effect only with explicit axes.
-  mesh = AbstractMesh(
-    (1,), ('one',), (AxisType.Explicit,), abstract_device=abstract
-  )
-  return jax.sharding.use_abstract_mesh(mesh)
 
 
 def assemble(

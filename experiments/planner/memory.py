@@ -22,7 +22,6 @@ hf      a random directory of the Qwen3 shape is loaded into float32 parameters
         units of the largest tensor.
 """
 
-import argparse
 import contextlib
 import ctypes
 import dataclasses
@@ -51,17 +50,14 @@ CASES = {
 
 def main(argv=None) -> None:
   """Runs the command, or one of its processes."""
-  parser = argparse.ArgumentParser(prog='python -m experiments.planner.memory')
+  parser = timing.parser(
+    __doc__, rank=8, gigabytes=3.0, folder=tempfile.gettempdir()
+  )
   add = parser.add_argument
   add('bench', choices=CASES)
-  add('--rank', type=int, default=8, help='of a LoRA')
   add('--shape', choices='SML', default='L', help='of lora and dpo')
   add('--dtype', choices=('float32', 'bfloat16'), default='float32')
-  add('--gigabytes', type=float, default=3.0, help='of hf')
-  add(
-    '--folder', default=tempfile.gettempdir(), help='for files, deleted again'
-  )
-  add('--child', help=argparse.SUPPRESS)
+  add('--child', help='runs this case alone')
   args = parser.parse_args(argv)
   if args.child:
     row = hf(args) if args.bench == 'hf' else train(args)
@@ -109,7 +105,7 @@ def launch(name: str, args) -> dict:
 
 def recipe(args):
   """Returns a run of one stage on random letters, from random weights."""
-  from experiments.benchmarks import plain_jax, works
+  from experiments.benchmarks import learning, plain_jax, works
   from posttrain import schema
 
   rng = np.random.default_rng(0)
@@ -123,7 +119,7 @@ def recipe(args):
     'lora': {'prompt': 40, 'completion': 180},
   }[args.bench]
   rows = [{k: text(n) for k, n in lengths.items()} for _ in range(EXAMPLES)]
-  path.write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+  learning.write_rows(path, rows)
   if args.bench == 'dpo':
     pairs = schema.PairFile(path=str(path), eval_fraction=0.0)
     data = {'kind': 'preference', 'pairs': pairs}

@@ -8,7 +8,6 @@ checks exit code, message, and that nothing is lost. Prints one Markdown table,
 a row per trial, and how many kept their promise; exits with 1 if one did not.
 """
 
-import argparse
 import concurrent.futures
 import datetime
 import pathlib
@@ -17,6 +16,7 @@ import tempfile
 import time
 import traceback
 
+from experiments.benchmarks import timing
 from experiments.launch import results
 from experiments.trials import base, faults, server  # noqa: F401
 
@@ -52,9 +52,7 @@ def run(trial: base.Trial, scratch: pathlib.Path, shared: base.Shared) -> list:
 
 def main(argv: list[str] | None = None) -> int:
   """Runs the command; returns its exit code."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--only', default='')
-  parser.add_argument('--jobs', type=int, default=2)
+  parser = timing.parser(__doc__, only='', jobs=2)
   parser.add_argument('--list', action='store_true')
   parser.add_argument('--results', type=pathlib.Path)
   args = parser.parse_args(argv)
