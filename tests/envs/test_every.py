@@ -66,8 +66,6 @@ def test_demonstrations_are_correct_and_show_what_an_episode_says(cfg, split):
     score = episode.grade()
     assert score.reward == sum(rewards) == 1.0
     assert score.correct and score.formatted
-    episode.reset()
-    assert episode.grade().reward is None
     episode.close()
 
 
@@ -114,7 +112,6 @@ def test_evaluation_tasks_are_pinned(kind, expected):
   [
     (schema.Arithmetic(eval_tasks=5000), 'eval_tasks must .*got 5000'),
     (schema.ReverseText(min_length=1, max_length=2), 'train_tasks .*got 8000'),
-    (schema.AlphabetSort(first=2), 'train_tasks must be at most 1458'),
   ],
 )
 def test_more_tasks_than_there_are_is_refused(cfg, words):

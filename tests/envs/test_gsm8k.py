@@ -68,12 +68,10 @@ def test_tasks_of_rows(path):
 @pytest.mark.parametrize(
   'text, strict, lenient, formatted',
   [
-    (r'It is \boxed{72}.', 1, 1, True),
     (r'\boxed{\$72.00}', 1, 1, True),
     (r'72, so \boxed{x}', 0, 0, False),
     ('It is 72', 0, 1, False),
     ('so\n#### 72', 1, 1, False),
-    ('', 0, 0, False),
     ('\ud800\0', 0, 0, False),
   ],
 )
@@ -96,7 +94,6 @@ def test_evaluation_rows(path, monkeypatch):
     ('{"question": ', 'one JSON object'),
     ({'question': 'a'}, 'answer must be a string'),
     ({'question': 'a', 'answer': 'is 5'}, 'end in a line `#### N`'),
-    ({'question': 'a', 'answer': '#### 12,34'}, 'where N is a number'),
   ],
 )
 def test_errors_name_file_and_line(tmp_path, row, words):
@@ -110,8 +107,7 @@ SOLUTIONS = {
   'ground_truth': 'A: 4',
   'a': {'is_correct': True, 'solution': '2 + 2 = <<2+2=4>>4\nA: 4'},
   'b': {'is_correct': False, 'solution': '2 + 2 = 5\nA: 5'},
-  'c': {'is_correct': False, 'solution': '2 + 2 = 5\nA: 5'},
-  'd': {'is_correct': False, 'solution': 'A: -1,000'},
+  'c': {'is_correct': False, 'solution': 'A: -1,000'},
 }
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from posttrain import main, schema
-from posttrain.envs import base, registry
+from posttrain.envs import registry
 from tests.envs import echoes
 
 PATH = 'tests.envs.echoes'
@@ -31,7 +31,6 @@ def test_missing_optional_attributes_get_their_defaults(name):
   env = make(name)
   assert env.votes == (name == 'Plain')
   assert not env.blocking and env.judge is None
-  assert not base.Env.votes
 
 
 @pytest.mark.parametrize(
@@ -39,7 +38,6 @@ def test_missing_optional_attributes_get_their_defaults(name):
   [
     (f'{PATH}:Sourceless', r'got TypeError: .*abstract .*source'),
     (f'{PATH}:Renamed', "with name='mine', .*minemine"),
-    (f'{PATH}:Missing', "got 'tests.envs.echoes:Missing'"),
     ('no.such.module:Echo', "got 'no.such.module:Echo'"),
     (f'{PATH}:Raises', r'built with .* got KeyError: .*\(echoes.py:\d+\)$'),
   ],
@@ -48,7 +46,7 @@ def test_class_that_is_no_environment_is_refused(path, message):
   message = rf'^envs\.mine\.env\.import_path must .*{message}'
   with pytest.raises(ValueError, match=message) as error:
     registry.make('mine', schema.CustomEnv(import_path=path))
-  assert '\n' not in str(error.value) and len(str(error.value)) < 600
+  assert '\n' not in str(error.value)
 
 
 def test_a_run_trains_on_a_custom_environment(tmp_path, capsys):

@@ -2,11 +2,15 @@
 
 import json
 
-import pytest
-
 from posttrain import schema, types
 from posttrain.envs import __main__ as command_line
-from posttrain.envs import registry, rows
+from posttrain.envs import registry
+
+
+def write(file, rows):
+  file.write_text('\n'.join(json.dumps(row) for row in rows))
+  return str(file)
+
 
 ROWS = [
   {'prompt': 'a', 'completion': 'b', 'level': 3},
@@ -22,14 +26,8 @@ ROWS = [
 ]
 
 
-@pytest.fixture
-def path(tmp_path):
-  file = tmp_path / 'rows.jsonl'
-  file.write_text('\n'.join(json.dumps(row) for row in ROWS))
-  return str(file)
-
-
-def test_tasks_of_rows(path):
+def test_tasks_of_rows(tmp_path):
+  path = write(tmp_path / 'rows.jsonl', ROWS)
   env = registry.make('chats', schema.Rows(path=path))
   single, multi = env.source('train', 0).take(9)
   assert single.prompt == ({'role': 'user', 'content': 'a'},)
@@ -49,23 +47,13 @@ TOOL = {'type': 'function', 'function': {'name': 'add', 'parameters': {}}}
 
 def test_the_column_tools_is_what_the_policy_is_told_of(tmp_path):
   """A list or its JSON; calls in answers are left to reward functions."""
-  file = tmp_path / 'rows.jsonl'
   values = [[TOOL], json.dumps([TOOL]), None, [], '']
-  file.write_text(
-    ''.join(
-      json.dumps({'prompt': f'{i}', 'completion': 'b', 'tools': x}) + '\n'
-      for i, x in enumerate(values)
-    )
-  )
-  env = registry.make('a', schema.Rows(path=str(file)))
+  given = [{'prompt': f'{i}', 'tools': x} for i, x in enumerate(values)]
+  path = write(tmp_path / 'rows.jsonl', given)
+  env = registry.make('a', schema.Rows(path=path))
   tasks = env.source('train', 0).take(9)
   told = types.Tools((TOOL,), 'text')
   assert [task.tools for task in tasks] == [told, told, None, None, None]
-
-
-def write(file, rows):
-  file.write_text('\n'.join(json.dumps(row) for row in rows))
-  return str(file)
 
 
 def prompts(env, split):
@@ -115,12 +103,3 @@ def test_held_out_prompts_that_are_trained_on_are_counted(tmp_path, caplog):
     env.source('train', 0)
   (record,) = caplog.records
   assert '1 of the 2 prompts of envs.chats.env.eval_path' in record.getMessage()
-
-
-def test_the_suite_has_prompts_without_grades():
-  env = rows.Suite(('What is 1 + 2?', 'Say hello.'))
-  assert [task.id for task in env.tasks] == ['eval.suite[0]', 'eval.suite[1]']
-  assert env.source('eval', 3).take(9) == env.tasks
-  episode = env.make(env.tasks[0])
-  assert episode.reset() == ({'role': 'user', 'content': 'What is 1 + 2?'},)
-  assert episode.grade() == types.Score(reward=None)

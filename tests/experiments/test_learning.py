@@ -57,7 +57,6 @@ def test_a_bench_of_two_recipes_and_one_change(tmp_path, capsys):
   assert learning.main(words) == 0
   lines = capsys.readouterr().out.splitlines()
   assert len(lines) == 2 + 4 + 1  # four variants, and one control
-  assert lines == (tmp_path / 'learning.md').read_text().splitlines()
   assert len(list((tmp_path / 'runs').iterdir())) == 2 + 8 + 2
 
 
@@ -78,8 +77,6 @@ def test_the_sanity_command(tmp_path, capfd):
   words += ['--dtypes=bfloat16', '--candidates=8', '--samples=2', '--high=1']
   words += ['--config.main.steps=2', '--config.main.eval.every=1']
   words += [f'--workdir={tmp_path}']
-  assert sanity.main([*words, '--questions=9']) == 2
-  assert '--questions must be at most 8' in capfd.readouterr().err
   for _ in range(2):
     assert sanity.main([*words, '--questions=6']) == 0
     *_, last = capfd.readouterr().out.splitlines()

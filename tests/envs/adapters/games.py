@@ -7,10 +7,10 @@ class Guess:
   """Guess a number; `low` and `secret` come from the row."""
 
   def __init__(self):
-    self.tries, self.secret, self.row = 0, None, None
+    self.tries, self.secret = 0, None
 
   def reset(self, secret: int = 5, **row) -> str | None:
-    self.tries, self.secret, self.row = 0, secret, row
+    self.tries, self.secret = 0, secret
     return row.get('says')
 
   def guess(self, number: int, mood: Literal['good', 'bad'] = 'good') -> str:
@@ -21,8 +21,6 @@ class Guess:
       mood: of the answer.
     """
     self.tries += 1
-    if number < 0:
-      raise ValueError('numbers are not negative')
     if number == self.secret:
       return 'right'
     return f'too {"small" if number < self.secret else "large"}, {mood}'

@@ -3,7 +3,6 @@
 import itertools
 
 import verifiers.v1 as vf
-from verifiers.v1.utils import artifacts
 
 
 class Data(vf.TaskData):
@@ -63,13 +62,6 @@ class NeedsRuntime(Task):
     return 1.0
 
 
-class OfArtifacts(Task):
-  def __init__(self, data, config=None):
-    made = artifacts.Artifact(source='/out')
-    update = {'artifacts': [made], 'image': 'python:3.11'}
-    super().__init__(data.model_copy(update=update), config)
-
-
 class Listens(Task):
   def __init__(self, data, config=None):
     super().__init__(data.model_copy(update={'prompt': None}), config)
@@ -80,5 +72,4 @@ def _taskset(task):
 
 
 NeedsRuntimes = _taskset(NeedsRuntime)
-Artifacts = _taskset(OfArtifacts)
 Listening = _taskset(Listens)

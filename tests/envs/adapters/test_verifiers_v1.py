@@ -20,8 +20,8 @@ def make(taskset='Sums', **options):
   )
 
 
-def play(env, text, truncated=False, index=0):
-  episode = env.make(env.source('train', 0).take(9)[index])
+def play(env, text, truncated=False):
+  episode = env.make(next(env.source('train', 0)))
   episode.reset()
   out = episode.step(text, truncated)
   assert out.done and out.reward == (episode.grade().reward or 0)
@@ -60,14 +60,12 @@ def test_scores_of_answers():
   score = play(make(), '5', truncated=True)
   assert (score.reward, score.correct) == (0.5, None)
   assert score.metrics['cut'] == 1.0
-  assert play(make(), '8', index=4).reward == 1.5
 
 
 @pytest.mark.parametrize(
   ('taskset', 'words'),
   [
     ('NeedsRuntimes', "'runtime' of tests_pass"),
-    ('Artifacts', 'needs an image, artifacts'),
     ('Listening', 'needs a first message from the user'),
   ],
 )

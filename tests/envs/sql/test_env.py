@@ -1,7 +1,4 @@
-"""Episodes, fuzzed ones, demonstrations and players."""
-
-import random
-import re
+"""Episodes, demonstrations and players."""
 
 import pytest
 
@@ -134,36 +131,3 @@ def test_a_hasty_teacher_answers_from_a_sample():
     assert answer.removeprefix('ANSWER ') in shown
     right += answer == f'ANSWER {task.answer}'
   assert right < 0.2 * 180
-
-
-PIECES = (
-  'SELECT~FROM~WHERE~UNION ALL~WITH~AS~count(*)~(~)~,~;~*~\'~"~`~--~/*~```~'
-  "9e999~NULL~x'ff'~?~é~\0~\ud800~\nANSWER: 1~name~COLLATE~VALUES~random()~"
-  'DROP TABLE dogs~sqlite_master~DESCRIBE dogs~load_extension(1)'
-).split('~')
-
-
-def test_fuzzed_turns_are_answered_and_change_nothing():
-  """Turns are gold queries with words of hostile ones."""
-  (env, chosen), rng, errors = tasks(60), random.Random(0), 0
-  for task in chosen:
-    episode = env.make(task)
-    episode.reset()
-    episode.step('QUERY: SELECT 1', False)
-    before = episode._database._connection.serialize()
-    for left in reversed(range(7)):
-      words = re.findall(r'\s+|\w+|\S', task.info['gold_sql'])
-      for _ in range(rng.choice((0, 1, 2, 5))):
-        words[rng.randrange(len(words))] = f' {rng.choice(PIECES)} '
-      out = episode.step(f'QUERY: {"".join(words)}', False)
-      (message,) = out.messages
-      assert re.fullmatch(
-        rf'(result: .{{1,400}}|error: .{{1,60}})\nleft: {left}',
-        message['content'],
-        re.DOTALL,
-      )
-      assert -0.10 <= out.reward <= 0.15 and not out.done
-      errors += message['content'].startswith('error')
-    assert episode._database._connection.serialize() == before
-    episode.close()
-  assert 100 < errors < 400

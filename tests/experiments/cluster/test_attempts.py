@@ -34,7 +34,7 @@ class Trainers:
     self.signals.append(number)
 
   def last_lines(self):
-    return [f'line {i}' for i in range(len(self.looks[0]))]
+    return ['']
 
   def close(self):
     self.closed += 1
@@ -61,13 +61,7 @@ def run(*trainers, restarts=3, stop=None):
 
 @pytest.mark.parametrize(
   ('ends', 'code', 'stopped_code'),
-  [
-    ([0, 0], 0, 0),
-    ([5, 2], 2, 2),
-    ([75, 5], 75, 75),
-    ([1, 5], None, 75),
-    ([LOST, None], None, 75),
-  ],
+  [([0, 0], 0, 0), ([5, 2], 2, 2), ([75, 5], 75, 75), ([1, 5], None, 75)],
 )
 def test_outcome_of_an_attempt(ends, code, stopped_code):
   assert attempts.outcome(ends, stopped=False) == code
@@ -85,8 +79,6 @@ def test_failures_are_followed_by_other_attempts():
   assert [line for line in lines if 'pause' in line] == [
     f'pause of 0 s before restart {n} of 3' for n in (1, 2, 3)
   ]
-  assert 'a trainer has failed: [-9, running]; the others are to end' in lines
-  assert 'trainer 0: a node' in lines
 
 
 def test_a_request_to_stop_is_passed_on_once():

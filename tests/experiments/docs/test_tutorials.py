@@ -17,7 +17,6 @@ WORDS = {
   'tutorial_reward': (
     'held-out loss: ',
     'greedy answers that are right: ',
-    '2 reward ',
     'reward/right',
   ),
   'tutorial_preferences': (
@@ -36,9 +35,13 @@ WORDS = {
 PAGES = sorted((ROOT / 'docs').glob('tutorial_*.md'))
 
 
+def blocks(page):
+  return re.findall(r'^```python\n(.*?)^```', page, re.M | re.S)
+
+
 def program(page):
   """Returns the page's blocks, with two steps per stage."""
-  text = '\n'.join(re.findall(r'^```python\n(.*?)^```', page, re.M | re.S))
+  text = '\n'.join(blocks(page))
   text, count = re.subn(
     r'^(\w+_STEPS, \w+_STEPS) = \d+, \d+$', r'\1 = 2, 2', text, flags=re.M
   )
@@ -75,13 +78,6 @@ def test_tutorials_run_from_top_to_bottom(page, tmp_path):
     assert place >= 0, f'{word!r} is missing, or too early:\n{done.stdout}'
 
 
-def own_data():
-  """Returns the block of docs/own_data.md that calls the functions."""
-  page = (ROOT / 'docs' / 'own_data.md').read_text()
-  section = page.partition('## From Python')[2]
-  return re.findall(r'^```python\n(.*?)^```', section, re.M | re.S)[0]
-
-
 # Makes DIR, of random weights, and prompts for the block.
 FIRST = """
 import pathlib
@@ -95,7 +91,9 @@ pathlib.Path('prompts.jsonl').write_text(rows)
 
 @pytest.mark.slow
 def test_the_example_from_python_runs(tmp_path):
-  text = own_data().replace('prompts.jsonl', 'prompts.jsonl,tiny')
+  page = (ROOT / 'docs' / 'own_data.md').read_text()
+  text = blocks(page.partition('## From Python')[2])[0]
+  text = text.replace('prompts.jsonl', 'prompts.jsonl,tiny')
   text = text.replace("'grpo.steps': 50", "'grpo.steps': 2")
   done = run(FIRST + text, tmp_path)
   assert done.returncode == 0, done.stderr[-3000:]
@@ -105,11 +103,7 @@ def test_the_example_from_python_runs(tmp_path):
 
 @pytest.mark.slow
 def test_the_loop_of_forty_lines_learns_its_reward(tmp_path):
-  (text,) = re.findall(
-    r'^```python\n(.*?)^```',
-    (ROOT / 'docs' / 'reading.md').read_text(),
-    re.M | re.S,
-  )
+  (text,) = blocks((ROOT / 'docs' / 'reading.md').read_text())
   assert len(text.splitlines()) <= 42
   done = run(text, tmp_path)
   assert done.returncode == 0, done.stderr[-3000:]

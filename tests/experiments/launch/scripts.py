@@ -10,16 +10,13 @@ from experiments.launch import jobs, options
 NASTY = (
   'two words',
   "it's",
-  'say "hi"',
   '$HOME and ${HOME}',
-  '$(echo no) `echo no`',
-  '$$(HOME) $$ $',
+  '$(echo no) `echo no` $$(HOME) $$ $',
   'back\\slash \\n',
-  '* ? [a] ~ ! # & ; | < >',
+  'say "hi" * ? [a] ~ ! # & ; | < >',
   'a: b, - c, %YAML',
   ' ends with a space ',
   'two\nlines',
-  'ümlaut',
   '{"type": "grpo", "kl_beta": 0.1}',
   '',
 )

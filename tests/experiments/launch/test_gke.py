@@ -55,8 +55,8 @@ def test_every_value_reaches_the_run_as_it_is(capsys):
   assert words == jobs.command(job, 'python3')
 
 
-@pytest.mark.parametrize('hosts', [2, 16])
-def test_the_processes_find_each_other(capsys, hosts):
+def test_the_processes_find_each_other(capsys):
+  hosts = 16
   job = jobs.Job('LR=1e-4', 'c.py', (), (('a', 'b'),), '/data/w', hosts)
   (document,) = load(capsys, [job], make())
   spec = job_of(document)
@@ -128,6 +128,3 @@ def test_the_documents_are_applied_through_stdin(tmp_path, monkeypatch):
   assert (tmp_path / 'args').read_text() == 'apply -f - --namespace=me\n'
   (document,) = yaml.safe_load_all((tmp_path / 'stdin').read_text())
   assert document == on_gke.job_set(job, options)
-  scripts.program(tmp_path, 'kubectl', 'exit 1')
-  with pytest.raises(RuntimeError, match='kubectl must accept .* exit code 1'):
-    on_gke.submit([job], options, dry_run=False)

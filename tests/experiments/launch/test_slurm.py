@@ -66,7 +66,6 @@ def test_each_task_of_the_array_is_one_run(programs):
   [
     (0, 1, None, False),
     (75, 1, None, True),
-    (137, 1, None, False),
     (137, 2, None, True),
     (75, 1, '20', False),
   ],

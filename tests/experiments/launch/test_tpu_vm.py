@@ -40,7 +40,6 @@ def make(**fields):
   ('codes', 'restarts', 'starts', 'code'),
   [
     ([75, 5, 0], 20, 3, 0),
-    ([1], 20, 1, 1),
     ([75] * 9, 3, 4, 75),
     ([137, 4, 0], 20, 3, 0),
     ([5, 5, 5, 0], 0, 4, 0),  # another host is away
@@ -76,6 +75,5 @@ def test_the_queued_resource_has_the_slice_and_the_script(
   name = words[4]
   assert name.startswith('lr-') and f'--node-id={name}' in words
   assert '--accelerator-type=v5litepod-16' in words
-  assert '--runtime-version=v2-alpha-tpuv5-lite' in words
   assert words[-1] == '--zone=z'
   assert text == on_tpu_vm.script(job, options)
