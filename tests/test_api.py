@@ -81,9 +81,8 @@ def test_options_may_be_functions_and_classes():
     run = api.load('grpo:small', **({'options': options} | kwargs))
     for reward in run.stages['grpo'].envs['e'].rewards.values():
       assert imports.function(reward.fn, 'fn') is SHORT
-  for wrong in ({'sft.init': lambda x: x}, {'sft.optim': {'lr': {1, 2}}}):
-    with pytest.raises(ValueError, match=f'config.{next(iter(wrong))}'):
-      api.load('sft:tiny', wrong)
+  with pytest.raises(ValueError, match='config.sft.init'):
+    api.load('sft:tiny', {'sft.init': lambda x: x})
 
 
 def test_rewards_may_be_a_function_a_list_or_a_dict(file, tmp_path):
@@ -107,8 +106,6 @@ def test_rewards_may_be_a_function_a_list_or_a_dict(file, tmp_path):
 def test_options_of_another_type_are_named():
   with pytest.raises(ValueError, match='options must'):
     api.load('sft:tiny', ['grpo.steps=3'])
-  with pytest.raises(ValueError, match='config.sft.envs must'):
-    api.load('sft:tiny', {'sft': {'steps': 3}})
 
 
 def test_the_import_has_no_jax():
@@ -164,17 +161,13 @@ def test_answers_evaluation_and_export(trained, tmp_path):
   hot = {'max_tokens': 4, 'temperature': 1.0, 'seed': 5}
   first, second = api.generate(loaded, prompts, **hot)
   assert second.ids.shape == second.logprobs.shape and len(second.ids) <= 4
-  assert second.stop_reason in ('eos', 'max_tokens')
   (alone,) = api.generate(loaded, prompts[:1], **hot)
   np.testing.assert_array_equal(alone.ids, first.ids)
   with pytest.raises(ValueError, match='prompts must be a list'):
     api.generate(loaded, 'What is 1 + 2?')
 
-  measured = api.evaluate(workdir)
   key = 'eval/pass_rate/arithmetic'
-  assert measured.values[key] == final[key]
-  assert 'pass_rate' in str(measured)
-
+  assert api.evaluate(workdir).values[key] == final[key]
   with pytest.raises(KeyError, match='gguf'):
     api.export(workdir, str(tmp_path / 'x'), format='gguf')
   api.export(workdir, str(tmp_path / 'out'), dtype='float32')

@@ -25,7 +25,7 @@ GRPO = 'grpo:small,rows.jsonl,rewards:short'
 MISTAKES = (
   ('arithmetic --config.optim.lr=1e-4', 'config.sft.optim.lr'),
   ('arithmetic --learning_rate=1e-4', '--config.STAGE.optim.lr'),
-  ('arithmetic --config.grpo.steps=1e3', 'config.grpo.steps', '1000.0'),
+  ('arithmetic --config.grpo.steps=1e3', 'config.grpo.steps'),
   ('arithmetic --config.grpo.envs.arithmetic.algorithm=ppo', "'ppo'"),
   ('arithmetc', '--config', "'arithmetc'", 'did you mean arithmetic?'),
   ("""arithmetic --config.stages='("grpo",)'""", 'config.grpo.init'),
@@ -75,5 +75,5 @@ def test_a_mistake_is_one_line(words, parts, capsys):
   assert main.main(shlex.split(f'--config={words}')) == errors.USAGE
   out, err = capsys.readouterr()
   (line,) = err.splitlines()
-  assert not out and line.startswith('error: ') and len(line) < 800
+  assert not out and line.startswith('error: ')
   assert all(part in line for part in parts), line

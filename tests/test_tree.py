@@ -58,11 +58,10 @@ def test_checksums_of_literal_arrays():
 @pytest.mark.parametrize('dtype', ['bfloat16', 'int8'])
 def test_a_flipped_bit_or_a_swap_changes_the_checksum(dtype):
   x = np.arange(12).reshape(3, 4).astype(jnp.dtype(dtype))
-  (sound,) = tree.checksums([x]).values()
+  sound = tree.checksums([x])
   for bit in range(0, 8 * x.nbytes, 5):
     data = bytearray(x.tobytes())
     data[bit // 8] ^= 1 << bit % 8
     flipped = np.frombuffer(bytes(data), x.dtype).reshape(x.shape)
-    assert tree.checksums([flipped])['0'] != sound
-  assert tree.checksums([x[::-1]])['0'] != sound
-  assert tree.checksums([x[:, ::-1]])['0'] != sound
+    assert tree.checksums([flipped]) != sound
+  assert tree.checksums([x[::-1]]) != sound != tree.checksums([x[:, ::-1]])
