@@ -26,13 +26,8 @@ def run(tmp_path, monkeypatch):
       grpo.GRPO, envs={'data': entry}, lora=schema.Lora(rank=rank)
     )
     options = config.to_dict(schema.Run(stages={'grpo': stage}))
-    host = {
-      'stage': 'grpo',
-      'step': 4,
-      'config': options,
-      'model': options['model'],
-      'tokenizer': 'x',
-    }
+    host = {'stage': 'grpo', 'step': 4, 'config': options, 'tokenizer': 'x'}
+    host['model'] = options['model']
     lora = stage.lora if rank else None
     made = weights.Checkpoint(
       folder, 'run', schema.Model(), start, host, options['grpo'], lora

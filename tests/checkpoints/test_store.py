@@ -275,16 +275,12 @@ def test_params_and_host_are_read_from_workdir_stage_or_step(folder, tmp_path):
 def test_restore_params_restores_the_average_instead(tmp_path):
   state = make_state(1)
   average = jax.tree.map(lambda x: x + 1, state.params)
-  saver = open_at(tmp_path)
-  saver.save(1, arrays.TrainState(**(vars(state) | {'average': average})), {})
-  saver.close()
+  with contextlib.closing(open_at(tmp_path)) as saver:
+    saver.save(1, dataclasses.replace(state, average=average), {})
   like = abstract(state.params)
   got = store.restore_params(str(tmp_path), like, average=True)
   assert_same_bits(got, average)
   assert_same_bits(store.restore_params(str(tmp_path), like), state.params)
-  del like['embed']
-  with pytest.raises(ValueError, match="at 'average/embed', expected nothing"):
-    store.restore_params(str(tmp_path), like, average=True)
 
 
 def test_a_path_without_a_checkpoint_is_an_error(tmp_path):

@@ -186,19 +186,6 @@ def test_evaluate_repeats_the_last_evaluation_of_the_run(
   assert suite == writers.read(saved)
 
 
-def test_two_policies_are_evaluated_on_the_same_tasks(folder, workdir, capsys):
-  """The base scores as the run did before its first step."""
-  values = evaluated(capsys, f'--checkpoint={workdir}', f'--against={folder}')
-  first = next(row for row in rows(workdir) if row['stage'] == 'sft')
-  last = rows(workdir)[-1]
-  for name in ('pass_rate/sums', 'suite/length'):
-    after, before = (x[f'eval/{name}'] for x in (last, first))
-    assert values[f'eval/{name}'] == pytest.approx(after)
-    assert values[f'against/{name}'] == pytest.approx(before)
-    change = values[f'difference/{name}']
-    assert change == pytest.approx(after - before)
-
-
 def test_against_must_name_the_same_model(workdir, tmp_path, capsys):
   other = dataclasses.replace(MODEL, layers=1)
   hf.save(transformer.init(jax.random.key(0), other), other, tmp_path / 'hf')

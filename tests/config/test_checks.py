@@ -220,7 +220,6 @@ def test_functions_from_elsewhere_need_trust(path):
 @pytest.mark.parametrize(
   'path',
   [
-    'posttrain.rewards.texts:ratio',
     'posttrain.envs.sql.functions:reward_correctness',
     'configs.algorithms.custom:centered',
   ],
@@ -282,17 +281,12 @@ def test_servers_variables_and_compiled_programs_need_trust():
 def test_addresses_in_place_of_paths_need_trust():
   run = run_of()
   stage = dataclasses.replace(run.stages['s'], init=ADDRESS)
-  entry = dataclasses.replace(
-    stage.envs['a'], algorithm=schema.Opd(reference='s3://evil/y')
-  )
-  stage = dataclasses.replace(stage, envs={'a': entry})
   run = dataclasses.replace(
     run, tokenizer=schema.Tokenizer(path='x-y+z://evil'), stages={'s': stage}
   )
   assert checks.untrusted(run) == {
     'config.tokenizer.path': 'x-y+z://evil',
     'config.s.init': ADDRESS,
-    'config.s.envs.a.algorithm.reference': 's3://evil/y',
   }
 
 

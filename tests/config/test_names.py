@@ -25,13 +25,6 @@ def test_an_unknown_key_names_what_it_may_mean(key, meant):
   assert meant in str(error.value)
 
 
-def test_an_unknown_key_of_a_json_object():
-  node = config.load('configs/arithmetic.py')
-  config.override(node, 'grpo.batch', '{"row_token": 8}')
-  with pytest.raises(ValueError, match=r'mean config\.grpo\.batch\.row_tokens'):
-    config.build(node)
-
-
 @pytest.mark.parametrize(
   ('name', 'meant'),
   [

@@ -44,7 +44,6 @@ def test_build_inverts_get_config(tmp_path):
   path.write_text(json.dumps(config.to_dict(run)))
   for node in (machinery.config_dict(run), config.load(str(path))):
     assert config.build(node) == run
-    assert list(config.build(node).stages) == ['a', 'b']
 
 
 def test_kwargs_of_a_custom_loss_may_be_any_json():
@@ -67,7 +66,6 @@ def test_kwargs_of_a_custom_loss_may_be_any_json():
     ('compilation_cache', 'None', None),
     ('sft.envs.a.env.ops', '("+", "x")', ('+', 'x')),
     ('sft.model', 'tiny', schema.PRESETS['tiny']),
-    ('model', '{"layers": 2}', schema.Model(layers=2)),
     ('sft.envs.a.algorithm', 'sft', schema.Sft()),
   ],
 )
@@ -266,8 +264,7 @@ def test_another_value_is_refused_by_key(value, kind, message):
 
 
 @pytest.mark.parametrize(
-  ('text', 'value'),
-  [('1e-4', 1e-4), ('true', True), ("('a',)", ('a',)), ('a b', 'a b')],
+  ('text', 'value'), [('true', True), ("('a',)", ('a',)), ('a b', 'a b')]
 )
 def test_literals_are_json_or_python_or_the_text(text, value):
   assert options.literal(text, 'config.x') == value

@@ -80,14 +80,10 @@ def batches(draw):
   samples = []
   for index in range(draw(st.integers(0, 14))):
     length = int(rng.integers(1, row_tokens + 1))
-    weights = {
-      f'{name}_weights': np.where(
-        (np.arange(length) > 0) & (rng.random(length) < 0.4),
-        rng.normal(size=length),
-        0,
-      ).astype(np.float32)
-      for name in types.COMPONENTS
-    }
+    weights = {}
+    for name in types.COMPONENTS:
+      here = (np.arange(length) > 0) & (rng.random(length) < 0.4)
+      weights[f'{name}_weights'] = (here * rng.normal(size=length)).astype('f4')
     floats = {
       name: rng.normal(size=length).astype(np.float32)
       for name in ('advantages', 'ref_logprobs', 'sampler_logprobs')

@@ -55,7 +55,7 @@ def test_a_labelled_answer_is_chosen_or_rejected():
     # Answers that begin with another question.
     (
       {'prompt': '?', 'chosen': 'b', 'rejected': [USER, YES]},
-      'rejected must hold an assistant turn',
+      'rejected must hold',
     ),
     ({'chosen': [YES], 'rejected': 'b'}, "without a column 'prompt'"),
   ],
@@ -74,9 +74,8 @@ def test_written_pairs_are_read_back(tmp_path):
   )
   preferences.write(path, pairs)
   read = preferences.read(path)
-  for ours, theirs in zip(pairs, read, strict=True):
-    assert vars(ours) | {'where': ''} == vars(theirs) | {'where': ''}
-  assert read[1].where == f'{path}:2'
+  for i, (ours, theirs) in enumerate(zip(pairs, read, strict=True)):
+    assert vars(ours) | {'where': f'{path}:{i + 1}'} == vars(theirs)
   assert [x.name for x in path.parent.iterdir()] == ['pairs.jsonl']
 
 
@@ -87,11 +86,11 @@ def test_pairs_of_equal_prompts_are_held_out_together():
     for i in range(1000)
   ]
   train, held_out = preferences.split(pairs, 0.2)
-  assert len(train) + len(held_out) == 2000
   assert 300 < len(held_out) < 500
-  ours = {pair.prompt[0]['content'] for pair in held_out}
-  assert len(ours) == len(held_out) // 2
-  assert not ours & {pair.prompt[0]['content'] for pair in train}
+  ours, others = (
+    {pair.prompt[0]['content'] for pair in part} for part in (held_out, train)
+  )
+  assert len(ours) + len(others) == 1000 and not ours & others
   assert preferences.split(pairs, 0.0) == (pairs, [])
 
 
@@ -164,7 +163,6 @@ def test_mismatched_pairs_follow_in_micro_batches_that_are_not_counted():
   mismatched = [make_pair(6, None, 5000 + 100 * i) for i in range(3)]
   batch = pack(trained, mismatched)
   assert (batch.pairs, batch.answers) == (5, 10)
-  # Two pairs, or two mismatched ones, fit into a row.
   assert batch.num_micro_batches == 2 and batch.scored == 3
   assert len(batch.ids) == 3 + 2  # shape for one pair per row
   present = batch.present[batch.num_micro_batches : batch.scored]

@@ -87,7 +87,7 @@ def test_names_and_splits(folder, monkeypatch):
   assert len(whole) == 21
   assert whole[0].where == f'{folder[1]}:train:1'
   (row,) = row_files.read('tfds:toy_rows', split='eval')
-  assert row.prompt[0]['content'] == 'held out'
+  assert row.prompt == single('held out').prompt
   part = row_files.read('tfds:toy_rows:1.0.0:train[:10%]')
   assert [row.prompt for row in part] == [row.prompt for row in whole][:2]
   with pytest.raises(ValueError, match='split'):
@@ -121,18 +121,11 @@ assert row.prompt == ({'role': 'user', 'content': 'a'},), row
 assert row.info == {'level': 3}, row
 loaded = {name.partition('.')[0] for name in sys.modules}
 assert not loaded & {'tensorflow', 'jax'}, loaded
-print('fine')
 """
 
 
 def test_another_data_set_is_read_without_importing_tensorflow(tmp_path):
-  done = subprocess.run(
-    [sys.executable, '-c', PROGRAM, str(tmp_path)],
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  assert done.stdout.endswith('fine\n'), done.stderr
+  subprocess.run([sys.executable, '-c', PROGRAM, str(tmp_path)], check=True)
 
 
 @pytest.fixture
@@ -142,9 +135,7 @@ def root(tmp_path, monkeypatch):
     'one/1.0.0',
     'one/2.0.0',
     'one/10.0.0',
-    'one/incomplete.1',
     'many/en/1.0.0',
-    'many/de/1.0.0',
     'many/de/1.1.0',
   ):
     (tmp_path / folder).mkdir(parents=True)
@@ -158,7 +149,6 @@ def root(tmp_path, monkeypatch):
   [
     ('tfds:one', 'one/10.0.0', 'tfds:one:10.0.0'),
     ('tfds:one:2.0.0:test', 'one/2.0.0', 'tfds:one:2.0.0:test'),
-    ('tfds:many/de', 'many/de/1.1.0', 'tfds:many/de:1.1.0'),
     ('tfds:many:1.1.0', 'many/de/1.1.0', 'tfds:many/de:1.1.0'),
   ],
 )
@@ -171,7 +161,6 @@ def test_a_name_is_the_folder_of_its_newest_version(text, folder, pinned, root):
   'text, words',
   [
     ('tfds:../a', 'must have the form tfds:NAME'),
-    ('tfds:gone/x', '{root}/gone: got 0'),
     ('tfds:many', '{root}/many: got 2'),
     ('tfds:one:3.0.0', '{root}/one: got 0'),
   ],

@@ -52,28 +52,26 @@ def test_the_report_has_every_section_and_its_numbers(run):
 
 
 @pytest.mark.parametrize(
-  ('metric', 'env', 'title', 'text'),
+  ('metric', 'key', 'text'),
   [
-    ('sampled_reward/short/a', 'a', 'reward short, sampled', '0.500'),
+    ('sampled_reward/short/a', ('a', 'reward short, sampled'), '0.500'),
     (
       'pairs/rewards/accuracies',
-      'pairs',
-      'accuracy on held-out pairs',
+      ('pairs', 'accuracy on held-out pairs'),
       '50.0%',
     ),
   ],
 )
 def test_a_main_number_has_a_headline_a_row_and_a_panel(
-  tmp_path, metric, env, title, text
+  tmp_path, metric, key, text
 ):
   row = {'stage': 's', 'step': 1, 'loss/total': 1.0, f'eval/{metric}': 0.5}
   (tmp_path / 'metrics.jsonl').write_text(json.dumps(row) + '\n')
   run = runs.read(str(tmp_path), '')
   (line,) = runs.headlines(run)
-  assert (line['env'], line['title']) == (env, title)
-  assert line['last'].text == text
-  assert runs.columns(run)['start'] == {(env, title): runs.Value(text)}
-  assert any(runs.shows(key, f'eval/{metric}') for _, key, _ in runs.PANELS)
+  assert (line['env'], line['title'], line['last'].text) == (*key, text)
+  assert runs.columns(run)['start'] == {key: runs.Value(text)}
+  assert any(runs.shows(x, f'eval/{metric}') for _, x, _ in runs.PANELS)
 
 
 def test_a_stage_that_selects_is_shown_at_its_best_step(run):
@@ -120,17 +118,14 @@ def test_texts_from_outside_stay_texts(tmp_path):
   (tmp_path / 'metrics.jsonl').write_text(json.dumps(row) + '\n')
   (tmp_path / 'config.json').write_text(json.dumps({HOSTILE: HOSTILE}))
   message = {'role': HOSTILE, 'content': HOSTILE}
-  rollout = {'env': HOSTILE, 'group': 0, 'reward': 1.0}
+  texts = ('env', 'id', 'question', 'answer', 'text', 'prompt', 'stop_reason')
+  row = dict.fromkeys(texts, HOSTILE)
+  rollout = row | {'group': 0, 'reward': 1.0, 'rewards': {HOSTILE: 0.5}}
   rollout |= {'prompt': [message], 'completion': [message] * 2}
-  rollout |= {'rewards': {HOSTILE: 0.5}, 'stop_reason': HOSTILE}
-  answer = dict.fromkeys(('env', 'id', 'question', 'answer', 'text'), HOSTILE)
-  suite = {'prompt': HOSTILE, 'text': HOSTILE, 'grades': {HOSTILE: 1.0}}
   example.save(tmp_path, 'a_train_000001', [rollout])
-  example.save(tmp_path, 'a_suite_000001', [suite])
-  episode = {'messages': [message | {'role': 'assistant'}] * 2}
-  example.save(
-    tmp_path, 'a_eval_000001', [answer, answer | episode | {'env': 'e'}]
-  )
+  example.save(tmp_path, 'a_suite_000001', [row | {'grades': {HOSTILE: 1.0}}])
+  episode = {'messages': [message | {'role': 'assistant'}] * 2, 'env': 'e'}
+  example.save(tmp_path, 'a_eval_000001', [row, row | episode])
   text = text_of(tmp_path)
   assert text.count('<script') == text.count('</script>') == 3
   assert '<img' not in text and '<!--' not in text

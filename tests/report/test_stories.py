@@ -2,7 +2,6 @@
 
 import re
 
-import numpy as np
 import pytest
 
 from posttrain import types
@@ -73,18 +72,18 @@ def test_a_text_of_no_kind_is_cut_and_has_no_mark():
 
 
 def test_an_answer_keeps_messages_and_rewards_of_turns():
-  texts = ('system', 'S'), ('user', 'Q'), ('assistant', 'A x'), ('tool', 'y')
-  messages = [{'role': role, 'content': text} for role, text in texts]
+  roles = 'system', 'user', 'assistant', 'tool'
+  messages = tuple({'role': role, 'content': role[0]} for role in roles)
   task = types.Task('t', 'sql', (messages[1],) * 2, 'y')
   turns = (types.Turn(0, 0, 1, 0.4, 'eos'),)
   score = types.Score(0.5, True, metrics={'progress': 1})
   answer = answers.of(
     # The environment's prompt differs from the task's.
-    types.Rollout(7, task, tuple(messages), (), score, 'env_done', turns=turns)
+    types.Rollout(7, task, messages, (), score, 'env_done', turns=turns)
   )
-  assert (answer.prompt, answer.question) == ('S\nQ', 'Q')
-  assert answer.messages == tuple(messages[2:])
-  assert answer.turn_rewards == (0.4,) and answer.metrics == {'progress': 1.0}
+  assert (answer.prompt, answer.question) == ('s\nu', 'u')
+  assert answer.messages == messages[2:] and answer.turn_rewards == (0.4,)
+  assert answer.metrics == {'progress': 1.0}
 
 
 def test_tasks_of_one_turn_have_a_table_and_others_episodes(tmp_path):
@@ -97,40 +96,32 @@ def test_tasks_of_one_turn_have_a_table_and_others_episodes(tmp_path):
   (env,) = story['episodes']
   assert (env['env'], env['count'], len(env['tasks'])) == ('sql', 8, 6)
   titles = [x['title'] for x in env['tasks'][0]['plays']]
-  assert titles == ['start', *story['titles']] == ['start', *ENDS]
+  assert titles == ['start', *ENDS]
 
 
-@pytest.mark.parametrize(
-  ('stage', 'steps', 'titles'),
-  [
-    ('sft', (50, 90), ['after sft']),
-    ('grpo', (0, 90), ['before grpo', 'after grpo']),
-  ],
-)
-def test_the_attempt_at_step_0_is_that_before(tmp_path, stage, steps, titles):
-  for step in steps:
-    save(tmp_path, f'{stage}_eval_{step:06d}', [attempt(text=f'{step}')])
+def test_the_attempt_at_step_0_is_that_before(tmp_path):
+  for step in (0, 50, 90):
+    save(tmp_path, f'grpo_eval_{step:06d}', [attempt(text=step)])
   story = stories.answers(run_of(tmp_path))
-  assert story['titles'] == titles
-  assert story['tasks'][0][-1]['text'] == f'{steps[-1]}'
+  assert story['titles'] == ['before grpo', 'after grpo']
+  assert [row['text'] for row in story['tasks'][0]] == [0, 90]
 
 
 def test_the_suite_is_shown_before_and_after(tmp_path):
   for name, texts in {
     'sft_suite_000000': {'Hi': 'nothing', 'Why?': ''},
-    'sft_suite_000120': {'Hi': 'Hi', 'Why?': 'Because'},
-    'grpo_suite_000120': {'Hi': 'Hello', 'New?': 'Yes'},
+    'sft_suite_000120': {'Hi': 'Hello', 'New?': 'Yes'},
   }.items():
     rows = [
       {'prompt': k, 'text': x, 'grades': {'a': 1}} for k, x in texts.items()
     ]
     save(tmp_path, name, rows)
   story = stories.suite(run_of(tmp_path))
-  assert story['titles'] == ['start', *ENDS]
+  assert story['titles'] == ['start', ENDS[0]]
   assert [[row and row['text'] for row in x] for x in story['tasks']] == [
-    ['nothing', 'Hi', 'Hello'],
-    ['', 'Because', None],
-    [None, None, 'Yes'],
+    ['nothing', 'Hello'],
+    ['', None],
+    [None, 'Yes'],
   ]
   text = render(tmp_path)
   assert '>nothing<small>\na 1.00</small>' in text and '>(empty)<' in text
@@ -191,7 +182,7 @@ def read(folder):
 
 def test_first_middle_and_last_logged_steps_are_read(tmp_path):
   for step in (1, 10, 30, 40, 50):
-    save(tmp_path, f'grpo_train_{step:06d}', [rollout(0, float(step))])
+    save(tmp_path, f'grpo_train_{step:06d}', [rollout(0, 1.0)])
   (stage,) = stories.groups(read(tmp_path))
   assert (stage['stage'], stage['env']) == ('grpo', 'sums')
   assert [step['step'] for step in stage['steps']] == [1, 30, 50]
@@ -199,8 +190,8 @@ def test_first_middle_and_last_logged_steps_are_read(tmp_path):
 
 
 def test_the_best_and_the_worst_group_are_shown_whole(tmp_path):
-  rewards = {0: (0.0, 1.0), 1: (1.0, 1.0), 2: (None, 0.25), 3: (None, None)}
-  rows = [rollout(g, x) for g, xs in rewards.items() for x in xs]
+  rewards = (0.0, 1.0), (1.0, 1.0), (None, 0.25), (None, None)
+  rows = [rollout(g, x) for g, xs in enumerate(rewards) for x in xs]
   save(tmp_path, 'grpo_train_000001', rows)
   ((step,),) = [stage['steps'] for stage in stories.groups(read(tmp_path))]
   assert (step['groups'], step['mean']) == (4, 0.65)
@@ -214,9 +205,9 @@ def test_the_best_and_the_worst_group_are_shown_whole(tmp_path):
 
 
 def test_groups_of_equal_means_are_shown_once_and_ungraded_ones_not(tmp_path):
-  rows = [rollout(g, 0.0, advantage=None) for g in (0, 0, 1)]
-  save(tmp_path, 'grpo_train_000001', rows)
-  save(tmp_path, 'grpo_train_000002', [rollout(0, None)])
+  for step, reward in (1, 0.0), (2, None):
+    rows = [rollout(g, reward, advantage=None) for g in (0, 0, 1)]
+    save(tmp_path, f'grpo_train_{step:06d}', rows)
   equal, ungraded = stories.groups(read(tmp_path))[0]['steps']
   (shown,) = equal['shown']
   assert 'does not train' in render(tmp_path)
@@ -228,12 +219,9 @@ def test_few_rewards_have_a_bar_each_and_many_have_bins(tmp_path):
   save(tmp_path, 'grpo_train_000009', [rollout(0, x) for x in (1, 1, None)])
   (chart,) = stories.histograms(read(tmp_path))
   assert chart['x'] == [0, 0.5, 1]
-  assert chart['bars'] == [
-    {'step': 1, 'count': 4, 'y': [0.5, 0.25, 0.25]},
-    {'step': 9, 'count': 2, 'y': [0, 0, 1]},
-  ]
-  rows = [rollout(0, x) for x in np.linspace(0, 1, 40).tolist()]
+  bars = [(1, 4, [0.5, 0.25, 0.25]), (9, 2, [0, 0, 1])]
+  assert [tuple(bar.values()) for bar in chart['bars']] == bars
+  rows = [rollout(0, x / 39) for x in range(40)]
   save(tmp_path, 'grpo_train_000001', rows)
   (chart,) = stories.histograms(read(tmp_path))
-  assert chart['binned'] and len(chart['x']) == stories.BINS
   assert chart['bars'][0]['y'] == [0.05] * stories.BINS
