@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from posttrain import schema, scoring, types
+from posttrain import main, schema, scoring, types
 from posttrain.data import sources
 from posttrain.decode import engines
 from posttrain.envs import base, registry
@@ -77,6 +77,30 @@ def stage(prompts=4, envs=None, **options):
     ),
     rollout=options.pop('rollout', schema.Rollout(slots=8, prefill_rows=4)),
     **options,
+  )
+
+
+def run(stages, **options):
+  """Of the tiny model; no file but its own is written."""
+  options = {'model': schema.PRESETS['tiny'], **options}
+  return schema.Run(
+    compilation_cache=None,
+    stages=stages,
+    metrics=schema.Metrics(progress=False),
+    **options,
+  )
+
+
+def command(config, workdir, *flags):
+  """Returns the exit code of a run by the command line."""
+  return main.main(
+    [
+      f'--config={config}',
+      f'--workdir={workdir}',
+      '--config.compilation_cache=None',
+      '--config.metrics.progress=False',
+      *flags,
+    ]
   )
 
 

@@ -6,13 +6,11 @@ import math
 import jax
 import pytest
 
-from posttrain import main
 from posttrain.chat import rendering
 from posttrain.metrics import writers
 from posttrain.models import hf, transformer
-from tests import fixtures
+from tests import fixtures, toys
 
-QUIET = ['--config.metrics.progress=False', '--config.compilation_cache=None']
 # Answers that loop, and answers that do not.
 PAIRS = [
   {
@@ -39,17 +37,10 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope='module')
 def workdir(folder, tmp_path_factory):
   workdir = tmp_path_factory.mktemp('run')
-  code = main.main(
-    [
-      f'--config=configs/dpo.py:{folder},{folder}/pairs.jsonl,tiny',
-      f'--workdir={workdir}',
-      '--config.dpo.steps=20',
-      '--config.dpo.optim.lr=3e-3',
-      '--config.dpo.eval.every=10',
-      *QUIET,
-    ]
-  )
-  assert code == 0
+  flags = ('steps=20', 'optim.lr=3e-3', 'eval.every=10')
+  flags = [f'--config.dpo.{x}' for x in flags]
+  config = f'dpo:{folder},{folder}/pairs.jsonl,tiny'
+  assert toys.command(config, workdir, *flags) == 0
   return workdir
 
 
@@ -67,11 +58,7 @@ def test_pairs_of_a_file_are_learned_and_the_suite_is_measured(workdir):
   assert end['eval/pairs/loss/preference'] < start['eval/pairs/loss/preference']
   assert end['eval/pairs/rewards/accuracies'] == 1
   assert 0 < end['eval/pairs/rewards_low/accuracies'] < 1
-  assert end['eval/pairs/rewards_high/accuracies'] == pytest.approx(1)
-  for row in evaluated:
-    for name in ('repetition', 'broken_characters', 'refusal', 'truncated'):
-      assert 0 <= row[f'eval/suite/{name}'] <= 1
-    assert row['eval/suite/length'] <= 16
+  assert all(row['eval/suite/length'] <= 16 for row in evaluated)
   report = (workdir / 'report.html').read_text()
   assert 'Write a Python function that reverses a list.' in report
 
@@ -80,7 +67,6 @@ def test_pairs_of_a_file_are_learned_and_the_suite_is_measured(workdir):
 def test_the_recipe_runs_without_a_directory_and_with_lora(folder, tmp_path):
   for argument in ('tiny', f'{folder},{folder}/pairs.jsonl,tiny,lora'):
     workdir = tmp_path / argument[-4:]
-    config = f'--config=configs/dpo.py:{argument}'
-    assert main.main([config, f'--workdir={workdir}', *QUIET]) == 0
+    assert toys.command(f'dpo:{argument}', workdir) == 0
     last = rows(workdir)[-1]
     assert last['step'] == 4 and 'eval/suite/repetition' in last

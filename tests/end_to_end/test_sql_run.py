@@ -3,7 +3,6 @@
 `python -m pytest -m slow tests/end_to_end/test_sql_run.py`
 """
 
-import html
 import os
 import types
 
@@ -35,14 +34,6 @@ def test_echo_reads_what_queries_give(tmp_path):
   )
   assert 'eval/pass_rate_hard/sql_hard' in last
   assert 'rollout/reward/sql_hard' in last
-  report = (tmp_path / 'report.html').read_text()
-  asked = next(
-    row['question']
-    for row in writers.read(str(tmp_path / 'rollouts/grpo_eval_000004.jsonl'))
-    if row['env'] == 'sql'
-  )
-  assert f'<p class="ask">{html.escape(asked)}</p>' in report
-  assert '<div class="play ' in report
 
 
 @pytest.mark.slow
@@ -51,11 +42,9 @@ def test_echo_reads_what_queries_give(tmp_path):
   reason='POSTTRAIN_DATA (folder of real files) is unset',
 )
 def test_a_directory_explores_real_databases(folder, tmp_path):
-  rows = run(f'sql_llm.py:{folder},tiny', tmp_path)
-  last = rows[-1]
+  last = run(f'sql_llm.py:{folder},tiny', tmp_path)[-1]
   assert (last['stage'], last['step']) == ('grpo', 2)
   assert last['eval/errors/sql'] == 0
-  assert {row['stage'] for row in rows} == {'sft', 'grpo'}
 
 
 @pytest.mark.parametrize(
