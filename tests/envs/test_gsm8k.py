@@ -58,7 +58,6 @@ def test_tasks_of_rows(path):
     '72',
     {},
   )
-  assert second.prompt[0]['content'] == 'How cold?\n\nBox it.'
   assert second.demonstration[0]['content'] == (
     'Cold.\nThe answer is \\boxed{-1234.50}.'
   )

@@ -24,18 +24,10 @@ WORDS = {  # words of the output, in this order
 }
 
 
-def read(path):
-  return nbformat.read(path, as_version=4)
-
-
-def code(notebook):
-  return [cell for cell in notebook.cells if cell.cell_type == 'code']
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run_from_top_to_bottom(path, tmp_path):
-  notebook = read(path)
+  notebook = nbformat.read(path, as_version=4)
   client = nbclient.NotebookClient(
     notebook,
     timeout=600,
@@ -52,7 +44,8 @@ def test_notebooks_run_from_top_to_bottom(path, tmp_path):
   )
   if folder := os.environ.get('NOTEBOOK_OUTPUTS'):  # the site shows them
     nbformat.write(notebook, pathlib.Path(folder) / path.name)
-  outputs = [output for cell in code(notebook) for output in cell.outputs]
+  cells = (cell for cell in notebook.cells if cell.cell_type == 'code')
+  outputs = [output for cell in cells for output in cell.outputs]
   assert any('image/png' in output.get('data', {}) for output in outputs)
   text = ''.join(
     output.get('text') or output.get('data', {}).get('text/html', '')

@@ -37,8 +37,7 @@ def test_tasks_of_an_endless_taskset():
     {'role': 'system', 'content': 'Add.'},
     {'role': 'user', 'content': '3 + 1 = ?'},
   )
-  assert first.answer == '4' and first.info['answer'] == '4'
-  assert first.info['idx'] == 3 and first.id == 'train:0'
+  assert first.info['answer'] == '4' and first.id == 'train:0'
   assert [t.answer for t in held.take(9)] == list('123')
   assert [t.answer for t in env.source('train', 0).take(9)] == list('45678')
 

@@ -83,8 +83,6 @@ def test_an_episode_without_a_right_answer():
   assert steps[0].done and score.reward == 0.0 and score.correct is False
   assert score.formatted
   steps, score = play(env, task, 'hm', 'hm')
-  assert not any(step.done for step in steps)  # the driver counts the turns
-  assert steps[-1].messages[0]['content'].endswith('left: 0')
   assert score.reward == pytest.approx(-0.02 - 0.05)
   assert score.correct is False and score.metrics['answered'] == 0.0
 
