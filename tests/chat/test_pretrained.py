@@ -48,10 +48,7 @@ def load(path, **options):
 
 
 def ids(chat):
-  return [
-    chat.render(MESSAGES[:n], add_generation_prompt=True).ids.tolist()
-    for n in (1, 3)
-  ]
+  return chat.render(MESSAGES, add_generation_prompt=True).ids.tolist()
 
 
 @pytest.mark.parametrize(
@@ -96,10 +93,9 @@ def test_a_written_directory_renders_alike_here_and_in_transformers(
   assert plain == list(b'hi!! ok!')
   transformers = pytest.importorskip('transformers')
   theirs = transformers.AutoTokenizer.from_pretrained(path)
-  for n, expected in zip((1, 3), ids(chat), strict=True):
-    assert expected == theirs.apply_chat_template(
-      list(MESSAGES[:n]), add_generation_prompt=True, return_dict=False
-    )
+  assert ids(chat) == theirs.apply_chat_template(
+    list(MESSAGES), add_generation_prompt=True, return_dict=False
+  )
   assert theirs('hi!! ok!', add_special_tokens=False)['input_ids'] == plain
 
 

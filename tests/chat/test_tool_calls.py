@@ -33,9 +33,9 @@ def written(call, key='arguments', **options):
   return json.dumps({'name': call.name, key: call.arguments}, **options)
 
 
-def wrapped(format):
-  """Returns the text of the call LOOK."""
-  text = written(LOOK)
+def wrapped(format, call=LOOK):
+  """Returns the text of a call."""
+  text = written(call)
   return f'<tool_call>{text}</tool_call>' if format == 'hermes' else text
 
 
@@ -119,11 +119,9 @@ def test_no_text_raises(text, truncated):
   ('text', 'words'),
   [
     ('<tool_call>{"name": "look",}</tool_call>', 'at character'),
-    ('<tool_call>[1]</tool_call>', 'got a list'),
     ('<tool_call>{"arguments": {}}</tool_call>', 'got no name'),
     ('<tool_call>{"name": "look"}', "must end with '</tool_call>'"),
     ('{"name": "look"}</tool_call>', "must begin with '<tool_call>'"),
-    ('<|python_tag|>look.call()', 'Expecting value'),
     ('{"name": "look", "parameters": [1]}', 'an object: got a list'),
   ],
 )
@@ -145,7 +143,7 @@ def test_calls_beside_a_malformed_one_are_returned():
   assert first == tool_calls.Call('look', {}) and call.error
 
 
-@pytest.mark.parametrize('text', ['It is 4.', '{"yes": true}', 'look({})'])
+@pytest.mark.parametrize('text', ['It is 4.', '{"yes": true}'])
 def test_an_answer_is_no_llama3_call(text):
   assert parse(text, 'llama3') == []
   assert parse(f'So: {text}', 'llama3') == []
@@ -169,6 +167,13 @@ def test_thoughts_hold_no_calls(format):
 
 
 @FORMATS
+def test_the_end_of_a_thought_in_arguments_hides_no_call(format):
+  call = tool_calls.Call('look', {'at': '</think>'})
+  words = 'So ' * (format != 'llama3')
+  assert parse(words + wrapped(format, call), format) == [call]
+
+
+@FORMATS
 def test_calls_of_a_turn_are_limited(format):
   text = (';' * (format == 'llama3')).join([wrapped(format)] * 100)
   *calls, last = parse(text, format)
@@ -177,9 +182,8 @@ def test_calls_of_a_turn_are_limited(format):
 
 
 @FORMATS
-@pytest.mark.parametrize('part', ['{"a":', '<tool_call>{"a": "'])
-def test_hostile_texts_take_little_time(format, part):
+def test_hostile_texts_take_little_time(format):
   start = time.process_time()
-  for head in ('', '<|python_tag|>', '<tool_call>'):
-    parse(head + part * 5000, format)
+  for part in ('{"a":', '<tool_call>{"a": "'):
+    parse(part * 5000, format)
   assert time.process_time() - start < 5

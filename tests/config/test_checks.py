@@ -72,7 +72,6 @@ def test_valid_combinations_pass():
         'opd',
         {'type': 'opd', 'reference': 'ema:0.0'},
         {'type': 'opd', 'reference': {'type': 'endpoint', 'name': 'teacher'}},
-        {'type': 'grpo', 'kl_beta': 0.1, 'reference': 'stage:x'},
         {'type': 'echo', 'roles': {}},
         {'type': 'echo', 'filter': {'import_path': 'json:nothing'}},
         {
@@ -119,9 +118,11 @@ def test_sampler_is_mode_requires_one_update_per_rollout():
 
 def test_a_group_of_one_rollout_may_train_without_its_reward():
   size = ('grpo.envs.a.group_size', '1')
-  for algorithm in ({'type': 'reward'}, {'type': 'max_rl', 'baseline': False}):
-    _resolve((ALGORITHM, algorithm), size)
-  for algorithm in ({'type': 'echo'}, {'type': 'grpo', 'kl_beta': 0.1}):
+  for algorithm in (
+    {'type': 'max_rl', 'baseline': False},
+    {'type': 'echo'},
+    {'type': 'grpo', 'kl_beta': 0.1},
+  ):
     _resolve((ALGORITHM, algorithm), size)
 
 
@@ -183,23 +184,11 @@ def test_later_stages_do_not_report_the_tasks_that_selected(
 # --- trust --------------------------------------------------------------------
 
 FOREIGN = 'subprocess:getoutput'
-ADDRESS = 'gs://evil/x'
 
 
 def run_of(**reward):
-  rewards = {'x': schema.RewardFn(**reward)} if reward else {}
-  stage = schema.Stage(
-    kind='tokens',
-    envs={
-      'a': schema.EnvEntry(
-        algorithm=schema.Grpo(),
-        sampler=schema.Policy(max_tokens=4),
-        group_size=2,
-        rewards=rewards,
-      )
-    },
-  )
-  return schema.Run(stages={'s': stage})
+  entry = dataclasses.replace(GRPO, rewards={'x': schema.RewardFn(**reward)})
+  return schema.Run(stages={'s': schema.Stage(envs={'a': entry})})
 
 
 @pytest.mark.parametrize(
@@ -207,7 +196,6 @@ def run_of(**reward):
   [
     FOREIGN,
     'posttrain.util.imports:importlib.import_module',
-    'posttrain.rewards.texts:np.save',
     'posttrain.rewards.numeric:_finite',
   ],
 )
@@ -217,15 +205,12 @@ def test_functions_from_elsewhere_need_trust(path):
   assert f'config.s.envs.a.rewards.x.fn {path!r}' in str(error.value)
 
 
-@pytest.mark.parametrize(
-  'path',
-  [
+def test_functions_made_for_configs_need_none():
+  for path in (
     'posttrain.envs.sql.functions:reward_correctness',
     'configs.algorithms.custom:centered',
-  ],
-)
-def test_functions_made_for_configs_need_none(path):
-  assert checks.untrusted(run_of(fn=path)) == {}
+  ):
+    assert checks.untrusted(run_of(fn=path)) == {}
 
 
 def test_nothing_is_imported_before_the_refusal(tmp_path, monkeypatch):
@@ -257,7 +242,7 @@ def test_overrides_and_trust_config_are_the_users_own_word(capsys):
   assert FOREIGN in capsys.readouterr().err
 
 
-def test_servers_variables_and_compiled_programs_need_trust():
+def test_servers_variables_programs_and_addresses_need_trust():
   endpoint = schema.Endpoint(
     name='m', base_url='http://h.example/v1', api_key_env='AWS_SECRET'
   )
@@ -267,37 +252,19 @@ def test_servers_variables_and_compiled_programs_need_trust():
         algorithm=schema.Opd(reference=endpoint), sampler=schema.Policy()
       ),
       'b': schema.EnvEntry(env=schema.OpenEnv(url='ws://h.example:1/ws')),
-    }
+    },
+    init='gs://evil/x',
   )
-  run = schema.Run(stages={'s': stage}, compilation_cache='/shared/compiled')
+  run = schema.Run(
+    stages={'s': stage},
+    compilation_cache='/shared/compiled',
+    tokenizer=schema.Tokenizer(path='x-y+z://evil'),
+  )
   assert checks.untrusted(run) == {
     'config.compilation_cache': '/shared/compiled',
+    'config.tokenizer.path': 'x-y+z://evil',
+    'config.s.init': 'gs://evil/x',
     'config.s.envs.a.algorithm.reference.base_url': 'http://h.example/v1',
     'config.s.envs.a.algorithm.reference.api_key_env': 'AWS_SECRET',
     'config.s.envs.b.env.url': 'ws://h.example:1/ws',
   }
-
-
-def test_addresses_in_place_of_paths_need_trust():
-  run = run_of()
-  stage = dataclasses.replace(run.stages['s'], init=ADDRESS)
-  run = dataclasses.replace(
-    run, tokenizer=schema.Tokenizer(path='x-y+z://evil'), stages={'s': stage}
-  )
-  assert checks.untrusted(run) == {
-    'config.tokenizer.path': 'x-y+z://evil',
-    'config.s.init': ADDRESS,
-  }
-
-
-def test_a_recipe_may_name_anything(tmp_path):
-  (tmp_path / 'recipe.py').write_text(
-    'from configs import machinery\n'
-    'from posttrain import schema\n'
-    'from tests.config import test_checks\n'
-    'def get_config():\n'
-    "  return machinery.config_dict(test_checks.run_of(fn='json:loads'))\n"
-  )
-  run = main.load(str(tmp_path / 'recipe.py'))
-  assert run.stages['s'].envs['a'].rewards['x'].fn == 'json:loads'
-  assert machinery.config_dict(run)

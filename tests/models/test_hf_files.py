@@ -35,7 +35,6 @@ GEMMA = dataclasses.replace(
   window=4,
   query_scale=8.0,
 )
-GEMMA3 = dataclasses.replace(GEMMA, qk_norm=True, local_rope_theta=1e4)
 
 
 @pytest.fixture(scope='module')
@@ -78,20 +77,20 @@ MIXED = {
   'odd': np.arange(3).astype(jnp.bfloat16),
   'matrix': np.linspace(-1, 1, 15, dtype=np.float32).reshape(3, 5),
   'scalar': np.array(1.5, np.float16),
-  'none': np.zeros((0, 4), np.float32),
-  'cube': np.arange(8).reshape(2, 2, 2).astype(jnp.bfloat16),
   'transposed': np.arange(6, dtype=np.float32).reshape(2, 3).T,
   'é"': np.ones(1, np.float32),
 }
 
 
 def write_mixed(folder, get, shard_bytes=2**30):
-  shapes = {name: array.shape for name, array in MIXED.items()}
-  dtypes = {name: array.dtype for name, array in MIXED.items()}
+  shapes, dtypes = (
+    {name: getattr(array, key) for name, array in MIXED.items()}
+    for key in ('shape', 'dtype')
+  )
   hf.write_shards(folder, shapes, dtypes, get, shard_bytes)
 
 
-@pytest.mark.parametrize('shard_bytes, files', [(2**30, 1), (70, 2), (1, 7)])
+@pytest.mark.parametrize('shard_bytes, files', [(70, 2), (1, 5)])
 def test_safetensors_reads_written_files(tmp_path, shard_bytes, files):
   write_mixed(tmp_path, MIXED.get, shard_bytes)
   tensors = tensors_of(tmp_path)
@@ -119,13 +118,11 @@ def test_a_tensor_is_freed_before_the_next_is_written(tmp_path):
   assert len(arrays) == len(MIXED)
 
 
-@pytest.mark.parametrize(
-  ('whole', 'shard_bytes'), [(0, 2**30), (12, 2000), (-1, 2000)]
-)
+@pytest.mark.parametrize('whole', [0, len(hf.tensors(SMALL)) - 1])
 def test_a_directory_of_a_crashed_save_cannot_be_loaded(
-  tmp_path, monkeypatch, whole, shard_bytes
+  tmp_path, monkeypatch, whole
 ):
-  get, left = hf._get, [whole % len(hf.tensors(SMALL))]
+  get, left = hf._get, [whole]
 
   def doomed(*args):
     if not left[0]:
@@ -136,7 +133,7 @@ def test_a_directory_of_a_crashed_save_cannot_be_loaded(
   monkeypatch.setattr(hf, '_get', doomed)
   params = transformer.init(jax.random.key(1), SMALL)
   with pytest.raises(KeyboardInterrupt):
-    hf.save(params, SMALL, tmp_path, shard_bytes=shard_bytes)
+    hf.save(params, SMALL, tmp_path, shard_bytes=2000)
   assert not any(tmp_path.glob('*.tmp'))
   tensors_of(tmp_path)  # of the completed files
   for read in (lambda x: hf.load(x, SMALL), hf_config.read):
@@ -164,15 +161,20 @@ NORM = 'model.norm.weight'
   ],
 )
 def test_an_unexpected_tensor_is_refused_by_name(copy, name, value):
-  edit(
-    copy, lambda t: t.pop(NORM) if value is None else t.update({name: value})
-  )
+  def change(tensors):
+    tensors[name] = value
+    if value is None:
+      del tensors[name]
+
+  edit(copy, change)
   with pytest.raises(ValueError, match=f'{copy}.* {name}'):
     hf.load(copy, GEMMA)
 
 
-@pytest.mark.parametrize('bad', [np.nan, -np.inf])
-@pytest.mark.parametrize('dtype', ['float32', 'float16', 'bfloat16'])
+@pytest.mark.parametrize(
+  ('dtype', 'bad'),
+  [('float32', np.nan), ('float16', -np.inf), ('bfloat16', np.nan)],
+)
 def test_a_tensor_that_is_not_finite_is_named(copy, dtype, bad):
   name = 'model.layers.1.mlp.up_proj.weight'
 
@@ -215,16 +217,13 @@ def test_a_tied_head_and_rope_tables_are_ignored(copy):
     ('hidden_size', None),
     ('quantization_config', {'bits': 4}),
     ('rope_scaling', {'rope_type': 'yarn'}),
-    ('rope_scaling', {'rope_type': 'linear'}),
-    ('layer_types', ['full_attention', 'chunked']),
-    ('num_key_value_heads', 3),
     ('rope_parameters', {'full_attention': {'rope_theta': 5.0}}),
   ],
 )
 def test_an_unsupported_config_is_refused_by_key(copy, key, value):
   path = copy / 'config.json'
   path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-  named = {'rope_scaling': '(rope_type|factor)'}.get(key, key)
+  named = {'rope_scaling': 'rope_type'}.get(key, key)
   with pytest.raises(ValueError, match=f'{path}: .*{named}.* must '):
     hf_config.read(copy)
 
@@ -233,7 +232,6 @@ def test_an_unsupported_config_is_refused_by_key(copy, key, value):
   'cfg, key',
   [
     (dataclasses.replace(SMALL, local_layers=(0,), window=4), 'local_layers'),
-    (dataclasses.replace(GEMMA3, attention_softcap=5.0), 'attention_softcap'),
     (dataclasses.replace(GEMMA, post_norms=False), 'model'),
   ],
 )

@@ -31,6 +31,7 @@ def test_openai_client_chats_and_streams(client):
   (choice,) = whole.choices
   assert choice.message.role == 'assistant'
   assert len(choice.logprobs.content) == whole.usage.completion_tokens
+  assert {len(x.top_logprobs) for x in choice.logprobs.content} == {2}
   *chunks, last = client.chat.completions.create(
     **body, stream=True, stream_options={'include_usage': True}
   )
