@@ -6,21 +6,20 @@ import jax
 import numpy as np
 import pytest
 
-from posttrain import evaluate, main, schema, tree
-from posttrain.checkpoints import store, weights
+from posttrain import evaluate, main, schema
+from posttrain.checkpoints import weights
 from posttrain.metrics import writers
 from posttrain.stage import build
+from tests import toys
 
-LORA = schema.Lora(rank=8, alpha=16.0)
 
-
-def stage(op, init, steps, lr, lora):
+def stage(op, init, lr, lora):
   """SFT on worked sums, or on worked differences."""
   env = schema.Arithmetic(ops=(op,), train_tasks=4000)
   return schema.Stage(
     init=init,
     lora=lora,
-    steps=steps,
+    steps=250,
     envs={'arithmetic': schema.EnvEntry(env=env)},
     batch=schema.Batch(
       prompts_per_step=32, row_tokens=64, micro_batch_tokens=1024
@@ -31,36 +30,19 @@ def stage(op, init, steps, lr, lora):
   )
 
 
-def options(seed, steps=250, lr=5e-3, lora=LORA):
+def options():
   """All weights learn '-', then a LoRA of them learns '+'."""
-  none = schema.Lora()
-  return schema.Run(
-    seed=seed,
-    model=schema.PRESETS['small'],
-    compilation_cache=None,
-    metrics=schema.Metrics(progress=False),
-    stages={
-      'base': stage('-', 'random', 250, 3e-3, none),
-      'lora': stage('+', 'stage:base', steps, lr, lora),
+  return toys.run(
+    {
+      'base': stage('-', 'random', 3e-3, schema.Lora()),
+      'lora': stage('+', 'stage:base', 5e-3, schema.Lora(rank=8, alpha=16.0)),
     },
+    model=schema.PRESETS['small'],
   )
 
 
-def pass_rates(workdir):
-  """Greedy pass rates by stage, at its start and its end."""
-  found = {}
-  for row in writers.read(f'{workdir}/metrics.jsonl'):
-    if 'eval/pass_rate/arithmetic' in row:
-      rates = found.setdefault(row['stage'], [])
-      rates.append(row['eval/pass_rate/arithmetic'])
-  return found
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize('seed', [0])
-def test_a_lora_learns_what_its_base_cannot_do(
-  tmp_path, monkeypatch, capsys, seed
-):
+def test_a_lora_learns_what_its_base_cannot_do(tmp_path, monkeypatch, capsys):
   """Measured, seeds 0, 1, 2: at most 0.01, then 0.995, 0.97, 0.915."""
   made, build_make = [], build.make
 
@@ -71,8 +53,12 @@ def test_a_lora_learns_what_its_base_cannot_do(
     return job
 
   monkeypatch.setattr(build, 'make', make)
-  main.train(options(seed), str(tmp_path))
-  first, last = pass_rates(tmp_path)['lora']
+  main.train(options(), str(tmp_path))
+  first, last = (
+    row['eval/pass_rate/arithmetic']
+    for row in writers.read(f'{tmp_path}/metrics.jsonl')
+    if row['stage'] == 'lora' and 'eval/pass_rate/arithmetic' in row
+  )
   assert first <= 0.2 and last >= 0.8
 
   _, (job, before) = made
@@ -81,16 +67,6 @@ def test_a_lora_learns_what_its_base_cannot_do(
   )
   for after in (job.learner.base.params, trained):
     jax.tree.map(np.testing.assert_array_equal, before, after)
-
-  step = tmp_path / f'checkpoints/lora/{options(seed).stages["lora"].steps}'
-  adapter, _ = weights.adapter(str(step))
-  saved = store._read_record(store.find(str(step)))['state_sums']
-  assert {x for x in saved if x.startswith('params/')} == {
-    f'params/{path}' for path in tree.flat(adapter)
-  }
-  mirrors = [x for x in saved if 'layers' in x or 'embed' in x or 'norm' in x]
-  assert len(mirrors) == 3 * len(tree.flat(adapter))  # itself, two moments
-  assert all(path.endswith(('kernel/a', 'kernel/b')) for path in mirrors)
 
   capsys.readouterr()
   assert evaluate.main([f'--checkpoint={tmp_path}']) == 0  # loads them merged

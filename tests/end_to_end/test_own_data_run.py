@@ -4,16 +4,15 @@ import json
 
 import jax
 import numpy as np
-import pyarrow as pa
 import pytest
-from pyarrow import csv, parquet
 
-from posttrain import evaluate, main
+from posttrain import evaluate
 from posttrain.chat import rendering
 from posttrain.checkpoints import policies
 from posttrain.metrics import writers
 from posttrain.models import transformer
 from posttrain.scoring import next_logits
+from tests import toys
 
 ROWS = [{'prompt': f'{i}?', 'completion': f'{i}!'} for i in range(40)]
 
@@ -43,15 +42,11 @@ def test_sft_reports_the_loss_on_held_out_rows(tmp_path, capsys):
   data.write_text('\n'.join(map(json.dumps, ROWS[:30])))
   held_out.write_text('\n'.join(map(json.dumps, ROWS[30:32])))
   run = str(tmp_path / 'run')
-  assert not main.main(
-    [
-      f'--config=sft:tiny,{data},{held_out}',
-      f'--workdir={run}',
-      '--config.compilation_cache=None',
-      '--config.metrics.progress=False',
-      '--config.sft.eval.suite=()',
-      f'--config.metrics.trackers=("{__name__}:Tracker",)',
-    ]
+  assert not toys.command(
+    f'sft:tiny,{data},{held_out}',
+    run,
+    '--config.sft.eval.suite=()',
+    f'--config.metrics.trackers=("{__name__}:Tracker",)',
   )
   out, err = capsys.readouterr()
   (line,) = out.splitlines()  # nothing else on stdout
@@ -97,45 +92,18 @@ def forward(policy, part: rendering.Rendered) -> np.ndarray:
   return np.asarray(jax.device_get(logits), np.float64)[0]
 
 
-def write(path, rows):
-  """Writes rows as the ending of the path says."""
-  if path.suffix == '.parquet':
-    parquet.write_table(pa.Table.from_pylist(rows), path)
-  else:
-    csv.write_csv(pa.Table.from_pylist(rows), path)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'name, as_text', [('a.csv', True), ('a.parquet', False)]
-)
-def test_grpo_on_own_prompts_and_an_own_function(
-  tmp_path, monkeypatch, capsys, name, as_text
-):
-  """Strings where prompts are strings, else messages; columns are arguments."""
-  # Its own name in each case: workers keep the modules that they have.
-  module = f'mine_{name[2:]}'
-  (tmp_path / f'{module}.py').write_text(
+def test_grpo_on_own_prompts_and_an_own_function(tmp_path, monkeypatch, capsys):
+  """Prompts of a table; its columns are arguments."""
+  (tmp_path / 'mine.py').write_text(
     'def has(prompts, completions, letter, **columns):\n'
-    f'  kind = {"str" if as_text else "list"}\n'
-    '  assert all(isinstance(x, kind) for x in (*prompts, *completions))\n'
-    '  texts = [x if kind is str else x[0]["content"] for x in completions]\n'
-    '  return [float(a in b) for a, b in zip(letter, texts)]\n'
+    '  return [float(a in b) for a, b in zip(letter, completions)]\n'
   )
   monkeypatch.syspath_prepend(str(tmp_path))
-  prompts = [f'{i}?' for i in range(30)]
-  if not as_text:
-    prompts = [[{'role': 'user', 'content': x}] for x in prompts]
-  write(tmp_path / name, [{'prompt': x, 'letter': 'e'} for x in prompts])
+  data = tmp_path / 'a.csv'
+  data.write_text('prompt,letter\n' + ''.join(f'{i}?,e\n' for i in range(30)))
   run = str(tmp_path / 'run')
-  assert not main.main(
-    [
-      f'--config=grpo:{module}:has,tiny,{tmp_path / name}',
-      f'--workdir={run}',
-      '--config.compilation_cache=None',
-      '--config.metrics.progress=False',
-    ]
-  )
+  assert not toys.command(f'grpo:mine:has,tiny,{data}', run)
   last = final(capsys)
   assert 0 <= last['eval/reward/has/data'] <= 1
   assert 'eval/nll/data' not in last

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from posttrain import config, export, main
+from posttrain import export, main
 from posttrain.metrics import writers
 from posttrain.util import errors
 
@@ -16,6 +16,7 @@ SMALL = {
   'metrics.progress': False,
   'metrics.export_tokens': 1,
   'compilation_cache': None,
+  'stages': '("grpo",)',
   'grpo.init': 'random',
   'grpo.steps': 2,
   'grpo.optim.warmup_steps': 0,
@@ -29,18 +30,10 @@ SMALL = {
 }
 
 
-@pytest.fixture
-def flags(tmp_path):
-  """Returns a function: workdir -> the flags of a run of one small stage."""
-  run = config.build(config.load('configs/arithmetic.py:tiny'))
-  values = config.to_dict(run)
-  del values['sft']
-  values['stages'] = ['grpo']
-  values['grpo']['init'] = 'random'
-  path = tmp_path / 'recipe.json'
-  path.write_text(json.dumps(values))
-  return lambda workdir, **overrides: [
-    f'--config={path}',
+def flags(workdir, **overrides):
+  """Of a run of one small stage."""
+  return [
+    '--config=configs/arithmetic.py:tiny',
     f'--workdir={workdir}',
     *(f'--config.{k}={v}' for k, v in {**SMALL, **overrides}.items()),
   ]
@@ -87,7 +80,7 @@ def _rows(workdir):
   ]
 
 
-def test_two_processes_do_what_one_does(flags, tmp_path, capsys):
+def test_two_processes_do_what_one_does(tmp_path, capsys):
   """The same tokens and rows; files and the last line are written once.
 
   A KL penalty on other weights than the run's own trains the policy.
@@ -121,7 +114,7 @@ def test_two_processes_do_what_one_does(flags, tmp_path, capsys):
   assert written - like == {'hosts/1.log'} and like <= written
 
 
-def test_a_mistake_ends_all_with_the_same_line(flags, tmp_path):
+def test_a_mistake_ends_all_with_the_same_line(tmp_path):
   """An error of the config is a line in each log, and exit code 2."""
   processes = _start(flags(tmp_path, **{'grpo.rollout.slots': 7}), 2)
   outputs = [process.communicate(timeout=120) for process in processes]
@@ -132,7 +125,7 @@ def test_a_mistake_ends_all_with_the_same_line(flags, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_export_what_one_does(flags, tmp_path):
+def test_two_processes_export_what_one_does(tmp_path):
   """The files are equal; each tensor is gathered from both."""
   assert main.main(flags(tmp_path / 'run', **{'grpo.steps': 1})) == 0
   words = [f'--checkpoint={tmp_path / "run"}', '--dtype=float32']

@@ -37,7 +37,6 @@ def test_a_row_per_rollout():
   assert [row['advantage'] for row in rows] == [-1.0, 1.0]  # of the mask alone
   first = rows[0]
   assert (first['env'], first['task']) == ('e', two_turns.TASK.id)
-  assert first['prompt'] and first['completion']
   sample = played(0.0).samples[0]
   ids = sample.ids[: sample.mask.argmax()]
   assert first['rendered'] == tokenizers.show(TOKENIZER, ids) != ''

@@ -134,9 +134,7 @@ def test_a_broken_config_json_is_written_anew_or_refused(
   written = json.loads((only_a / 'config.json').read_text())
   assert written['stages'] == ['a', 'b']
   # Without a checkpoint the file may be anybody's, such as a model's.
-  other = tmp_path / 'other'
-  other.mkdir()
-  (other / 'config.json').write_bytes(data)
+  (tmp_path / 'config.json').write_bytes(data)
   with pytest.raises(ValueError, match='--workdir must be a new folder'):
-    main.claim(str(other), run_of())
-  assert (other / 'config.json').read_bytes() == data
+    main.claim(str(tmp_path), run_of())
+  assert (tmp_path / 'config.json').read_bytes() == data

@@ -58,16 +58,16 @@ def test_rows_of_a_micro_batch(
 
 
 @pytest.mark.parametrize(
-  'mesh, slots, group_size, expected',
+  'mesh, slots, expected',
   [
     # As many as a step has samples, at most 256 x data x fsdp.
-    ({}, None, 8, 256),
-    ({'data': 4, 'fsdp': 2}, None, 8, 512),
-    ({}, 100, 8, 100),
+    ({}, None, 256),
+    ({'data': 4, 'fsdp': 2}, None, 512),
+    ({}, 100, 100),
   ],
 )
-def test_slots(mesh, slots, group_size, expected):
-  envs = {'a': entry(group_size), 'only_evaluated': entry(100, ratio=0.0)}
+def test_slots(mesh, slots, expected):
+  envs = {'a': entry(8), 'only_evaluated': entry(100, ratio=0.0)}
   parts = plan(
     mesh, schema.Stage(envs=envs, rollout=schema.Rollout(slots=slots))
   )
