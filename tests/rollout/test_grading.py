@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import threading
 import time
 import types as std
 
@@ -45,12 +46,10 @@ def test_summands_have_weights_and_none_is_left_out():
   rewards, metrics = run(two_turns.group(1.0, 0.0), cfg)
   # Four sampled tokens each; `some` scores the first rollout alone.
   assert rewards == [2 + 1 + 10, 0 + 1]
+  names = ('env', 'slow', 'some', 'slow/faults', 'some/faults')
   assert metrics == {
-    'rewards/env': 0.5,
-    'rewards/slow': 4.0,
-    'rewards/some': 1.0,
-    'rewards/slow/faults': 0.0,
-    'rewards/some/faults': 0.0,
+    f'rewards/{name}': value
+    for name, value in zip(names, (0.5, 4, 1, 0, 0), strict=True)
   }
 
 
@@ -194,12 +193,10 @@ def test_judge_is_resolved_once_and_replies_are_reproducible():
   judge = grading.LocalJudge(engine, fixtures.RENDERER)
   names = []
 
-  def resolve(name):
-    names.append(name)
-    return judge
-
   cfg = functions(length={'judge': 'stage:sft'})
-  total = grading.Rewards('e', cfg, judge=resolve)
+  total = grading.Rewards(
+    'e', cfg, judge=lambda name: names.append(name) or judge
+  )
   assert names == ['stage:sft']
   rollouts = two_turns.group(1.0, 0.0)
   first, again = (run(rollouts, cfg, total=total)[0] for _ in range(2))
@@ -208,17 +205,16 @@ def test_judge_is_resolved_once_and_replies_are_reproducible():
 
 
 def test_judge_calls_from_many_threads_do_not_overlap():
-  class Engine:
-    running = 0
+  busy = threading.Lock()
 
-    def generate(self, batch):
-      self.running += 1
-      time.sleep(0.01)
-      assert self.running == 1, 'generate must find no request in flight'
-      self.running -= 1
-      return [std.SimpleNamespace(id=r.id, ids=r.ids[:1]) for r in batch]
+  def generate(batch):
+    assert busy.acquire(blocking=False)
+    time.sleep(0.01)
+    busy.release()
+    return [std.SimpleNamespace(id=r.id, ids=r.ids[:1]) for r in batch]
 
-  judge = grading.LocalJudge(Engine(), fixtures.RENDERER)
+  engine = std.SimpleNamespace(generate=generate)
+  judge = grading.LocalJudge(engine, fixtures.RENDERER)
   batches = [[[{'role': 'user', 'content': x}]] for x in 'abcd']
   with concurrent.futures.ThreadPoolExecutor(4) as pool:
     assert len(list(pool.map(judge, batches))) == 4
@@ -231,12 +227,12 @@ def test_fault_leaves_its_rollouts_out_of_baseline_and_batch(monkeypatch):
   source, driver = toys.pipeline_and_driver(toys.stage(envs={'toy': entry}))
   item = next(source)
   first = driver.rollouts[:4]
-  lengths = [r.samples[0].mask.sum() for r in first]
+  lengths = [r.samples[0].mask.sum() for r in first[1:]]
   assert item.metrics['rewards/nan_first/faults/toy'] == 1
   assert item.metrics['rollout/ungraded/toy'] == 1
   assert item.metrics['batch/samples'] == 15
   credit = {round(float(x), 4) for x in item.batch.advantages.flat if x}
-  expected = np.array(lengths[1:]) - np.mean(lengths[1:])
+  expected = np.array(lengths) - np.mean(lengths)
   assert {round(float(x), 4) for x in expected if x} <= credit
   assert len(item.errors) == 1
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 
 import pytest
 
@@ -73,7 +72,5 @@ def test_a_worker_that_hangs_is_killed_and_replaced(connected):
 def test_a_host_that_cannot_start_is_lost(connected):
   stage = remote.Remote(schema.Rollout(), {}, remote.start)
   worker = stage.reward('no_such_module:fn')
-  begin = time.monotonic()
   with pytest.raises(remote.Lost, match='no_such_module'):
     worker._start().start()
-  assert time.monotonic() - begin < 60

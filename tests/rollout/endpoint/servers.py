@@ -105,11 +105,8 @@ class Server:
 
   def _reply(self, body):
     """Returns the choice of the longest key that the prompt ends with."""
-    ends = [
-      end
-      for end in self.replies
-      if body['prompt'][len(body['prompt']) - len(end) :] == list(end)
-    ]
+    ids = tuple(body['prompt'])
+    ends = [x for x in self.replies if x == ids[len(ids) - len(x) :]]
     return dict(self.replies[max(ends, key=len)])
 
 
