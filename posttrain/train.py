@@ -15,11 +15,11 @@ from posttrain.stage import build, job, logbook, models, resume
 from posttrain.util import preemption
 
 
-def train(job: job.Job, stop: preemption.Signal) -> None:
+def train(stage: job.Job, stop: preemption.Signal) -> None:
   """Trains one stage from its restored step to its end.
 
   Args:
-    job: the stage, built and restored.
+    stage: the job, built and restored.
     stop: requests that the loop saves and ends at the next batch boundary.
 
   Raises:
@@ -30,30 +30,30 @@ def train(job: job.Job, stop: preemption.Signal) -> None:
     NoReward: no rollout had a reward, because rewards or episodes failed.
     TooManyThreads, EnvError, EndpointError: see `Job.next_item`.
   """
-  state, clock = job.learner.state, job.logbook.clock
-  if job.step == 0:
-    job.start(state)
-  stop.check(f'stage {job.name}, step {job.step}')
+  state, clock = stage.learner.state, stage.logbook.clock
+  if stage.step == 0:
+    stage.start(state)
+  stop.check(f'stage {stage.name}, step {stage.step}')
   stop.begin_steps()
-  for step in range(job.step + 1, job.steps + 1):
-    job.begin(step)
+  for step in range(stage.step + 1, stage.steps + 1):
+    stage.begin(step)
     with clock('rollout'):
-      job.hand_over(state, step - 1)
-      item = job.next_item(step, state, stop)
-    job.export_tokens(step, state, item)
+      stage.hand_over(state, step - 1)
+      item = stage.next_item(step, state, stop)
+    stage.export_tokens(step, state, item)
     with clock('update'):
-      state, metrics = job.learner.update(state, item.batch)
-      job.prefetch(step)
+      state, metrics = stage.learner.update(state, item.batch)
+      stage.prefetch(step)
       metrics = jax.device_get(metrics)
-    record = job.record(item, metrics)
-    if job.evaluates_at(step):
-      record |= job.evaluate(state, step)
-    job.log(step, record)
-    path = job.logbook.bad_batch_path(step)
-    job.learner.check_finite(step, metrics, item.batch, path)
-    job.save_or_stop(step, state, item.state, stop)
-    if job.ends_at(step):
-      job.end(step)
+    record = stage.record(item, metrics)
+    if stage.evaluates_at(step):
+      record |= stage.evaluate(state, step)
+    stage.logbook.write(step, record)
+    path = stage.logbook.bad_batch_path(step)
+    stage.learner.check_finite(step, metrics, item.batch, path)
+    stage.save_or_stop(step, state, item.state, stop)
+    if stage.ends_at(step):
+      stage.end(step)
       break
 
 
@@ -80,22 +80,25 @@ def run(
   path = os.path.join(workdir, 'metrics.jsonl')
   position, shared = 0, logbook.Shared(writers.Goodput(path), report)
   for name in list(stages):
-    stage = stages.pop(name)
-    end = resume.end_of(stage.cfg, name, workdir)
+    components = stages.pop(name)
+    end = resume.end_of(components.cfg, name, workdir)
     if end is not None:
-      position = end
-      logbook.traced(name, profile, stage.stage.steps, stage.stage.steps)
+      position, steps = end, components.stage.steps
+      logbook.traced(name, profile, steps, steps)
       continue
     stop.check(f'the start of stage {name}')
     with (
-      job.explain_oom(stage.plan),
+      job.explain_oom(components.plan),
       contextlib.closing(
-        build.make(stage, workdir, position, stop, profile, shared)
-      ) as built,
+        build.make(components, workdir, position, stop, profile, shared)
+      ) as stage,
     ):
-      train(built, stop)
-      position = processes.on(0, built.logbook.writer.position)
-    del built, stage  # with their models, before the next stage builds its own
+      train(stage, stop)
+      position = processes.on(0, stage.logbook.writer.position)
+    del (
+      components,
+      stage,
+    )  # with their models, before the next stage builds its own
   last = processes.on(0, lambda: writers.last(path))
   return {
     key: value

@@ -88,7 +88,7 @@ class StepOut:
 class Sample:
   """A token sequence that trains. Every array is [T].
 
-  The sampler fills the first block, `algorithms.streams.finalize` the second.
+  The sampler fills the first block, `algorithms.streams` the second.
   `advantages=None` means "no credit was assigned", which is not "all zero".
   """
 

@@ -1,6 +1,6 @@
 """The base class of algorithms, which write per-token streams.
 
-Hooks return arrays and write nothing. `streams.finalize` calls them on all
+Hooks return arrays and write nothing. `streams` calls them on all
 finished groups of an environment and a step, and stamps their results on the
 samples:
 
@@ -57,7 +57,7 @@ class Scorer(Protocol):
 class Algorithm:
   """Base class. A subclass sets the component that its mask tokens train.
 
-  `streams.finalize` reads the attributes below, and calls the hooks.
+  `streams` reads the attributes below, and calls the hooks.
   """
 
   component: str  # 'rl', 'ce' or 'ref_kl'

@@ -177,9 +177,9 @@ def prefill(
     view: `transformer.decode_view` of the parameters.
     cfg: model options.
     state: the state of all slots.
-    chunk: from `schedule.chunk`: the tokens i32[R, C], right-padded; and i32[R]
-      each: the first one's position, the number of real ones (0 = no row), and
-      the row's slot.
+    chunk: from `schedule.Shapes.chunk`: the tokens i32[R, C], right-padded; and
+      i32[R] each: the first one's position, the number of real ones (0 = no
+      row), and the row's slot.
     length: tokens of a slot that are read, at least start + count of all rows.
     most: the most rows per device of any call.
     layout: the state's sharding.

@@ -472,7 +472,7 @@ class Driver:
     Each process of a run plays its share of the tasks and gets all rollouts.
 
     A rollout's `messages` are the whole conversation; its one sample (or
-    several, see `transcript`) ends with the last token that the policy sampled.
+    several, see `Transcript`) ends with the last token that the policy sampled.
     Stop reasons:
 
       error: the environment raised, exceeded its time limit, or returned what

@@ -107,7 +107,7 @@ class Job:
     if self.selection is not None:
       if processes.on(0, self.saves.checkpointer.latest) is None:
         self.save(0, state, self.sampling.pipeline.get_state())
-    self.log(0, self.evaluate(state, 0))
+    self.logbook.write(0, self.evaluate(state, 0))
 
   def begin(self, step: int) -> None:
     """Begins a step: its profile, where due."""
@@ -247,10 +247,6 @@ class Job:
     measured = self.learner.measured(item.batch, metrics)
     compiles = self.learner.update.compiles
     return {**item.metrics, **measured, 'compiles': compiles}
-
-  def log(self, step: int, values: dict[str, Any]) -> None:
-    """Writes a row of metrics."""
-    self.logbook.write(step, values)
 
   def save_or_stop(
     self,
