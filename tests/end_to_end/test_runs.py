@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import json
 import sys
-import tempfile
 import types
 import typing
 
@@ -53,6 +52,11 @@ def _stage(envs, **options):
   )
 
 
+def _write(path, rows):
+  path.write_text('\n'.join(map(json.dumps, rows)))
+  return str(path)
+
+
 def _rows(workdir):
   rows = writers.read(str(workdir / 'metrics.jsonl'))
   return [
@@ -61,9 +65,8 @@ def _rows(workdir):
 
 
 def test_environments_mix_in_one_batch(tmp_path):
-  path = tmp_path / 'rows.jsonl'
-  path.write_text('\n'.join(map(json.dumps, ROWS)))
-  rows = schema.Rows(path=str(path), eval_path=str(path))
+  path = _write(tmp_path / 'rows.jsonl', ROWS)
+  rows = schema.Rows(path=path, eval_path=path)
   envs = {'sums': _arithmetic(), 'chat': schema.EnvEntry(env=rows, ratio=3.0)}
   run = toys.run({'sft': _stage(envs, steps=3)})
   main.train(run, str(tmp_path / 'run'))
@@ -207,28 +210,21 @@ def test_two_stages_in_order_and_resumed_in_the_second(tmp_path):
 
 def test_every_key_is_read(tmp_path, monkeypatch):
   """A recording config: what nothing reads must not be declared."""
-  path = tmp_path / 'rows.jsonl'
   long = {'prompt': 'Say it.', 'completion': 'a' * 100}
-  path.write_text('\n'.join(map(json.dumps, (*ROWS, long))))
-  problems = tmp_path / 'problems.jsonl'
-  problems.write_text('{"question": "Two?", "answer": "So.\\n#### 2"}\n')
-  classes = [
-    kind
-    for kind in vars(schema).values()
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind)
-  ]
+  path = _write(tmp_path / 'rows.jsonl', (*ROWS, long))
+  problem = {'question': 'Two?', 'answer': 'So.\n#### 2'}
+  problems = _write(tmp_path / 'problems.jsonl', [problem])
+  classes = [*filter(dataclasses.is_dataclass, vars(schema).values())]
   read = collections.defaultdict(set)
   for kind in classes:
     monkeypatch.setattr(kind, '__getattribute__', _recorder(kind, read))
-  rows = schema.Rows(path=str(path), eval_path=str(path))
+  rows = schema.Rows(path=path, eval_path=path)
   cut = schema.Dataset(too_long='truncate')
   envs = {
     'chat': schema.EnvEntry(env=rows, sampler=cut),
     'sums': _arithmetic(ops=('+', 'x')),
     'words': schema.EnvEntry(
-      env=schema.Gsm8k(
-        path=str(problems), eval_path=str(problems), instruction='Box it.'
-      )
+      env=schema.Gsm8k(path=problems, eval_path=problems, instruction='Box it.')
     ),
     'play': _arithmetic(
       algorithm=schema.Grpo(kl_beta=0.1),
@@ -237,17 +233,16 @@ def test_every_key_is_read(tmp_path, monkeypatch):
     ),
   }
   stage = _stage(envs, steps=2, optim=schema.Optim(average=0.9))
-  preferred = tmp_path / 'pairs.jsonl'
-  pairs = (
+  pairs = [
     {'prompt': f'q{i}', 'chosen': 'yes', 'rejected': 'no'} for i in range(9)
-  )
-  preferred.write_text('\n'.join(map(json.dumps, pairs)))
+  ]
+  preferred = _write(tmp_path / 'pairs.jsonl', pairs)
   on_pairs = dataclasses.replace(
     stage,
     kind='preference',
     init='stage:warm',
     envs={},
-    pairs=schema.PairFile(path=str(preferred), eval_fraction=0.3),
+    pairs=schema.PairFile(path=preferred, eval_fraction=0.3),
   )
   run = toys.run(
     {
@@ -286,7 +281,7 @@ def test_every_key_is_read(tmp_path, monkeypatch):
     dataclasses.replace(run, compilation_cache=str(tmp_path / 'cache')),
     str(tmp_path / 'run'),
   )
-  _ask_the_rest(str(path))
+  _ask_the_rest(path, str(tmp_path / 'sql'))
   answers = [test_pairing.RIGHT, test_pairing.WRONG]
   made, _, _ = test_pairing.make(answers, prompts=6)
   test_pairing.make(answers, split='eval', eval_prompts=2)
@@ -320,15 +315,27 @@ def test_every_key_is_read(tmp_path, monkeypatch):
   assert not unread
 
 
-def _ask_the_rest(path):
+def _ask_the_rest(path, folder):
   """What no environment of the run has, and other environments."""
   from posttrain.algorithms import streams
+  from posttrain.envs.sql import __main__ as exporter
   from tests.algorithms import test_table, two_turns
   from tests.envs.adapters import every_option
   from tests.rollout.endpoint import servers
 
   every_option.read_options()
-  _explore()
+  exporter.export(exporter.Flags(folder, databases=2))
+  files = schema.SqlFiles(
+    questions=f'{folder}/questions.json', databases=f'{folder}/database'
+  )
+  for data in (schema.SqlSynth(), files):
+    env = registry.make('a', schema.Sql(data=data))
+    task = next(env.source('train', 0))
+    env.source('eval', 0)
+    episode = env.make(task)
+    for turn in ('DESCRIBE x', f'ANSWER {task.answer}'):
+      episode.step(turn, False)
+    episode.close()
   custom = schema.CustomEnv(import_path='tests.envs.echoes:Echo')
   rows = schema.Rows(path=path, eval_fraction=0.5)
   for cfg in (schema.ReverseText(), schema.AlphabetSort(), custom, rows):
@@ -367,26 +374,6 @@ def _ask_the_rest(path):
   endpoint = servers.connect(servers.Server())
   endpoint.check(fixtures.RENDERER)
   endpoint.close()
-
-
-def _explore():
-  """Generated databases, and the same as files."""
-  from posttrain.envs.sql import __main__ as exporter
-
-  with tempfile.TemporaryDirectory() as folder:
-    exporter.export(exporter.Flags(f'{folder}/sql', databases=2))
-    files = schema.SqlFiles(
-      questions=f'{folder}/sql/questions.json',
-      databases=f'{folder}/sql/database',
-    )
-    for data in (schema.SqlSynth(), files):
-      env = registry.make('a', schema.Sql(data=data))
-      task = next(env.source('train', 0))
-      env.source('eval', 0)
-      episode = env.make(task)
-      for turn in ('DESCRIBE x', f'ANSWER {task.answer}'):
-        episode.step(turn, False)
-      episode.close()
 
 
 def _recorder(kind, read):

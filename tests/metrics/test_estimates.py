@@ -53,21 +53,6 @@ def test_majority_equals_the_enumeration_of_subsets():
       assert found == pytest.approx(expected, abs=1e-12), (answers, correct, k)
 
 
-@pytest.mark.parametrize(
-  'answers, right, k, expected',
-  [
-    ('abc', 'a', 3, 1 / 3),
-    ('a-', 'a', 1, 1 / 2),  # a subset without a vote is wrong
-    # Of 10 triples 3 have two a; 6 have one, with two others: a third each.
-    ('aabcd', 'a', 3, 0.5),
-  ],
-)
-def test_majority_against_literals(answers, right, k, expected):
-  values = [None if x == '-' else x for x in answers]
-  correct = [x in right for x in answers]
-  assert estimates.majority_at(values, correct, k) == pytest.approx(expected)
-
-
 def wilson(right, n):
   """Wilson's interval in its usual form, other than the docstring's."""
   root = math.sqrt(Z2 * (Z2 + 4 * right * (n - right) / n))

@@ -10,17 +10,13 @@ def make_rows(values, stage='sft', start=1):
   ]
 
 
-def make_run(rows, envs=(), name='run'):
+def make_run(rows, envs=()):
   config = {'stages': ['sft'], 'sft': {'envs': dict.fromkeys(envs)}}
-  return runs.Run('', name, rows, config, {}, None)
+  return runs.Run('', 'run', rows, config, {}, None)
 
 
 def build(rows, envs=(), values=10**6):
   return curves.build([make_run(rows, envs)], values)
-
-
-def keys(data):
-  return [x['key'] for x in data['panels']]
 
 
 def lines(data, key):
@@ -43,7 +39,11 @@ def test_environments_share_the_panel_of_a_metric():
   row |= {'time/update': 1.0, 'time/mine': 2.0}  # have no panel
   row |= {'eval/a/b': 0.5, 'eval/a_low/b': 0.4, 'eval/a_high/b': 0.6}
   data = build(make_rows([row]), envs={'a', 'b'})
-  assert sorted(keys(data)) == ['entropy', 'eval/a', 'mine/x']
+  assert sorted(x['key'] for x in data['panels']) == [
+    'entropy',
+    'eval/a',
+    'mine/x',
+  ]
   found = {x['label']: x['y'] for x in lines(data, 'entropy')}
   assert found == {'': [1], 'a': [2], 'b': [3]}
   (line,) = lines(data, 'eval/a')

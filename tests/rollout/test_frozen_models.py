@@ -22,12 +22,12 @@ def params(seed):
   return transformer.init(jax.random.key(seed), fixtures.MODEL)
 
 
-def make(load, tokens=fixtures.RENDERER, capacity=T, **options):
+def make(load, **options):
   return frozen_models.References(
     fixtures.MODEL,
-    tokens,
+    fixtures.RENDERER,
     lambda model, width: scoring.Scorer(model, ROWS, width),
-    capacity=capacity,
+    capacity=T,
     load=load,
     **options,
   )
@@ -50,12 +50,16 @@ def refuse(name):
   raise AssertionError(name)
 
 
-def test_policy_logprobs_are_bitwise_at_the_samples_temperatures():
-  batch = samples()
+def policy():
   refs = make(refuse)
   refs.set_policy({'policy': params(0)})
+  return refs
+
+
+def test_policy_logprobs_are_bitwise_at_the_samples_temperatures():
+  batch = samples()
   expected = forward([s.ids for s in batch], [s.temperatures for s in batch])
-  for a, b in zip(refs('policy', batch), expected, strict=True):
+  for a, b in zip(policy()('policy', batch), expected, strict=True):
     np.testing.assert_array_equal(a, b)
 
 
@@ -116,12 +120,9 @@ def test_names_are_resolved_to_steps(workdir, tmp_path):
   assert preflight.resolve(names[0], str(tmp_path)) == names[-1]
   for name in ('init', 'policy', 'random'):
     assert preflight.resolve(name, str(workdir)) == name
-
-
-@pytest.mark.parametrize('name', ['stage:grpo', 'polcy'])
-def test_unknown_names_are_refused(workdir, name):
-  with pytest.raises(ValueError, match=f'must be .*got .*{name[-4:]}'):
-    preflight.resolve(name, str(workdir))
+  for name in ('stage:grpo', 'polcy'):
+    with pytest.raises(ValueError, match=f'must be .*got .*{name[-4:]}'):
+      preflight.resolve(name, str(workdir))
 
 
 def test_a_run_may_begin_with_random_weights(workdir):
@@ -148,9 +149,8 @@ def forward(sequences, temperatures):
 
 def test_a_hint_precedes_a_sample_without_a_task():
   """Compares with a forward over the concatenated sequence."""
-  batch, refs = samples(1.0, 1.0), make(refuse)
-  refs.set_policy({'policy': params(0)})
-  scored = refs('policy', batch, [HINT] * len(batch))
+  batch = samples(1.0, 1.0)
+  scored = policy()('policy', batch, [HINT] * len(batch))
   head = fixtures.RENDERER.render(HINT).ids
   for sample, logprobs in zip(batch, scored, strict=True):
     ids = np.concatenate([head, sample.ids])
@@ -165,21 +165,14 @@ def test_a_hint_is_in_the_prompt_of_the_sample():
   render = fixtures.RENDERER.render
   prompt = two_turns.TASK.prompt
   own = render(prompt, add_generation_prompt=True).ids
-  sample = samples()[0]
-  completion = sample.ids
+  completion = samples()[0].ids
   ids = np.concatenate([own, completion])
-  sample = dataclasses.replace(
-    sample,
-    ids=ids,
-    temperatures=np.full(len(ids), 0.7, np.float32),
-    task=two_turns.TASK,
-  )
-  refs = make(refuse)
-  refs.set_policy({'policy': params(0)})
-  (scored,) = refs('policy', [sample], [HINT])
+  heat = np.full(2 * T, 0.7, np.float32)
+  sample = two_turns.sample(ids=ids, temperatures=heat[: len(ids)])
+  (scored,) = policy()('policy', [sample], [HINT])
   head = render((*HINT, *prompt), add_generation_prompt=True).ids
   ids = np.concatenate([head, completion])
-  (whole,) = forward([ids], [np.full(len(ids), 0.7, np.float32)])
+  (whole,) = forward([ids], [heat[: len(ids)]])
   assert len(scored) == len(sample.ids) and not scored[: len(own)].any()
   np.testing.assert_allclose(scored[len(own) :], whole[len(head) :], atol=2e-5)
 

@@ -17,6 +17,7 @@ from tests.algorithms import two_turns
 from tests.rollout import judged
 
 PATH = 'tests.rollout.judged'
+TWO = two_turns.group(1.0, 0.0)
 
 
 def functions(**named):
@@ -43,7 +44,7 @@ def test_summands_have_weights_and_none_is_left_out():
   cfg = functions(
     env={'weight': 2.0}, slow={'weight': 0.25}, some={'weight': 10.0}
   )
-  rewards, metrics = run(two_turns.group(1.0, 0.0), cfg)
+  rewards, metrics = run(TWO, cfg)
   # Four sampled tokens each; `some` scores the first rollout alone.
   assert rewards == [2 + 1 + 10, 0 + 1]
   names = ('env', 'slow', 'some', 'slow/faults', 'some/faults')
@@ -54,7 +55,7 @@ def test_summands_have_weights_and_none_is_left_out():
 
 
 def test_reward_is_none_if_all_summands_are_none():
-  rewards, metrics = run(two_turns.group(1.0, 0.0), functions(none={}))
+  rewards, metrics = run(TWO, functions(none={}))
   assert rewards == [None, None] and metrics == {'rewards/none/faults': 0.0}
 
 
@@ -71,7 +72,7 @@ def test_faults_leave_their_rollouts_without_a_reward(name, message):
   timeout = 0.05 if name == 'hangs' else 5.0
   cfg = functions(env={}, takes={}, **{name: {'timeout': timeout}})
   total = grading.Rewards('e', cfg)
-  scored, metrics, (error,) = total(two_turns.group(1.0, 0.0))
+  scored, metrics, (error,) = total(TWO)
   judged.ended.set()
   judged.ended.clear()
   assert error.startswith(f'envs.e.rewards.{name}: {PATH}:{name} must return ')
@@ -99,11 +100,11 @@ def test_function_that_edits_its_arguments_edits_copies():
   """Neither the next function, the next call nor the transcript sees it."""
   options = []
   entry = {'fn': 'edits', 'kwargs': {'options': options}}
-  cfg, rollouts = functions(a=dict(entry), b=entry), two_turns.group(1.0, 0.0)
-  before, total = repr(rollouts), grading.Rewards('e', cfg)
+  cfg = functions(a=dict(entry), b=entry)
+  before, total = repr(TWO), grading.Rewards('e', cfg)
   for _ in range(2):
-    assert run(rollouts, cfg, total=total)[0] == [2.0, 2.0]
-  assert repr(rollouts) == before and not options
+    assert run(TWO, cfg, total=total)[0] == [2.0, 2.0]
+  assert repr(TWO) == before and not options
 
 
 def test_too_many_faults_in_a_row_stop_the_run():
@@ -111,14 +112,14 @@ def test_too_many_faults_in_a_row_stop_the_run():
   turns += ['broken', 'words', 'broken']
   cfg = functions(one={'max_faults': 9}, by_turns={'max_faults': 2})
   judged.turns[:] = turns
-  total, rollouts = grading.Rewards('e', cfg), two_turns.group(1.0, 0.0)
+  total = grading.Rewards('e', cfg)
   # One bad value of two rollouts is a fault, but not most of them.
   for faults in (1, 1, 1, 1, 1, 0, 1, 1):
-    _, metrics, errors = total(rollouts)
+    _, metrics, errors = total(TWO)
     assert metrics['rewards/by_turns/faults'] == faults
     assert len(errors) == 1 + faults
   with pytest.raises(grading.TooManyFaults) as stopped:
-    total(rollouts)
+    total(TWO)
   assert str(stopped.value).startswith(
     f'envs.e.rewards.by_turns: {PATH}:by_turns must fail at most max_faults=2'
   )
@@ -146,13 +147,12 @@ def test_arguments_are_checked_before_a_run(monkeypatch):
 
 
 def test_column_of_other_tasks_only_is_none():
-  rollouts = two_turns.group(1.0, 0.0)
-  task = dataclasses.replace(rollouts[0].task, info={'level': 2.0})
-  mixed = [dataclasses.replace(rollouts[0], task=task), rollouts[1]]
+  task = dataclasses.replace(TWO[0].task, info={'level': 2.0})
+  mixed = [dataclasses.replace(TWO[0], task=task), TWO[1]]
   cfg = functions(wants_level={})
   total = grading.Rewards('e', cfg, lambda: ['level'])
   assert run(mixed, cfg, total=total)[0] == [2.0, 0.0]
-  assert run(rollouts, cfg, total=total)[0] == [0.0, 0.0]
+  assert run(TWO, cfg, total=total)[0] == [0.0, 0.0]
 
 
 def test_endpoint_error_of_a_judge_propagates():
@@ -168,19 +168,18 @@ def test_endpoint_error_of_a_judge_propagates():
 )
 def test_means_of_logged_finite_numbers_are_metrics(value, logged):
   cfg = functions(logs_one={'kwargs': {'value': value}})
-  rewards, metrics = run(two_turns.group(1.0, 0.0), cfg)
+  rewards, metrics = run(TWO, cfg)
   assert rewards == [0.0, 0.0] and metrics['rewards/logs_one/faults'] == 0
   for name in ('metric', 'extra'):
     assert metrics.get(f'rewards/logs_one/{name}') == logged
 
 
 def test_columns_match_those_of_trl():
-  columns = grading.columns(two_turns.group(1.0, 0.0))
+  columns = grading.columns(TWO)
   assert columns['prompts'] == [[two_turns.MESSAGES[0]]] * 2
   # The rollout's prompt counts, which may differ from its task's.
-  (rollout,) = two_turns.group(1.0)
-  task = dataclasses.replace(rollout.task, prompt=(two_turns.MESSAGES[1],))
-  single = grading.columns([dataclasses.replace(rollout, task=task)])
+  task = dataclasses.replace(TWO[0].task, prompt=(two_turns.MESSAGES[1],))
+  single = grading.columns([dataclasses.replace(TWO[0], task=task)])
   assert single['prompts'] == columns['prompts'][:1]
   assert columns['completions'] == [list(two_turns.MESSAGES[1:])] * 2
   assert columns['completion_ids'] == [[3, 4, 8, 9]] * 2
@@ -198,8 +197,7 @@ def test_judge_is_resolved_once_and_replies_are_reproducible():
     'e', cfg, judge=lambda name: names.append(name) or judge
   )
   assert names == ['stage:sft']
-  rollouts = two_turns.group(1.0, 0.0)
-  first, again = (run(rollouts, cfg, total=total)[0] for _ in range(2))
+  first, again = (run(TWO, cfg, total=total)[0] for _ in range(2))
   assert names == ['stage:sft']
   assert first == again and first[0] == first[1]  # equal completions
 
@@ -264,16 +262,9 @@ def test_environment_grades_with_its_judge(monkeypatch):
   assert metrics['reward/mean/toy'] == np.mean(lengths)
 
 
-@pytest.mark.parametrize(
-  ('options', 'field'),
-  [
-    ({'fn': 'json.loads'}, 'fn'),
-    ({'fn': 'json:loads', 'judge': 'policy'}, 'judge'),
-  ],
-)
-def test_impossible_reward_options_are_refused(options, field):
-  with pytest.raises(schema.FieldError) as error:
-    schema.RewardFn(**options)
-  assert error.value.field == field
+def test_impossible_reward_options_are_refused():
+  with pytest.raises(schema.FieldError, match='policy') as error:
+    schema.RewardFn('json:loads', judge='policy')
+  assert error.value.field == 'judge'
   with pytest.raises(schema.FieldError, match='function, or a model, for each'):
     schema.EnvEntry(rewards={'x': schema.RewardFn()})

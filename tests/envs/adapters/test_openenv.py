@@ -114,26 +114,22 @@ def test_errors_of_the_server_raise(server, number, error, words):
   episode.close()
 
 
-def answering(*messages, late=0.0):
-  """Yields the URL of a server that answers the first request only."""
+@contextlib.contextmanager
+def answering(message, late=0.0, **options):
+  """Yields an episode of a server that answers the first request only."""
 
   def handle(connection):
     connection.recv()
     with contextlib.suppress(Exception):
-      for message in messages:
-        time.sleep(late)
-        connection.send(message)
+      time.sleep(late)
+      connection.send(message)
       connection.recv(timeout=5)
 
-  return servers.serving(handle)
-
-
-def connect(url, **options):
-  env = make(url, **{'connect_timeout': 2.0, **options})
-  return env.make(env.source('train', 0).take(1)[0])
-
-
-ONE = servers.observation('x', 1, 0.5)
+  with servers.serving(handle) as url:
+    env = make(url, connect_timeout=2.0, **options)
+    episode = env.make(next(env.source('train', 0)))
+    yield episode
+    episode.close()
 
 
 @pytest.mark.parametrize(
@@ -145,22 +141,19 @@ ONE = servers.observation('x', 1, 0.5)
   ],
 )
 def test_malformed_answers_raise_one_line(answer):
-  with answering(answer) as url:
-    episode = connect(url)
+  with answering(answer) as episode:
     with pytest.raises((RuntimeError, ConnectionError)) as raised:
       episode.reset()
     assert len(str(raised.value)) < 600 and '\n' not in str(raised.value)
-    episode.close()
 
 
 def test_a_late_answer_is_no_answer_to_the_next_request():
-  with answering(ONE, late=0.3) as url:
-    episode = connect(url, message_timeout=0.1)
+  one = servers.observation('x', 1, 0.5)
+  with answering(one, late=0.3, message_timeout=0.1) as episode:
     for _ in range(2):
       with pytest.raises(ConnectionError, match='a reset in message_timeout='):
         episode.reset()
       time.sleep(0.4)
-    episode.close()
 
 
 def test_a_missing_server_raises():
