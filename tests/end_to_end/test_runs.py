@@ -118,10 +118,9 @@ def test_the_next_batch_is_prefetched_unless_it_needs_a_model(can_prefetch):
   this = _job(steps=3)
   pipeline = this.sampling.pipeline
   pipeline.can_prefetch = can_prefetch
-  job.Job.prefetch(this, 2)
-  assert pipeline.taken == can_prefetch
-  job.Job.prefetch(this, 3)  # the last step
-  assert pipeline.taken == can_prefetch
+  for step in (2, 3):  # the last step
+    job.Job.prefetch(this, step)
+    assert pipeline.taken == can_prefetch
 
 
 def test_an_error_while_prefetching_is_raised_when_the_batch_is_due():

@@ -8,22 +8,15 @@ import pytest
 from posttrain.metrics import display
 
 
-@pytest.fixture
-def now(monkeypatch):
-  """Returns the clock, in a list."""
-  clock = [100.0]
-  monkeypatch.setattr(display.time, 'monotonic', lambda: clock[0])
-  return clock
-
-
-def test_lines_say_how_far_the_stage_is(now, capsys):
+def test_lines_say_how_far_the_stage_is(monkeypatch, capsys):
+  now = [100.0]
+  monkeypatch.setattr(display.time, 'monotonic', lambda: now[0])
   shown = display.Display('grpo', 10, 30, log_seconds=60.0)
-  for step, seconds, compiled in (
+  for step, now[0], compiled in (
     (11, 101.0, 3.0),
     (12, 103.0, 0.0),
     (15, 162.0, 0.0),
   ):
-    now[0] = seconds
     numbers = {'tokens/s': 13400.4, 'reward': 0.12345}
     shown.update(step, numbers, {'time/compile': compiled})
   shown.end()

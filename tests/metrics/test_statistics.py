@@ -45,11 +45,13 @@ def _rollout(
   )
 
 
+FAILED = _rollout(stop_reason='error')
+
+
 def test_samples_is_a_mean_over_rollouts_that_have_any():
-  one, failed = _rollout(), _rollout(stop_reason='error')
+  one = _rollout()
   two = dataclasses.replace(one, samples=one.samples * 2)
-  none = dataclasses.replace(failed, samples=())
-  assert statistics.samples([one, two, none]) == {'samples': 1.5}
+  assert statistics.samples([one, two, FAILED]) == {'samples': 1.5}
 
 
 def test_means_leave_out_unknown_values_and_failed_rollouts():
@@ -57,7 +59,7 @@ def test_means_leave_out_unknown_values_and_failed_rollouts():
     _rollout(1.0, True, True),
     _rollout(0.25, False, True, 'max_tokens', [-1.0] * 6),
     _rollout(None, None, False, 'overflow', [-1.0]),  # not graded
-    _rollout(stop_reason='error'),
+    FAILED,
   ]
   assert statistics.survivors(rollouts) == rollouts[:3]
   assert statistics.summarize(rollouts) == {
@@ -72,9 +74,8 @@ def test_means_leave_out_unknown_values_and_failed_rollouts():
 def test_metrics_without_a_known_value_are_absent():
   summary = {'length': 2.0, 'truncated': 0.0}
   assert statistics.summarize([_rollout()]) == summary
-  failed = [_rollout(stop_reason='error')]
-  assert statistics.summarize(failed) == statistics.entropy(failed) == {}
-  assert statistics.best_of([failed * 2], [2]) == {}
+  assert statistics.summarize([FAILED]) == statistics.entropy([FAILED]) == {}
+  assert statistics.best_of([[FAILED] * 2], [2]) == {}
   assert statistics.mixed_groups([[], []]) == {}
 
 
@@ -83,7 +84,7 @@ def test_score_metrics_are_means_over_the_scores_that_have_them():
     _rollout(1.0, metrics={'steps': 3, 'reward': 9.0}),
     _rollout(0.0, metrics={'steps': 4, 'finished': True}),
     _rollout(),
-    _rollout(stop_reason='error'),
+    FAILED,
   ]
   assert statistics.summarize(rollouts) == {
     'steps': 3.5,
@@ -92,12 +93,6 @@ def test_score_metrics_are_means_over_the_scores_that_have_them():
     'length': 2.0,
     'truncated': 0.0,
   }
-
-
-def test_stop_reasons_are_shares_of_all_rollouts():
-  reasons = ('eos', 'error', 'eos', 'eos')
-  shares = statistics.stops([_rollout(stop_reason=x) for x in reasons])
-  assert shares == {'stop/eos': 0.75, 'stop/error': 0.25}
 
 
 def test_entropy_is_a_mean_over_tokens_not_over_rollouts():
@@ -120,7 +115,7 @@ def test_pass_at_k_is_the_share_of_tasks_with_a_correct_answer():
   bounds = statistics.bounds('pass@2', [[1], [1], [1], [0]])
   assert values == {'pass@2': 0.75, **bounds}
   # Tasks with a failed or an ungraded answer are left out.
-  groups += [[right, _rollout(stop_reason='error')], [right, _rollout()]]
+  groups += [[right, FAILED], [right, _rollout()]]
   assert statistics.best_of(groups, [2]) == values
 
 

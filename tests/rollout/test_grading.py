@@ -83,13 +83,6 @@ def test_faults_leave_their_rollouts_without_a_reward(name, message):
   assert f'rewards/{name}' not in metrics
 
 
-def test_bad_value_leaves_only_its_own_rollout_without_a_reward():
-  cfg = functions(env={}, nan_first={})
-  rewards, metrics = run(two_turns.group(1.0, 0.0, 1.0), cfg)
-  assert rewards == [None, 1.0, 2.0]
-  assert metrics['rewards/nan_first/faults'] == 1
-
-
 @pytest.mark.parametrize('value, weight', [(1e39, 1.0), (1e17, 20.0)])
 def test_reward_whose_square_overflows_float32_is_a_fault(value, weight):
   cfg = functions(says={'kwargs': {'values': [value, 1.0]}, 'weight': weight})
