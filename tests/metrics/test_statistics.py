@@ -7,8 +7,7 @@ import pytest
 
 from posttrain import types
 from posttrain.metrics import statistics
-
-TASK = types.Task('t', 'e', ())
+from tests.algorithms import two_turns
 
 
 def _rollout(
@@ -20,23 +19,13 @@ def _rollout(
   **score,
 ):
   """Two prompt tokens, then sampled ones with these logprobs."""
-  n = 2 + len(logprobs)
-  mask = np.arange(n) >= 2
-  sample = types.Sample(
-    env='e',
-    row='t',
-    ids=np.zeros(n, np.int32),
-    mask=mask,
-    roles=np.zeros(n, np.int8),
-    is_content=mask,
-    sampler_logprobs=np.array([0, 0, *logprobs], np.float32),
-    temperatures=np.ones(n, np.float32),
-    versions=np.zeros(n, np.int32),
-  )
+  mask = np.arange(2 + len(logprobs)) >= 2
+  given = np.array([0, 0, *logprobs], np.float32)
+  sample = two_turns.sample(ids=mask, mask=mask, sampler_logprobs=given)
   failed = stop_reason == 'error'
   return types.Rollout(
     0,
-    TASK,
+    two_turns.TASK,
     (),
     () if failed else (sample,),
     types.Score(reward, correct, formatted, **score),

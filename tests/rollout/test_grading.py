@@ -83,10 +83,9 @@ def test_faults_leave_their_rollouts_without_a_reward(name, message):
   assert f'rewards/{name}' not in metrics
 
 
-@pytest.mark.parametrize('value, weight', [(1e39, 1.0), (1e17, 20.0)])
-def test_reward_whose_square_overflows_float32_is_a_fault(value, weight):
-  cfg = functions(says={'kwargs': {'values': [value, 1.0]}, 'weight': weight})
-  assert run(two_turns.group(0.0, 0.0), cfg)[0] == [None, weight]
+def test_reward_whose_square_overflows_float32_is_a_fault():
+  cfg = functions(says={'kwargs': {'values': [1e17, 1.0]}, 'weight': 20.0})
+  assert run(two_turns.group(0.0, 0.0), cfg)[0] == [None, 20.0]
 
 
 def test_function_that_edits_its_arguments_edits_copies():
@@ -189,7 +188,6 @@ def test_judge_is_resolved_once_and_replies_are_reproducible():
   total = grading.Rewards(
     'e', cfg, judge=lambda name: names.append(name) or judge
   )
-  assert names == ['stage:sft']
   first, again = (run(TWO, cfg, total=total)[0] for _ in range(2))
   assert names == ['stage:sft']
   assert first == again and first[0] == first[1]  # equal completions
