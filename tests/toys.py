@@ -11,7 +11,7 @@ from posttrain.models import transformer
 from posttrain.pipeline import environments
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import endpoints, episodes, frozen_models
-from posttrain.stage import job
+from posttrain.stage import logbook
 from posttrain.util import preemption
 from tests import fixtures
 
@@ -106,14 +106,14 @@ def command(config, workdir, *flags):
 
 def stop_at(monkeypatch, last, stage=None):
   """Asks the next run to stop at a step, of one stage or of any."""
-  log, signal, stopper = job.Job.log, preemption.Signal, []
+  write, signal, stopper = logbook.Logbook.write, preemption.Signal, []
 
   def stop(self, step, *args):
-    if step == last and stage in (None, self.name):
+    if step == last and stage in (None, self.stage):
       stopper[0].requested = True
-    return log(self, step, *args)
+    return write(self, step, *args)
 
-  monkeypatch.setattr(job.Job, 'log', stop)
+  monkeypatch.setattr(logbook.Logbook, 'write', stop)
   monkeypatch.setattr(
     preemption, 'Signal', lambda *_: stopper.append(signal()) or stopper[0]
   )

@@ -8,7 +8,7 @@ import pytest
 from experiments.benchmarks import serve
 from posttrain import main, schema
 from posttrain.metrics import writers
-from posttrain.stage import job
+from posttrain.stage import logbook
 
 ENV = schema.Arithmetic(ops=('+',), max_operand=9, train_tasks=50, eval_tasks=4)
 STEPS, KILL_STEP = 5, 2
@@ -51,19 +51,19 @@ def test_opd_continues_after_a_server_restart(tmp_path, monkeypatch):
   servers = [serve.Server(tmp_path, *words)]
   port = f'--port={servers[0].url.port}'
 
-  log = job.Job.log
+  write = logbook.Logbook.write
 
   def start_again():
     servers.append(serve.Server(tmp_path, *words, port))
 
-  def log_and_kill(self, step, values):
+  def write_and_kill(self, step, values):
     if step == KILL_STEP and len(servers) == 1:
       servers[0].process.kill()
       servers[0].process.wait()
       threading.Timer(3.0, start_again).start()
-    return log(self, step, values)
+    return write(self, step, values)
 
-  monkeypatch.setattr(job.Job, 'log', log_and_kill)
+  monkeypatch.setattr(logbook.Logbook, 'write', write_and_kill)
   remote_entry = dataclasses.replace(
     entry,
     algorithm=schema.Opd(
