@@ -58,7 +58,7 @@ def _now() -> str:
 def _about(workdir: str) -> dict[str, Any]:
   try:
     return disk.read_json_object(os.path.join(workdir, NAME))
-  except (OSError, ValueError):  # missing or damaged; the run needs it not
+  except (OSError, ValueError):  # missing or damaged; the run does not need it
     return {}
 
 

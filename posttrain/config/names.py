@@ -1,7 +1,7 @@
 """Names that other libraries have for our options, and hints from them.
 
-docs/names.md lists them. Our option may count otherwise, or be what the need of
-theirs is met by.
+docs/names.md lists them. Our option may count in other units, or serve the same
+purpose in another way.
 """
 
 import collections

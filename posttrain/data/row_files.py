@@ -388,8 +388,8 @@ class Examples(Sequence[tuple[Mapping[str, Any], str]]):
     """Opens a data set; reads no example.
 
     Args:
-      path: a data set's folder, a parent of exactly one data set, or a name of
-        `util.row_files`.
+      path: a data set's folder, a parent of exactly one data set, or a name
+        that `find_tfds` knows.
       split: 'train'; or 'eval', which also stands for 'validation' or 'test'.
         A name may have another one, which then counts.
 

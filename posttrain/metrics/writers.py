@@ -163,9 +163,13 @@ def read_metrics(path: str, size: int = -1) -> list[Row]:
 
 
 def last(path: str) -> Row:
-  """Returns the row of the last stage's end in a metrics.jsonl; see `end`."""
+  """Returns the row of the last stage's end in a metrics.jsonl; see `end`.
+
+  It is empty if there are no rows, or no file.
+  """
   rows = read_metrics(path)
-  return end([row for row in rows if row['stage'] == rows[-1]['stage']])
+  own = [row for row in rows if row['stage'] == rows[-1]['stage']]
+  return end(own) if own else {}
 
 
 def end(rows: Sequence[Row]) -> Row:

@@ -7,7 +7,7 @@
     'stage:NAME'      the last checkpoint of an earlier stage of the run; where
                       that stage selects (`eval.best`), the best one
     PATH              a run or a HuggingFace folder, see `weights`
-    schema.Endpoint   a model on a server, see `endpoint`
+    schema.Endpoint   a model on a server, see `endpoints`
 
 The grammar is that of `init`. A model in this process is sharded as the policy
 is; the model of a path may have another shape. All have the policy's tokens.

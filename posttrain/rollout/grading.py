@@ -171,7 +171,7 @@ class Function:
     elif (
       cfg.isolate
       and cfg.judge is None
-      and not cfg.fn.startswith('posttrain.')  # its own, or in `callables`
+      and not cfg.fn.startswith('posttrain.')  # in this process
     ):
       self.score = calls.process(
         cfg.fn, cfg.memory and cfg.memory * 2**20, id(self.fn)

@@ -141,7 +141,7 @@ def first_tasks(
   be shown by different ones.
 
   Raises:
-    ValueError: a task has tools, of which pairs do not tell.
+    ValueError: a task has tools, which pairs do not store.
   """
   count = cfg.eval_prompts if split == 'eval' else cfg.prompts
   source, tasks = env_calls.Source(env, split, seed, timeout), {}

@@ -208,7 +208,7 @@ class Batch(bounds.Options):
 
   @property
   def tokens_per_micro_batch(self) -> int:
-    """`micro_batch_tokens`, once it is resolved (`stage.sizes`)."""
+    """`micro_batch_tokens`, once it is resolved (`stage.preflight`)."""
     assert self.micro_batch_tokens is not None, 'a size that is resolved'
     return self.micro_batch_tokens
 
@@ -254,7 +254,7 @@ class Rollout(bounds.Options):
 
   @property
   def slot_count(self) -> int:
-    """`slots`, once it is resolved (`stage.sizes`)."""
+    """`slots`, once it is resolved (`stage.preflight`)."""
     assert self.slots is not None, 'a size that is resolved'
     return self.slots
 

@@ -30,7 +30,7 @@ def end_of(cfg: schema.Run, name: str, workdir: str) -> int | None:
 
   None if the stage is unfinished, or if its last step is damaged and no later
   stage was built on it: then it is trained again from an older step. A stage
-  that a later one was built on is finished, whatever became of its own steps.
+  that a later one was built on is finished, even if its own steps are damaged.
 
   Raises:
     ValueError: it was trained for more steps than the config has, or it has
