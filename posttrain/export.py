@@ -97,7 +97,7 @@ def export(flags: Flags) -> None:
 
 
 def _save_peft(flags: Flags, folder: str, checkpoint: Any) -> str:
-  """Writes an adapter; returns what it is."""
+  """Writes an adapter; returns the words that describe it."""
   import jax.numpy as jnp
 
   from posttrain import tree
@@ -136,7 +136,7 @@ def _save_peft(flags: Flags, folder: str, checkpoint: Any) -> str:
 
 
 def _save_hf(flags: Flags, folder: str, checkpoint: Any) -> str:
-  """Writes a HuggingFace directory; returns what it is."""
+  """Writes a HuggingFace directory; returns the words that describe it."""
   from posttrain import sharding
   from posttrain.chat import rendering
   from posttrain.checkpoints import weights

@@ -151,7 +151,9 @@ def _max_length(
     evaluator.max_episode_length(
       renderer,
       env,
-      pairing.first_tasks(env, flags.pairs, flags.seed),
+      pairing.first_tasks(
+        env, flags.pairs, flags.seed, timeout=stage.rollout.env_timeout
+      ),
       stage.eval,
     )
     for env in _drawn(envs, stage).values()

@@ -317,8 +317,8 @@ def _check_arrays(reader, folder, record, like: State, prefix) -> None:
   """Compares the names, shapes and dtypes of a step's arrays with `like`.
 
   Raises:
-    Damaged: they are not those that were written.
-    ValueError: they differ from `like`; names the first that does.
+    Damaged: the arrays differ from those that were saved.
+    ValueError: the arrays differ from `like`; names the first one.
   """
   saved, like = tree.flat(_saved_tree(reader, folder)), tree.flat(like)
   if saved.keys() != record['state_sums'].keys():

@@ -26,7 +26,7 @@ from posttrain import algorithms, schema
 from posttrain.schema import bounds
 from posttrain.util import errors, imports
 
-Problem = tuple[str, str, Any]  # dotted key, what it must be, what it is
+Problem = tuple[str, str, Any]  # dotted key, requirement, value
 # Names that metrics have in the place of an environment's.
 _TAKEN = ('pairs', 'suite')
 # Algorithms of rewards alone.

@@ -59,7 +59,7 @@ class Options:
 
 
 def make(**options: Any) -> Options:
-  """Returns options; those that every type has are named, others constants."""
+  """Returns options: the fields of every type, and the rest as constants."""
   names = options.keys() & Options.__annotations__.keys()
   named = {name: options.pop(name) for name in names}
   return Options(**named, constants=options)

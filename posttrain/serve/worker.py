@@ -297,7 +297,7 @@ class Worker:
       job.notify(job, event)
 
   def _fail(self, failure: Failed, for_good: bool = False) -> None:
-    """Fails the open jobs; with `for_good` those that would come, too."""
+    """Fails the open jobs; with `for_good`, later ones as well."""
     with self._changed:
       if for_good:
         self.failure = self.failure or failure

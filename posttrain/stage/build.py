@@ -68,7 +68,7 @@ def make(
         now,
         before,
       )
-    # 2. The initial weights, of which those that are frozen have not changed.
+    # 2. The initial weights; frozen ones must be those that the run began with.
     load = components.outside.loader(
       cfg.seed,
       workdir,

@@ -114,7 +114,7 @@ class Ledger:
     """Returns the reward of a step other than the answer.
 
     Args:
-      action: the step's action; a repeat is equal but for space and case.
+      action: the step's action; a repeat may differ in white space and case.
       failed: whether it had an error.
       rows: shown rows of a successful query.
     """
