@@ -32,7 +32,7 @@ def test_every_path_exists(page):
   text = re.sub(r'python -m \S+', '', _text(page))
   paths = set(re.findall(rf'(?<![\w/.])(?:{TOPS})/[\w./-]*\w', text))
   # NAME and the files of the examples are the reader's.
-  mine = re.compile(r'NAME|/(listen|parrot|test_sapo)\.py$')
+  mine = re.compile(r'NAME|/(listen|parrot|repeat)\.py$')
   paths = {path for path in paths if not mine.search(path)}
   assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
