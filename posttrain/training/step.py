@@ -107,10 +107,11 @@ def fresh_state(
 
 
 def _make(stage: schema.Stage, optimizer, params) -> arrays.TrainState:
-  # The ema and snapshot references of the stage.
+  # The references of the stage that some algorithm reads.
   names = {
     getattr(entry.algorithm, 'reference', 'init')
     for entry in stage.envs.values()
+    if getattr(entry.algorithm, 'kl_beta', True)
   }
   return init_state(
     params,
