@@ -178,15 +178,6 @@ def test_an_expensive_query_ends_by_its_instruction_count(db, sql, error):
   assert db.query(sql, 20) == database.Result(error=error)
 
 
-def test_a_collation_leaves_a_fifth_of_the_steps():
-  sql = 'SELECT count(*) FROM pet a, pet b'  # 2500 rows
-  db = database.Database(DATA, database.Limits(steps=20_000))
-  assert db.query(sql, 1).rows == ((2500,),)
-  error = db.query(f"{sql} WHERE a.Name > '' COLLATE NOCASE", 1).error
-  assert error == LATE
-  db.close()
-
-
 def test_a_query_over_the_time_limit_raises():
   sql = 'SELECT count(*) FROM pet, pet, pet, pet, pet, pet, pet, pet'
   limits = database.Limits(steps=10**12, seconds=0.05)
