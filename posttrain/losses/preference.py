@@ -15,6 +15,8 @@ Axes: T tokens of a row; else any, one entry per pair or answer.
 import jax
 import jax.numpy as jnp
 
+from posttrain.schema import objective
+
 
 def seq_logprob(logprobs: jax.Array, mask: jax.Array) -> jax.Array:
   """Returns the log probability of an answer.
@@ -35,8 +37,8 @@ def sigmoid(
   chosen: jax.Array,
   rejected: jax.Array,
   *,
-  beta: float = 0.1,
-  label_smoothing: float = 0.0,
+  beta: float = objective.Sigmoid.beta,
+  label_smoothing: float = objective.Sigmoid.label_smoothing,
 ) -> jax.Array:
   """Returns the DPO loss; with label smoothing, conservative DPO.
 
@@ -63,7 +65,10 @@ def sigmoid(
 
 
 def ipo(
-  chosen: jax.Array, rejected: jax.Array, *, beta: float = 0.1
+  chosen: jax.Array,
+  rejected: jax.Array,
+  *,
+  beta: float = objective.IpoPairs.beta,
 ) -> jax.Array:
   """Returns the IPO loss: the squared distance to a margin of 1 / (2 beta).
 
@@ -88,8 +93,8 @@ def simpo(
   chosen: jax.Array,
   rejected: jax.Array,
   *,
-  beta: float = 2.0,
-  gamma: float = 1.0,
+  beta: float = objective.SimPo.beta,
+  gamma: float = objective.SimPo.gamma,
 ) -> jax.Array:
   """Returns the SimPO loss: no reference, and a target margin.
 
@@ -117,9 +122,9 @@ def kto(
   desirable: jax.Array,
   baseline: jax.Array,
   *,
-  beta: float = 0.1,
-  desirable_weight: float = 1.0,
-  undesirable_weight: float = 1.0,
+  beta: float = objective.Kto.beta,
+  desirable_weight: float = objective.Kto.desirable_weight,
+  undesirable_weight: float = objective.Kto.undesirable_weight,
 ) -> jax.Array:
   """Returns the KTO loss of single answers, desirable or undesirable.
 
@@ -173,7 +178,7 @@ def ranking(
   rejected: jax.Array,
   *,
   margins: jax.Array | float = 0.0,
-  center_coef: float = 0.0,
+  center_coef: float = objective.Ranking.center_coef,
 ) -> jax.Array:
   """Returns the Bradley-Terry loss of a reward model.
 

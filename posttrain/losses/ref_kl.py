@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from posttrain.losses import combine, ratios
+from posttrain.schema import objective
 
 
 def loss(
@@ -18,10 +19,10 @@ def loss(
   ref_logprobs: jax.Array,
   weights: jax.Array,
   *,
-  estimator: str = 'reverse',
-  mask_low: float = 0.2,
-  kl_tau: float = 1e-3,
-  max_log_ratio: float = 20.0,
+  estimator: str = objective.RefKl.estimator,
+  mask_low: float = objective.RefKl.mask_low,
+  kl_tau: float = objective.RefKl.kl_tau,
+  max_log_ratio: float = objective.RefKl.max_log_ratio,
 ) -> tuple[jax.Array, combine.Metrics]:
   """Returns the weighted KL to the reference of the member tokens.
 

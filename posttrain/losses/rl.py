@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from posttrain.losses import combine, ratios, rl_types, sampler_is, segments
+from posttrain.schema import objective
 
 # By `type` of the options.
 TYPES = {
@@ -47,14 +48,14 @@ class Options:
     constants: keyword arguments of the type's function.
   """
 
-  type: str = 'dppo'
-  aggregation: str = 'token'
-  entropy_coef: float = 0.0
-  sampler_is_mode: str = 'none'
-  sampler_is_clip_min: float | None = None
-  sampler_is_clip_max: float = 3.0
-  sampler_is_norm: str = 'sum'
-  max_log_ratio: float = 20.0
+  type: str = objective.Dppo.type
+  aggregation: str = objective.Dppo.aggregation
+  entropy_coef: float = objective.Dppo.entropy_coef
+  sampler_is_mode: str = objective.Dppo.sampler_is_mode
+  sampler_is_clip_min: float | None = objective.Dppo.sampler_is_clip_min
+  sampler_is_clip_max: float = objective.Dppo.sampler_is_clip_max
+  sampler_is_norm: str = objective.Dppo.sampler_is_norm
+  max_log_ratio: float = objective.Dppo.max_log_ratio
   constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -142,8 +143,8 @@ def denominator(
   tokens: jax.Array,
   sequences: jax.Array,
   *,
-  aggregation: str = 'token',
-  constant_tokens: int | None = None,
+  aggregation: str = objective.Dppo.aggregation,
+  constant_tokens: int | None = objective.Dppo.constant_tokens,
 ) -> jax.Array:
   """Returns the divisor of the sum of all terms, f32[].
 

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from posttrain.losses import combine, ratios, segments
+from posttrain.schema import objective
 
 Result = tuple[jax.Array, combine.Metrics]
 _CUSTOM = "config.<stage>.loss.rl.import_path's function"
@@ -38,10 +39,10 @@ def dppo(
   inputs: Inputs,
   ratio: ratios.Ratio,
   *,
-  low: float = 0.2,
-  high: float = 0.2,
-  adv_tau: float = 1.0,
-  kl_tau: float = 1e-3,
+  low: float = objective.Dppo.low,
+  high: float = objective.Dppo.high,
+  adv_tau: float = objective.Dppo.adv_tau,
+  kl_tau: float = objective.Dppo.kl_tau,
 ) -> Result:
   """Masks by the change of probability, with a squared log ratio as the KL.
 
@@ -91,9 +92,9 @@ def ipo(
   inputs: Inputs,
   ratio: ratios.Ratio,
   *,
-  threshold: float = 0.1,
-  adv_tau: float = 1.0,
-  kl_tau: float = 1e-3,
+  threshold: float = objective.Ipo.threshold,
+  adv_tau: float = objective.Ipo.adv_tau,
+  kl_tau: float = objective.Ipo.kl_tau,
 ) -> Result:
   """Masks by the absolute change of probability; otherwise `dppo`.
 
@@ -131,9 +132,9 @@ def clip(
   inputs: Inputs,
   ratio: ratios.Ratio,
   *,
-  low: float = 0.2,
-  high: float = 0.28,
-  delta: float | None = None,
+  low: float = objective.Clip.low,
+  high: float = objective.Clip.high,
+  delta: float | None = objective.Clip.delta,
 ) -> Result:
   """Clips the ratio as PPO does, with separate bounds below and above 1.
 
@@ -168,7 +169,11 @@ def clip(
 
 
 def gspo(
-  inputs: Inputs, ratio: ratios.Ratio, *, low: float = 3e-4, high: float = 4e-4
+  inputs: Inputs,
+  ratio: ratios.Ratio,
+  *,
+  low: float = objective.Gspo.low,
+  high: float = objective.Gspo.high,
 ) -> Result:
   """Clips the ratio of whole sequences (GSPO).
 
@@ -229,7 +234,11 @@ def _clipped_loss(
 
 
 def cispo(
-  inputs: Inputs, ratio: ratios.Ratio, *, low: float = 1.0, high: float = 4.0
+  inputs: Inputs,
+  ratio: ratios.Ratio,
+  *,
+  low: float = objective.Cispo.low,
+  high: float = objective.Cispo.high,
 ) -> Result:
   """Clips the importance weight of each token; masks no gradient (CISPO).
 
