@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from posttrain import schema
-from posttrain.algorithms import streams
 from posttrain.envs import registry
 from posttrain.rollout import episodes
 from tests import test_layers
@@ -102,7 +101,7 @@ def test_the_algorithm_of_the_page_weighs_the_other_messages(example):
   namespace = {}
   exec(example('listen.py').read_text(), namespace)
   cfg = types.SimpleNamespace(weight=0.1)
-  samples = streams.finalize(
+  samples = two_turns.finalize(
     namespace['Listen'](cfg), [two_turns.group(1.0, 0.0)]
   )
   for sample in samples:

@@ -22,27 +22,6 @@ from posttrain.rollout import side_by_side
 _CREDIT = 'assign and rescale must return one credit per rollout'
 
 
-def finalize(
-  algorithm: base.Algorithm,
-  groups: Sequence[base.Group],
-  scorer: base.Scorer | None = None,
-) -> list[types.Sample]:
-  """Returns the samples of the groups with every stream materialized.
-
-  Args:
-    algorithm: the algorithm whose hooks are called.
-    groups: all finished groups of one environment and step.
-    scorer: computes reference logprobs; None = the algorithm has no reference.
-
-  Raises:
-    ValueError: credit, weights or reference logprobs are not aligned with
-      the tokens, or a reference logprob is not finite.
-  """
-  samples = stamp(algorithm, groups)
-  (scored,) = side_by_side.run([scoring(algorithm, samples, scorer)])
-  return scored.result()
-
-
 def stamp(
   algorithm: base.Algorithm, groups: Sequence[base.Group]
 ) -> list[types.Sample]:

@@ -237,6 +237,9 @@ class TokenPipeline(batches.Pipeline):
     Returns:
       (environment -> its groups by round, errors of episodes and rewards)
     """
+    # A round plays all wanted tasks. The first has `prompts_per_step` of any
+    # environment; a further one has a task for each group without credit, of
+    # the same environment, as long as `max_draws` leaves some.
     batch = self._stage.batch
     rounds, played, faults = collections.defaultdict(list), [], ()
     # The environment of each task to draw; None = any, by their ratios.
@@ -244,6 +247,7 @@ class TokenPipeline(batches.Pipeline):
     left = max(batch.max_draws or 0, batch.prompts_per_step)
     further: collections.Counter[str | None] = collections.Counter()
     while wanted:
+      # Draw the tasks and play their rollouts, of all environments at once.
       left -= len(wanted)
       draws = processes.together(lambda w=wanted: [self._draw(x) for x in w])
       names, draws = zip(*draws, strict=True)
@@ -251,8 +255,10 @@ class TokenPipeline(batches.Pipeline):
       sampled = samplers.sample(draws, self._players)
       for name, group in zip(names, sampled, strict=True):
         groups[name].append(group)
+      # Stop at too many failed episodes: of all rounds, not of this one.
       played += [r for found in groups.values() for x in found for r in x]
       errors = statistics.errors(played, self._stage.rollout.max_errors)
+      # Call the rewards, of all environments side by side.
       tasks = [
         self._environments[name].grade(found, self._rewards[name])
         for name, found in groups.items()
@@ -276,6 +282,7 @@ class TokenPipeline(batches.Pipeline):
         usable = sum(map(len, graded.usable))
         self.tally.add_env(name, len(rollouts), usable, failures)
         rounds[name].append(graded)
+        # Groups without credit ask for further tasks.
         if left:
           lacks_credit = self._environments[name].lacks_credit
           idle += [name for group in graded.usable if lacks_credit(group)]

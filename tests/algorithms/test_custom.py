@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from posttrain import algorithms, schema
-from posttrain.algorithms import streams
 from posttrain.rollout import episodes
 from tests.algorithms import two_turns
 from tests.rollout import fakes
@@ -17,10 +16,10 @@ def make(name, **kwargs):
 
 
 def test_credit_is_aligned_with_the_sampled_tokens():
-  (sample,) = streams.finalize(make('ramp'), [two_turns.group(1.0)])
+  (sample,) = two_turns.finalize(make('ramp'), [two_turns.group(1.0)])
   assert sample.advantages.tolist() == [0, 0, 0, 1, 0, 0, 0, 2, 3]
   # Over several samples, in order.
-  first, second = streams.finalize(
+  first, second = two_turns.finalize(
     make('ramp'), [two_turns.group(1.0, samples=2)]
   )
   assert first.advantages.tolist() == [0, 0, 0, 1, 0, 0, 0, 2, 3]
@@ -28,8 +27,8 @@ def test_credit_is_aligned_with_the_sampled_tokens():
 
 
 def test_broadcast_of_centered_rewards_equals_grpo():
-  ours = streams.finalize(make('centered'), [two_turns.group(1.0, 0.0, 0.5)])
-  grpo = streams.finalize(
+  ours = two_turns.finalize(make('centered'), [two_turns.group(1.0, 0.0, 0.5)])
+  grpo = two_turns.finalize(
     algorithms.make(schema.Grpo()), [two_turns.group(1.0, 0.0, 0.5)]
   )
   for a, b in zip(ours, grpo, strict=True):
@@ -38,10 +37,10 @@ def test_broadcast_of_centered_rewards_equals_grpo():
 
 
 def test_broadcast_turns_credits_each_turn_with_its_reward_to_go():
-  (sample,) = streams.finalize(make('reward_to_go'), [two_turns.group(1.0)])
+  (sample,) = two_turns.finalize(make('reward_to_go'), [two_turns.group(1.0)])
   assert sample.advantages.tolist() == [0, 0, 0.75, 0.75, 0, 0, 0, 0.5, 0.5]
   # Also over several samples of an episode.
-  first, second = streams.finalize(
+  first, second = two_turns.finalize(
     make('reward_to_go'), [two_turns.group(1.0, samples=2)]
   )
   assert first.advantages[first.mask].tolist() == [1.5, 1.5, 1.25, 1.25]
@@ -53,7 +52,7 @@ def test_turns_of_an_episode_with_several_samples_get_their_own_credit():
   rollouts = episodes.Driver(engine, fakes.RENDERER, 64).run(
     [fakes.spec(7, fakes.Recall(3), 3, keep_exchanges=1)]
   )
-  first, second = streams.finalize(make('reward_to_go'), [rollouts])
+  first, second = two_turns.finalize(make('reward_to_go'), [rollouts])
   assert first.advantages[first.mask].tolist() == [3.0] * 2 + [2.5] * 4
   assert second.advantages[second.mask].tolist() == [1.5] * 2
 

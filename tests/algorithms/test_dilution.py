@@ -24,7 +24,7 @@ OTHERS = {
 
 def make_samples(cfg, offset=0):
   """Returns an algorithm's samples of a group; `offset` shifts the ids."""
-  samples = streams.finalize(
+  samples = two_turns.finalize(
     algorithms.make(cfg), [two_turns.group(1.0, 0.0, 0.5)], two_turns.Scorer()
   )
   return [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from posttrain import algorithms, schema, types
-from posttrain.algorithms import streams
+from tests.algorithms import two_turns
 
 MASK = [False, True, True, False, True]
 
@@ -46,7 +46,7 @@ def _group(rewards, samples=1, stop_reason='eos'):
 def _finalize(*rewards, scorer=None, samples=1, **options):
   algorithm = algorithms.make(schema.Grpo(**options))
   groups = [_group(group, samples) for group in rewards]
-  return streams.finalize(algorithm, groups, scorer)
+  return two_turns.finalize(algorithm, groups, scorer)
 
 
 def _advantages(*rewards, **options):
@@ -172,7 +172,7 @@ def test_pruned_tokens_keep_the_reference_kl():
 def test_rollouts_without_a_reward_assert():
   for group in (_group([None, 1.0]), _group([1.0], stop_reason='error')):
     with pytest.raises(AssertionError):
-      streams.finalize(algorithms.make(schema.Grpo()), [group])
+      two_turns.finalize(algorithms.make(schema.Grpo()), [group])
 
 
 @pytest.mark.parametrize(

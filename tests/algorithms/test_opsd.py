@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from posttrain import algorithms, schema
-from posttrain.algorithms import streams
 from tests.algorithms import two_turns
 
 
 def hints(task=two_turns.TASK, **options):
   scorer = two_turns.Scorer()
-  streams.finalize(
+  two_turns.finalize(
     algorithms.make(schema.Opsd(template='See: {demonstration}.', **options)),
     [[two_turns.rollout(task=task)]],
     scorer,
@@ -58,7 +57,7 @@ def test_braces_in_a_template_or_a_demonstration_are_text():
   algorithm = algorithms.make(
     schema.Opsd(template='{a} {demonstration} {b', demonstration='answer')
   )
-  streams.finalize(algorithm, [[two_turns.rollout(task=task)]], scorer)
+  two_turns.finalize(algorithm, [[two_turns.rollout(task=task)]], scorer)
   ((_, ((message,),)),) = scorer.calls
   assert message['content'] == '{a} {x} \\boxed{7} {b'
 

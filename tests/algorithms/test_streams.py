@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from posttrain import schema, types
-from posttrain.algorithms import base, sft, streams
+from posttrain.algorithms import base, sft
+from tests.algorithms import two_turns
 
 MASK = [False, False, True, True, False, True]
 
@@ -60,7 +61,7 @@ class Scorer:
 
 
 def _one(algorithm, sample=None):
-  (sample,) = streams.finalize(
+  (sample,) = two_turns.finalize(
     algorithm, [[_rollout(sample or _sample())]], Scorer()
   )
   return sample
@@ -102,7 +103,9 @@ def test_scalar_credit_is_repeated_over_the_mask():
 def test_token_credit_is_split_at_the_samples():
   rollout = _rollout(_sample(), _sample(start=7))
   credit = np.arange(12, dtype=np.float32)
-  first, second = streams.finalize(Writer('rl', credits=[credit]), [[rollout]])
+  first, second = two_turns.finalize(
+    Writer('rl', credits=[credit]), [[rollout]]
+  )
   np.testing.assert_array_equal(first.advantages, credit[:6])
   np.testing.assert_array_equal(second.advantages, credit[6:])
 
@@ -110,13 +113,13 @@ def test_token_credit_is_split_at_the_samples():
 def test_misaligned_credit_and_weights_raise():
   groups = [[_rollout(_sample())]]
   with pytest.raises(ValueError, match='align with the tokens of task t: got'):
-    streams.finalize(Writer('rl', credits=[np.ones(1)]), groups)
+    two_turns.finalize(Writer('rl', credits=[np.ones(1)]), groups)
   with pytest.raises(ValueError, match='one credit per rollout: got 2'):
-    streams.finalize(Writer('rl', credits=[1.0, 2.0]), groups)
+    two_turns.finalize(Writer('rl', credits=[1.0, 2.0]), groups)
   with pytest.raises(ValueError, match='must span the tokens of each sample'):
-    streams.finalize(Writer('rl', observed=[[0.0] * 5]), groups)
+    two_turns.finalize(Writer('rl', observed=[[0.0] * 5]), groups)
   with pytest.raises(ValueError, match='must span the tokens of each sample'):
-    streams.finalize(Writer('rl', observed=[]), groups)
+    two_turns.finalize(Writer('rl', observed=[]), groups)
 
 
 def test_the_first_token_has_no_weight():
@@ -172,7 +175,7 @@ def test_the_scorer_is_called_once_with_the_ref_kl_members():
   algorithm = Writer('rl', kl_beta=0.1, reference='stage:sft')
   algorithm.assign = lambda group: [0.0] * len(group)
   scorer = Scorer()
-  samples = streams.finalize(algorithm, groups, scorer)
+  samples = two_turns.finalize(algorithm, groups, scorer)
   assert scorer.calls == [('stage:sft', ['a', 'b', 'd'])]
   assert [s.row for s in samples] == ['a', 'b', 'c', 'd']
   for sample in samples:
@@ -180,8 +183,8 @@ def test_the_scorer_is_called_once_with_the_ref_kl_members():
     np.testing.assert_array_equal(sample.ref_logprobs, [expected] * 6)
     assert sample.ref_logprobs.dtype == np.float32
   algorithm = Writer('rl', credits=[1.0])
-  streams.finalize(algorithm, [_rows('a'), _rows('b')], scorer)
-  streams.finalize(algorithm, [], scorer)
+  two_turns.finalize(algorithm, [_rows('a'), _rows('b')], scorer)
+  two_turns.finalize(algorithm, [], scorer)
   assert len(scorer.calls) == 1  # no ref_kl member, no call
 
 
@@ -195,14 +198,14 @@ def test_the_scorer_is_called_once_with_the_ref_kl_members():
 )
 def test_invalid_reference_logprobs_raise(answer, message):
   with pytest.raises(ValueError, match=message):
-    streams.finalize(Writer('ref_kl'), [_rows('a')], Scorer(answer))
+    two_turns.finalize(Writer('ref_kl'), [_rows('a')], Scorer(answer))
 
 
 @pytest.mark.parametrize('scores', [None, [], [np.zeros(6)] * 2])
 def test_a_wrong_number_of_reference_logprobs_raises(scores):
   algorithm = Writer('ref_kl', score=lambda samples, scorer: scores)
   with pytest.raises(ValueError, match='one array per sample: got .*cted 1'):
-    streams.finalize(algorithm, [_rows('a')], Scorer())
+    two_turns.finalize(algorithm, [_rows('a')], Scorer())
 
 
 def test_rescale_gets_all_groups_and_its_result_is_checked():
@@ -215,12 +218,12 @@ def test_rescale_gets_all_groups_and_its_result_is_checked():
   algorithm = Writer('rl', rescale=rescale)
   algorithm.assign = lambda group: [float(len(group))] * len(group)
   groups = [_rows('a', 'b'), _rows('c')]
-  samples = streams.finalize(algorithm, groups)
+  samples = two_turns.finalize(algorithm, groups)
   assert calls == [([2, 1], [[2.0, 2.0], [1.0]])]
   assert [s.advantages.max() for s in samples] == [20.0, 20.0, 10.0]
   algorithm.rescale = lambda groups, credits: credits[:1]
   with pytest.raises(ValueError, match='each group: got 1, expected 2'):
-    streams.finalize(algorithm, groups)
+    two_turns.finalize(algorithm, groups)
   algorithm.rescale = lambda groups, credits: [[1.0], [1.0]]
   with pytest.raises(ValueError, match='per rollout: got 1, expected 2'):
-    streams.finalize(algorithm, groups)
+    two_turns.finalize(algorithm, groups)

@@ -10,7 +10,6 @@ import pytest
 
 from configs import machinery
 from posttrain import algorithms, config, schema
-from posttrain.algorithms import streams
 from posttrain.data import packing
 from tests import fixtures
 from tests.algorithms import two_turns
@@ -99,7 +98,7 @@ def test_options_round_trip_through_the_config(row):
 
 
 def _finalize(row, scorer=None):
-  return streams.finalize(
+  return two_turns.finalize(
     algorithms.make(row.cfg),
     [two_turns.group(1.0, 0.0)],
     scorer or two_turns.Scorer(),

@@ -10,6 +10,8 @@ import dataclasses
 import numpy as np
 
 from posttrain import types
+from posttrain.algorithms import streams
+from posttrain.rollout import side_by_side
 
 MASK = np.array([0, 0, 1, 1, 0, 0, 0, 1, 1], bool)
 ROLES = np.array([1, 1, 2, 2, 3, 3, 3, 2, 2], np.int8)
@@ -77,3 +79,10 @@ class Scorer:
   def __call__(self, reference, samples, hints=None):
     self.calls.append((reference, hints))
     return [np.full(len(s), -0.5, np.float32) for s in samples]
+
+
+def finalize(algorithm, groups, scorer=None):
+  """Returns the samples of groups with every stream, as a pipeline does."""
+  samples = streams.stamp(algorithm, groups)
+  (scored,) = side_by_side.run([streams.scoring(algorithm, samples, scorer)])
+  return scored.result()

@@ -315,7 +315,6 @@ def test_every_key_is_read(tmp_path, monkeypatch):
 
 def _ask_the_rest(path, folder):
   """What no environment of the run has, and other environments."""
-  from posttrain.algorithms import streams
   from posttrain.envs.sql import __main__ as exporter
   from tests.algorithms import test_table, two_turns
   from tests.envs.adapters import every_option
@@ -350,7 +349,7 @@ def _ask_the_rest(path, folder):
   rows = (row.cfg for row in test_table.ROWS.values())
   for cfg in (*rows, *priced, filtered):
     made = toys.environment(test_table.entry(cfg), 64)
-    streams.finalize(
+    two_turns.finalize(
       made.algorithm, [two_turns.group(1.0, 0.0)], two_turns.Scorer()
     )
   frozen = schema.EnvEntry(sampler=schema.Frozen(model='init'))

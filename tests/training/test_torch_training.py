@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from posttrain import algorithms, schema, types
-from posttrain.algorithms import streams
 from posttrain.data import packing
 from posttrain.training import objectives
+from tests.algorithms import two_turns
 from tests.training import torch_peer, torch_trajectories
 
 torch = pytest.importorskip('torch')
@@ -91,7 +91,7 @@ def _batches(algorithm, data, scorer=None):
   made = algorithms.make(algorithm)
   for groups in data:
     batch, left = packing.pack(
-      streams.finalize(made, groups, scorer),
+      two_turns.finalize(made, groups, scorer),
       row_tokens=26,
       rows=2,
       micro_batches=3,
