@@ -28,7 +28,6 @@ TYPES = {
   'cispo': rl_types.cispo,
   'custom': rl_types.custom,
 }
-AGGREGATIONS = ('token', 'sequence', 'constant')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +36,9 @@ class Options:
 
   Attributes:
     type: one of `TYPES`.
-    aggregation: one of `AGGREGATIONS`; see `denominator`.
+    aggregation: one of `objective.AGGREGATIONS`; see `denominator`.
     entropy_coef: factor of the entropy bonus, which no weight multiplies.
-    sampler_is_mode: one of `sampler_is.MODES`.
+    sampler_is_mode: one of `objective.SAMPLER_IS_MODES`.
     sampler_is_clip_min, sampler_is_clip_max, sampler_is_norm: clip_min,
       clip_max and norm of `sampler_is.weigh`.
     max_log_ratio: bound on |log rho| before exp, in nats; above it, no
@@ -161,7 +160,7 @@ def denominator(
   Args:
     tokens: f32[], number of member tokens in the global batch.
     sequences: f32[], number of its sequences that have a member.
-    aggregation: one of `AGGREGATIONS`.
+    aggregation: one of `objective.AGGREGATIONS`.
     constant_tokens: a length in tokens, read with 'constant' only.
 
   References:
@@ -169,7 +168,7 @@ def denominator(
     arXiv 2402.03300 (sequence). Liu et al., "Understanding R1-Zero-Like
     Training", arXiv 2503.20783 (constant).
   """
-  assert aggregation in AGGREGATIONS, aggregation
+  assert aggregation in objective.AGGREGATIONS, aggregation
   if aggregation == 'token':
     return tokens
   scale = constant_tokens if aggregation == 'constant' else 1

@@ -13,15 +13,6 @@ import jax.numpy as jnp
 
 from posttrain.losses import combine, ratios, segments
 
-MODES = (
-  'none',
-  'token_truncate',
-  'token_mask',
-  'sequence_truncate',
-  'sequence_mask',
-)
-NORMS = ('sum', 'mean')
-
 
 def weigh(
   ratio: ratios.Ratio,
@@ -48,9 +39,9 @@ def weigh(
   Args:
     ratio: policy over sampler.
     segment_ids: i32[..., T], see `segments`.
-    mode: one of `MODES`, except 'none'.
+    mode: one of `schema.SAMPLER_IS_MODES`, except 'none'.
     clip_min, clip_max: bounds of c; clip_min None = no lower bound.
-    norm: one of `NORMS`; how a sequence's log ratios are combined.
+    norm: 'sum' or 'mean': how a sequence's log ratios are combined.
     max_log_ratio: bound on the logarithm of c before exp, in nats.
 
   Returns:

@@ -87,15 +87,23 @@ PreferenceLoss = Sigmoid | SigmoidNorm | IpoPairs | IpoNorm | SimPo | Kto
 LogRatio = Annotated[float, bounds.Rule('be in (0, 80]', lambda x: 0 < x <= 80)]
 
 
+AGGREGATIONS = ('token', 'sequence', 'constant')
+SAMPLER_IS_MODES = (
+  'none',
+  'token_truncate',
+  'token_mask',
+  'sequence_truncate',
+  'sequence_mask',
+)
+
+
 class _Rl(bounds.Options):
   """Options of every type of the rl component. Abstract."""
 
   # Mean of the loss: 'token' (over all member tokens of the batch), 'sequence'
   # (over samples, of the mean over each sample's tokens) or 'constant' (over
   # samples, of the sum over each sample's tokens divided by `constant_tokens`).
-  aggregation: Annotated[
-    str, bounds.one_of('token', 'sequence', 'constant')
-  ] = 'token'
+  aggregation: Annotated[str, bounds.one_of(*AGGREGATIONS)] = 'token'
   # Divisor of 'constant', in tokens, such as the longest completion.
   constant_tokens: int | None = None
   # Factor of the entropy bonus on the member tokens.
@@ -105,16 +113,7 @@ class _Rl(bounds.Options):
   # truncated to its bounds or masked (weight 0) outside of them:
   # 'token_truncate' (TIS), 'token_mask' (IcePop), 'sequence_truncate',
   # 'sequence_mask'. The type's own bounds have no effect then.
-  sampler_is_mode: Annotated[
-    str,
-    bounds.one_of(
-      'none',
-      'token_truncate',
-      'token_mask',
-      'sequence_truncate',
-      'sequence_mask',
-    ),
-  ] = 'none'
+  sampler_is_mode: Annotated[str, bounds.one_of(*SAMPLER_IS_MODES)] = 'none'
   # Lower bound of the importance weight; None = no lower bound.
   sampler_is_clip_min: float | None = None
   # Upper bound of the importance weight.

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from posttrain import schema
 from posttrain.losses import combine, rl
 from tests.losses import helpers
 from tests.losses.helpers import CREDIT, NEW, OLD, ONES
@@ -79,7 +80,7 @@ def _aggregated(values, segments, weights, aggregation, constant=None):
 
 
 @pytest.mark.parametrize('kind', helpers.TYPES[::3], ids=helpers.name)
-@pytest.mark.parametrize('aggregation', rl.AGGREGATIONS)
+@pytest.mark.parametrize('aggregation', schema.AGGREGATIONS)
 def test_aggregations_equal_loops(kind, aggregation):
   """The mean includes weights and entropy bonus; counts are of members."""
   new, old, credit, weights, segments = helpers.rows()
@@ -120,7 +121,7 @@ def test_sequences_of_one_length_make_aggregations_equal():
     / rl.denominator(
       jnp.float32(10), jnp.float32(2), aggregation=name, constant_tokens=5
     )
-    for name in rl.AGGREGATIONS
+    for name in schema.AGGREGATIONS
   ]
   np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
 

@@ -4,10 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from posttrain.losses import combine, sampler_is
+from posttrain import schema
+from posttrain.losses import combine
 from tests.losses import helpers
 
-MODES = sampler_is.MODES[1:]
+MODES = schema.SAMPLER_IS_MODES[1:]
 
 
 def _weights_numpy(new, old, weights, segments, mode, low, high, norm):
