@@ -43,7 +43,7 @@ FUNCTIONS = frozenset(DATES).union(
 )
 # Maximum bytes that SQLite holds, in the whole process. It also ends the
 # compilation of queries whose parts are copied to each use of their names.
-HEAP = 2**28
+HEAP = 2**29
 _TICK = 100  # instructions between two checks of the budget and the time
 _QUERY = re.compile(  # possessive: comments match in one way only
   r'(?>\s|--[^\n]*|/\*.*?\*/)*+(?:select|with)\b', re.IGNORECASE | re.DOTALL
