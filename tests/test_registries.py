@@ -9,6 +9,7 @@ from posttrain.algorithms import length
 from posttrain.envs import registry, sql
 from posttrain.losses import preference, rl
 from posttrain.rollout import samplers
+from posttrain.schema import architecture, objective, run, signals, tasks
 from posttrain.stage import build
 from posttrain.training import objectives
 
@@ -30,6 +31,17 @@ def test_union_types_equal_implementation_keys(name):
   types = [options.type for options in typing.get_args(union)]
   assert len(set(types)) == len(types)
   assert set(types) == set(implementations)
+
+
+def test_the_modules_of_options_share_no_name():
+  modules = architecture, objective, run, signals, tasks
+  names = [
+    name
+    for module in modules
+    for name, value in vars(module).items()
+    if getattr(value, '__module__', '') == module.__name__
+  ]
+  assert len(set(names)) == len(names) > 50
 
 
 @pytest.mark.parametrize(

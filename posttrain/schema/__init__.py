@@ -5,6 +5,9 @@ Each field has a comment, its default, and its bounds in its annotation, see
 spans nodes in `posttrain.config.checks`. A node with a `type` is a union of the
 option classes of its registry, such as `schema.Algorithm`; the implementations
 are the dict `TYPES` of another package, by the same types.
+
+The names of the modules are distinct, and all are exported here: a new class
+needs no line in this file.
 """
 
 from posttrain.schema.architecture import *
