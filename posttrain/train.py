@@ -61,8 +61,8 @@ def run(
   stages: dict[str, models.Components],
   workdir: str,
   stop: preemption.Signal,
-  profile: range | None = None,
-  report: logbook.Report | None = None,
+  profile: range | None,
+  report: logbook.Report | None,
 ) -> dict[str, Any]:
   """Runs the stages in order; continues an interrupted run of `workdir`.
 

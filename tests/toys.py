@@ -176,5 +176,5 @@ def environment(entry, row_tokens, name='toy'):
   env = registry.make(name, entry.env)
   order = np.random.SeedSequence(0)
   return environments.make(
-    name, entry, env, fixtures.RENDERER, order, row_tokens
+    name, entry, env, fixtures.RENDERER, order, row_tokens, 60.0
   )

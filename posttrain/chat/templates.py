@@ -218,9 +218,9 @@ def pieces(
   text: str,
   *,
   prompt: bool,
-  start: int = 0,
-  skip: int = 0,
-  closed: bool = False,
+  start: int,
+  skip: int,
+  closed: bool,
 ) -> list[Piece]:
   """Splits the text that the messages from `start` on add to a conversation.
 

@@ -265,7 +265,7 @@ def check(
       file or an array of them is missing or of another shape or dtype.
   """
   checkpoint = read(folder)
-  check_kind(checkpoint, reward=reward)
+  check_kind(checkpoint, reward)
   if checkpoint.kind == 'run':
     rendering.check_fingerprint(
       tokens.fingerprint,
@@ -300,7 +300,7 @@ def check(
   store.check_params(checkpoint.folder, like)
 
 
-def check_kind(checkpoint: Checkpoint, *, reward: bool = False) -> None:
+def check_kind(checkpoint: Checkpoint, reward: bool) -> None:
   """Checks whether a checkpoint is of a reward model or a policy, as expected.
 
   Raises:
@@ -328,7 +328,7 @@ def load(folder: str, like: Params, *, average: bool = False) -> Params:
       `like` is a reward model.
   """
   checkpoint = read(folder)
-  check_kind(checkpoint, reward='reward' in like)
+  check_kind(checkpoint, 'reward' in like)
   if checkpoint.kind == 'hf':
     return hf.load(folder, checkpoint.model, like)
   correction = adapter(folder, like, average=average)

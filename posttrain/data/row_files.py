@@ -384,7 +384,7 @@ class Examples(Sequence[tuple[Mapping[str, Any], str]]):
   Each is read when it is used; memory holds the index of the shards.
   """
 
-  def __init__(self, path: str | pathlib.Path, split: str = 'train'):
+  def __init__(self, path: str | pathlib.Path, split: str):
     """Opens a data set; reads no example.
 
     Args:

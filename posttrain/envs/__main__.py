@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def export(
-  env: base.Env, folder: str | pathlib.Path, *, seed: int = 0
+  env: base.Env, folder: str | pathlib.Path, *, seed: int
 ) -> pathlib.Path:
   """Writes every task of both splits as TFDS in ArrayRecord.
 

@@ -112,9 +112,7 @@ class Gsm8k(base.Env):
     )
 
 
-def read_solutions(
-  path: str | pathlib.Path, instruction: str = schema.Gsm8k.instruction
-) -> list[preferences.Preference]:
+def read_solutions(path: str | pathlib.Path) -> list[preferences.Preference]:
   r"""Reads GSM8K's `example_model_solutions.jsonl` as preferences.
 
   A row has a `question` and solutions of four models, each with `solution` and
@@ -126,7 +124,6 @@ def read_solutions(
 
   Args:
     path: the file.
-    instruction: text after each question, as in `schema.Gsm8k`.
 
   Raises:
     ValueError: a row is malformed; names its line.
@@ -134,7 +131,7 @@ def read_solutions(
   pairs = []
   for raw, where in row_files.objects(path):
     question = _text(raw, 'question', where)
-    prompt = '\n\n'.join(filter(None, (question, instruction)))
+    prompt = '\n\n'.join(filter(None, (question, schema.Gsm8k.instruction)))
     texts: dict[bool, dict[str, None]] = {True: {}, False: {}}
     for value in raw.values():
       if not isinstance(value, Mapping) or 'solution' not in value:

@@ -86,9 +86,7 @@ def _rate(correct: Sequence[bool | None]) -> float | None:
   return sum(known) / len(known) if known else None
 
 
-def to_json(
-  first: Measurement, second: Measurement | None = None
-) -> dict[str, Any]:
+def to_json(first: Measurement, second: Measurement | None) -> dict[str, Any]:
   """Returns all numbers by name, flat, and the answers to the suite.
 
   `eval/...`; with a second policy `against/...` for its values, and
@@ -108,7 +106,7 @@ def to_json(
   return result
 
 
-def text(first: Measurement, second: Measurement | None = None) -> list[str]:
+def text(first: Measurement, second: Measurement | None) -> list[str]:
   """Returns lines: the suite's answers, then the table, which stays in view."""
   lines = suite(first, second)
   lines += [''] if lines else []
@@ -142,16 +140,20 @@ def table(first: Measurement, second: Measurement | None = None) -> list[str]:
     metric = path.removeprefix('eval/')
     row = [env, metric] if metric == 'suite' else [metric, env]
     for values in sets:
-      low, high = (values.get(f'{path}{x}/{env}') for x in estimates.BOUNDS)
-      row += [
-        f'{values[key]:.4f}' if key in values else '',
-        '' if low is None else f'[{low:.4f}, {high:.4f}]',
-      ]
+      row += estimates.formatted(values, key, '{:.4f}')
     rows.append(tuple(row))
+  return layout(rows, 2)
+
+
+def layout(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+  """Returns a line per row; the first `left` columns are aligned on the left.
+
+  The others are aligned on the right.
+  """
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   return [
     '  '.join(
-      f'{cell:<{width}}' if i < 2 else f'{cell:>{width}}'
+      f'{cell:<{width}}' if i < left else f'{cell:>{width}}'
       for i, (cell, width) in enumerate(zip(row, widths, strict=True))
     ).rstrip()
     for row in rows

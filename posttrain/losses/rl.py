@@ -142,8 +142,8 @@ def denominator(
   tokens: jax.Array,
   sequences: jax.Array,
   *,
-  aggregation: str = objective.Dppo.aggregation,
-  constant_tokens: int | None = objective.Dppo.constant_tokens,
+  aggregation: str,
+  constant_tokens: int | None,
 ) -> jax.Array:
   """Returns the divisor of the sum of all terms, f32[].
 

@@ -8,7 +8,8 @@ answers per task. Everything is computed exactly, without random draws.
 import collections
 import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,25 @@ def is_bound(key: str, among: Collection[str]) -> bool:
   """
   name, _, env = key.rpartition('/')
   return name.endswith(BOUNDS) and f'{name.rpartition("_")[0]}/{env}' in among
+
+
+class Value(NamedTuple):
+  """A number as a text, and its interval, '' if it has none."""
+
+  text: str = ''
+  interval: str = ''
+
+
+def formatted(row: Mapping[str, Any], key: str, style: str) -> Value:
+  """Returns a metric of a row with its interval, empty texts if missing."""
+  if row.get(key) is None:
+    return Value()
+  name, _, env = key.rpartition('/')
+  bounds = [row.get(f'{name}{side}/{env}') for side in BOUNDS]
+  if None in bounds:
+    return Value(style.format(row[key]))
+  low, high = map(style.format, bounds)
+  return Value(style.format(row[key]), f'[{low}, {high}]')
 
 
 def pass_at(n: int, correct: int, k: int) -> float:

@@ -65,28 +65,20 @@ def check(cfg: schema.Model, platform: str | None = None) -> None:
   )
 
 
-def xla_blocks(platform: str) -> chunked.Blocks:
-  """Returns the sizes of blocks of XLA's attention on a platform."""
-  return chunked.CPU_BLOCKS if platform == 'cpu' else chunked.BLOCKS
-
-
-def is_xla(
-  cfg: schema.Model, *, decodes: bool, platform: str | None = None
-) -> bool:
+def is_xla(cfg: schema.Model, *, decodes: bool) -> bool:
   """Returns whether a model's attention is XLA's, under the `current` mesh.
 
   Args:
     cfg: model options.
     decodes: in the decode loop, where XLA reads all keys, not the intervals
       alone; otherwise in training.
-    platform: 'cpu', 'gpu' or 'tpu'; None = the one in use.
   """
   impl, softcap, chosen = cfg.attention, cfg.attention_softcap, []
   if decodes and impl == 'cudnn':
     impl = 'auto'
 
   def choose(q, k, v, start, end):
-    chosen.append(_choose(impl, softcap, q, k, v, decodes, platform))
+    chosen.append(_choose(impl, softcap, q, k, v, decodes))
     return q
 
   # Within the mesh's devices, as the ops choose.
@@ -247,17 +239,18 @@ def _cached(scale, softcap, impl, q, k, v, k_start, k_end):
   impl, args = _choose(impl, softcap, q, k, v), (k, v, k_start, k_end)
   if impl != 'xla':
     return _kernel(kernels.cached, impl, (scale, softcap), q, *args)
-  options = chunked.Options(scale, softcap, xla_blocks(dispatch.platform()))
+  on_cpu = dispatch.platform() == 'cpu'
+  blocks = chunked.CPU_BLOCKS if on_cpu else chunked.BLOCKS
+  options = chunked.Options(scale, softcap, blocks)
   return chunked.attention(options, q, *args)
 
 
-def _choose(impl, softcap, q, k, v, in_loop=False, platform=None):
+def _choose(impl, softcap, q, k, v, in_loop=False):
   """Chooses an implementation.
 
   Args:
     in_loop: whether the op is called at every step of a loop that carries k
       and v.
-    platform: the platform; None = the one in use.
   """
   h = q.shape[-1]
   dtypes = q.dtype, k.dtype, v.dtype
@@ -274,7 +267,7 @@ def _choose(impl, softcap, q, k, v, in_loop=False, platform=None):
     return None
 
   return dispatch.choose(
-    impl, lambda name: _unsupported(name, h, dtypes, softcap), avoid, platform
+    impl, lambda name: _unsupported(name, h, dtypes, softcap), avoid
   )
 
 

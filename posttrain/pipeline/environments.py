@@ -231,7 +231,7 @@ def make(
   renderer: rendering.Renderer,
   order: np.random.SeedSequence,
   row_tokens: int,
-  timeout: float = schema.Rollout.env_timeout,
+  timeout: float,
 ) -> Environment:
   """Builds an environment of a stage.
 

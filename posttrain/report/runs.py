@@ -12,7 +12,7 @@ import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -219,15 +219,8 @@ def shows(key: str, name: str) -> bool:
 # --- Results and facts --------------------------------------------------------
 
 
-class Value(NamedTuple):
-  """A number as a text, and its interval, '' if it has none."""
-
-  text: str
-  interval: str = ''
-
-
 # {title of a column: {(environment, metric): value}}
-Columns = dict[str, dict[tuple[str, str], Value]]
+Columns = dict[str, dict[tuple[str, str], estimates.Value]]
 
 
 def columns(run: Run) -> Columns:
@@ -294,8 +287,8 @@ def headlines(run: Run) -> list[Row]:
       {
         'env': env,
         'title': title,
-        'first': _value(first, key, measure.style),
-        'last': _value(last, key, measure.style),
+        'first': estimates.formatted(first, key, measure.style),
+        'last': estimates.formatted(last, key, measure.style),
         'change': text.replace('-', '\N{MINUS SIGN}'),
         'moved': last is not first,
         'where': f'{last["stage"]}, step {last["step"]:,}',
@@ -314,24 +307,14 @@ def _match(
   return statistics.match(measure, key)
 
 
-def _evaluated(row: Row) -> dict[tuple[str, str], Value]:
+def _evaluated(row: Row) -> dict[tuple[str, str], estimates.Value]:
   """Returns {(environment, title): value}, in a fixed order."""
   cells = {}
   for measure in _MEASURES:
     for key in row:
       if match := _match(measure, key, row):
-        cells[match] = _value(row, key, measure.style)
+        cells[match] = estimates.formatted(row, key, measure.style)
   return dict(sorted(cells.items(), key=lambda item: item[0][0]))
-
-
-def _value(row: Mapping[str, Any], key: str, style: str) -> Value:
-  """Returns a metric of a row, with its interval."""
-  name, _, env = key.rpartition('/')
-  bounds = [row.get(f'{name}{side}/{env}') for side in estimates.BOUNDS]
-  if None in bounds:
-    return Value(style.format(row[key]))
-  low, high = map(style.format, bounds)
-  return Value(style.format(row[key]), f'[{low}, {high}]')
 
 
 # --- Facts beside the metrics -----------------------------------------------

@@ -27,7 +27,7 @@ LONGEST = 365 * 86_400.0  # seconds of a time limit; clocks overflow far above
 class FieldError(ValueError):
   """A field with an invalid value; `config.build` prepends the dotted path."""
 
-  def __init__(self, field: str, must: str, got: Any, hint: str = ''):
+  def __init__(self, field: str, must: str, got: Any, hint: str):
     """Formats the message '<field> must <must>: got <got>; <hint>'."""
     self.field = field
     self.detail = f'must {must}: got {errors.quote(got)}'

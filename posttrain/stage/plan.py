@@ -28,6 +28,7 @@ import jax
 
 from posttrain import machine, schema, sharding, tree
 from posttrain.config import checks
+from posttrain.evaluation import comparison
 from posttrain.metrics import estimates, statistics, writers
 from posttrain.models import transformer
 from posttrain.training import objectives, optim, step
@@ -195,9 +196,9 @@ class Plan:
       transfers.append(('total', '', '', size(total)))
     return [
       f'weights of stage {self.stage}: shape, splitting axes, size per device',
-      *_table(weights),
+      *_indented(weights),
       'communication of one update of one micro-batch, per device',
-      *(_table(transfers) or ['  none: one device']),
+      *(_indented(transfers) or ['  none: one device']),
     ]
 
 
@@ -525,13 +526,9 @@ def _rows(rows: Mapping[str, Any]) -> list[str]:
   return [f'  {name:<20} {value}' for name, value in rows.items() if value]
 
 
-def _table(rows: Sequence[tuple[str, str, str, str]]) -> list[str]:
+def _indented(rows: Sequence[Sequence[str]]) -> list[str]:
   """Returns the lines of a table whose last column is aligned on the right."""
-  widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
-  return [
-    f'  {a:<{widths[0]}}  {b:<{widths[1]}}  {c:<{widths[2]}}  {d:>{widths[3]}}'
-    for a, b, c, d in rows
-  ]
+  return [f'  {line}' for line in comparison.layout(rows, 3)]
 
 
 def results(run: schema.Run, workdir: str) -> list[str]:
@@ -574,30 +571,17 @@ def evaluated(run: schema.Run, rows: list[writers.Row]) -> list[str]:
   }
   cells, note = [['held-out evaluation', *columns]], []
   for key in statistics.held_out(known):
-    name, _, env = key.rpartition('/')
     line = [key.removeprefix('eval/')]
     for row in columns.values():
-      value = row.get(key)
-      bounds: list[Any] = [
-        row.get(f'{name}{side}/{env}') for side in estimates.BOUNDS
-      ]
-      text = f'{value:.3f}' if isinstance(value, int | float) else '-'
-      if text != '-' and None not in bounds:
-        text += ' [{:.3f}, {:.3f}]'.format(*bounds)
+      text, interval = estimates.formatted(row, key, '{:.3f}')
+      if interval:
+        text += f' {interval}'
         note = ['(in brackets: 95 % intervals, over tasks or pairs)']
-      line.append(text)
+      line.append(text or '-')
     cells.append(line)
   if len(cells) == 1:
     return []
-  widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-  lines = [
-    '  '.join(
-      f'{x:>{n}}' if i else f'{x:<{n}}'
-      for i, (x, n) in enumerate(zip(line, widths, strict=True))
-    )
-    for line in cells
-  ]
-  return lines + note
+  return comparison.layout(cells, 1) + note
 
 
 def commands(

@@ -391,7 +391,7 @@ def accumulate_once(
 
 
 def make_measure(
-  objective: arrays.Objective, mesh: Mesh, base: Any = None
+  objective: arrays.Objective, mesh: Mesh, base: Any
 ) -> Callable[[Any, Batch], dict[str, jax.Array]]:
   """Builds the jitted measurement of a batch that does not train.
 

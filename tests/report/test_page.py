@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from posttrain.metrics import writers
+from posttrain.metrics import estimates, writers
 from posttrain.report import curves, page, runs
 from tests.report import example
 
@@ -70,7 +70,7 @@ def test_a_main_number_has_a_headline_a_row_and_a_panel(
   run = runs.read(str(tmp_path), '')
   (line,) = runs.headlines(run)
   assert (line['env'], line['title'], line['last'].text) == (*key, text)
-  assert runs.columns(run)['start'] == {key: runs.Value(text)}
+  assert runs.columns(run)['start'] == {key: estimates.Value(text)}
   assert any(runs.shows(x, f'eval/{metric}') for _, x, _ in runs.PANELS)
 
 
