@@ -152,7 +152,7 @@ def _max_length(
       renderer,
       env,
       pairing.first_tasks(
-        env, flags.pairs, flags.seed, timeout=stage.rollout.env_timeout
+        env, flags.pairs, flags.seed, stage.rollout.env_timeout
       ),
       stage.eval,
     )

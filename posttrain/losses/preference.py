@@ -3,14 +3,16 @@
     h = log pi(y | x) - log ref(y | x)    of a whole answer, in nats
     s = sigmoid
 
-beta h is the implicit reward of an answer. The functions do not average: they
-return one term per pair, or per answer, and the caller divides by the number
-of pairs or answers. The types with suffix `_norm` are the same functions of
-h / |y|, with |y| the number of the answer's tokens. `ranking` is the loss of a
-reward model, of its rewards instead of h.
+beta h is the implicit reward of an answer, see `per_answer`. The functions do
+not average: they return one term per pair, or per answer, and the caller
+divides by the number of pairs or answers. The types with suffix `_norm` are the
+same functions of h / |y|, with |y| the number of the answer's tokens. `ranking`
+is the loss of a reward model, of its rewards instead of h.
 
 Axes: T tokens of a row; else any, one entry per pair or answer.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -215,5 +217,20 @@ TYPES = {
   'simpo': simpo,
   'kto': kto,
 }
-# Types whose function takes values per token: h / |y|, or l.
-PER_TOKEN = ('sigmoid_norm', 'ipo_norm', 'simpo')
+
+
+def per_answer(kind: str, log_ratios: Any, lengths: Any) -> Any:
+  """Returns what a loss compares: h, or h / |y| where its type divides.
+
+  Times beta it is the implicit reward of the answer.
+
+  Args:
+    kind: one of `TYPES`.
+    log_ratios: f[...], h of each answer; with 'simpo' log pi(y | x).
+    lengths: [...], |y|, at least 1.
+
+  Returns:
+    f[...].
+  """
+  divides = kind in ('sigmoid_norm', 'ipo_norm', 'simpo')
+  return log_ratios / lengths if divides else log_ratios

@@ -255,6 +255,8 @@ def make(
     source=env_calls.Source(
       env, 'train', int(order.generate_state(1)[0]), timeout
     ),
-    sampler=samplers.make(entry.sampler, env, renderer, row_tokens),
+    sampler=samplers.TYPES[entry.sampler.type](
+      entry.sampler, env, renderer, row_tokens
+    ),
     algorithm=algorithms.make(entry.algorithm),
   )

@@ -60,7 +60,7 @@ def make(
   driver: episodes.Driver,
   cfg: schema.MadePairs,
   seed: int,
-  max_errors: int = 0,
+  max_errors: int,
   split: str = 'train',
 ) -> tuple[list[preferences.Preference], Count]:
   """Samples answers to tasks of every environment, and pairs them.
@@ -79,7 +79,7 @@ def make(
   """
   pairs, count, all_rollouts = [], Count(), []
   for index, (name, env) in enumerate(envs.items()):
-    tasks = first_tasks(env, cfg, seed, split, driver.env_timeout)
+    tasks = first_tasks(env, cfg, seed, driver.env_timeout, split)
     first = FIRST_UID + index * 2**40 + (split == 'eval') * 2**39
     played = driver.run(
       [
@@ -132,8 +132,8 @@ def first_tasks(
   env: base.Env,
   cfg: schema.MadePairs,
   seed: int,
+  timeout: float,
   split: str = 'train',
-  timeout: float = schema.Rollout.env_timeout,
 ) -> list[types.Task]:
   """Returns the first distinct tasks of a split in the order of a seed.
 

@@ -240,22 +240,5 @@ TYPES = {
 }
 
 
-def make(
-  cfg: schema.Sampler,
-  env: base.Env,
-  renderer: rendering.Renderer,
-  max_tokens: int,
-) -> DatasetSampler | ModelSampler:
-  """Builds the sampler that a schema node describes.
-
-  Args:
-    cfg: the sampler's options.
-    env: the environment whose tasks it samples.
-    renderer: turns messages into tokens.
-    max_tokens: the most tokens of a sample, prompt included.
-  """
-  return TYPES[cfg.type](cfg, env, renderer, max_tokens)
-
-
 def _where(task: types.Task) -> str:
   return f'row {task.id} of environment {task.env}'

@@ -272,11 +272,11 @@ class Policies:
     Args:
       params: the policy's parameters.
     """
-    rewards = implicit_rewards(
-      self._loss.preference,
-      self._pairs.samples,
-      self._logprobs('policy', params),
-      self._ref_logprobs,
+    loss = self._loss.preference
+    rewards = loss.beta * preference.per_answer(
+      loss.type,
+      self._logprobs('policy', params) - self._ref_logprobs,
+      [max(int(x.mask.sum()), 1) for x in self._pairs.samples],
     )
     renderer = self._models.components.renderer
     return pair_answers(self._pairs.pairs, rewards, renderer)
@@ -391,34 +391,6 @@ def _workdir(folder: str) -> str:
   if weights.read(folder).kind != 'run':
     return os.getcwd()
   return str(pathlib.Path(folder).parents[2])
-
-
-def implicit_rewards(
-  loss: Any,
-  samples: Sequence[types.Sample],
-  logprobs: np.ndarray,
-  ref_logprobs: np.ndarray,
-) -> np.ndarray:
-  """Returns the rewards that a preference loss trains implicitly.
-
-      beta h,  h = log pi(y | x) - log pi_ref(y | x)
-
-  h is divided by the answer's length where the loss does so; SimPO has no
-  reference.
-
-  Args:
-    loss: options of the preference loss.
-    samples: the answers, with their prompts.
-    logprobs: f64[N], of each answer under the policy, nats.
-    ref_logprobs: f64[N], of each answer under the reference; 0 without one.
-
-  Returns:
-    f64[N].
-  """
-  values = logprobs - ref_logprobs
-  if loss.type in preference.PER_TOKEN:
-    values = values / [max(int(sample.mask.sum()), 1) for sample in samples]
-  return loss.beta * values
 
 
 def pair_answers(

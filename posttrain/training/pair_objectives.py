@@ -43,7 +43,6 @@ class Preference(arrays.Objective):
     self._type = self._options.pop('type')
     self._options.pop('reference', None)  # its logprobs are in the batch
     self._function = preference.TYPES[self._type]
-    self._per_token = self._type in preference.PER_TOKEN
 
   def prepare(
     self, params: arrays.Params, batch: arrays.AnyBatch
@@ -78,9 +77,9 @@ class Preference(arrays.Objective):
   ) -> tuple[jax.Array, combine.Metrics]:
     """Scores both answers of every pair in one forward."""
     logps, log_ratio, lengths = self._score(params, micro)
-    values = logps if self._type == 'simpo' else log_ratio
-    if self._per_token:
-      values = values / lengths
+    values = preference.per_answer(
+      self._type, logps if self._type == 'simpo' else log_ratio, lengths
+    )
     both = micro.present.all(-1)
     if self._type == 'kto':
       terms = self._function(

@@ -6,6 +6,7 @@ import pytest
 from posttrain import schema, types
 from posttrain.chat import rendering
 from posttrain.evaluation import comparison
+from posttrain.losses import preference
 from posttrain.stage import from_checkpoint
 
 RENDERER = rendering.load(schema.Tokenizer())
@@ -33,7 +34,6 @@ def pair(chosen, rejected):
 
 
 PAIRS = [pair('four', '5'), pair('4', 'five')]
-SAMPLES = [x for p in PAIRS for x in (p.chosen, p.rejected)]
 LOGPROBS = np.array([-8.0, -3.0, -1.0, -8.0])
 REFERENCE = np.array([-10.0, -2.0, -1.5, -4.0])
 
@@ -50,8 +50,8 @@ REFERENCE = np.array([-10.0, -2.0, -1.5, -4.0])
 )
 def test_implicit_rewards(loss, expected):
   reference = 0 * REFERENCE if loss.type == 'simpo' else REFERENCE
-  rewards = from_checkpoint.implicit_rewards(loss, SAMPLES, LOGPROBS, reference)
-  np.testing.assert_allclose(rewards, expected)
+  values = preference.per_answer(loss.type, LOGPROBS - reference, [4, 1, 1, 4])
+  np.testing.assert_allclose(loss.beta * values, expected)
 
 
 def measurement(rewards):

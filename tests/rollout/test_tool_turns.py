@@ -188,8 +188,8 @@ def test_samplers_check_prompts_with_their_tools():
   """So a prompt is too long because of its tools."""
   env = Calculator()
   cfg = schema.Policy(max_tokens=8)
-  samplers.make(cfg, env, fakes.RENDERER, 1000).check(TASK)
-  own = samplers.make(cfg, env, fakes.RENDERER, 30)
+  samplers.ModelSampler(cfg, env, fakes.RENDERER, 1000).check(TASK)
+  own = samplers.ModelSampler(cfg, env, fakes.RENDERER, 30)
   own.check(BARE)
   with pytest.raises(ValueError, match='must have a prompt below'):
     own.check(TASK)
@@ -199,4 +199,4 @@ def test_pairs_need_tasks_without_tools():
   with pytest.raises(
     ValueError, match='calculator.env must have tasks without'
   ):
-    pairing.first_tasks(Calculator(), schema.MadePairs(), 0)
+    pairing.first_tasks(Calculator(), schema.MadePairs(), 0, 9.0)
