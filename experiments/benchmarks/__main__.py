@@ -2,7 +2,7 @@
 
     python -m experiments.benchmarks train_step --shape=S --threads=1
     python -m experiments.benchmarks decode --shape=S --threads=1
-    python -m experiments.benchmarks grpo --shape=S --threads=1 [--first]
+    python -m experiments.benchmarks grpo --shape=S --threads=1
     python -m experiments.benchmarks growth --shape=S --threads=1
     python -m experiments.benchmarks logprobs --vocab=32768
 
@@ -16,20 +16,13 @@ decode      64 sequences of 32 prompt and 128 new tokens, no stop token: 64
 grpo        8 prompts of 32 tokens, 8 samples of 32 tokens for each, one update
             over micro-batches of 1,024 tokens, from the tasks to the new
             weights. In `ours_live` the rewards of every group differ; in
-            `ours_mixed` 4 of the 8 groups are tied, and pruned. --first: the
-            seconds of building everything and of the first step, in fresh
-            processes, with an empty compilation cache and with a full one
+            `ours_mixed` 4 of the 8 groups are tied, and pruned
 growth      what a token costs by the capacity of a slot (`decode`, of which 32
             tokens are used; `prefill`, prompts of 64) and by the tokens of a
             row (`train`: one sequence; `packed`: segments of 64)
 logprobs    the chunked linear head against full logits, and the temporaries of
             both programs
 """
-
-import subprocess
-import sys
-import tempfile
-import time
 
 import numpy as np
 
@@ -40,7 +33,7 @@ SIZES = (128, 256, 512, 1024, 2048)  # of `growth`
 MICRO_TOKENS = 2048  # of `growth`
 
 
-def main(argv=None) -> None:
+def main() -> None:
   """Runs the command, with `--threads` threads."""
   parser = timing.parser(__doc__, repeats=5, vocab=32768)
   runs = {x.__name__: x for x in (train_step, decode, grpo, growth, logprobs)}
@@ -48,10 +41,7 @@ def main(argv=None) -> None:
   add('bench', choices=runs)
   add('--shape', choices=('S', 'M'), default='S')
   add('--threads', type=int, help='default: all')
-  add('--first', action='store_true', help='grpo')
-  add('--impl', help='grpo: only the first step of this one')
-  add('--cache', help='grpo: a compilation cache, with --impl')
-  args = parser.parse_args(argv)
+  args = parser.parse_args()
   timing.set_threads(args.threads)
   runs[args.bench](args)
 
@@ -120,7 +110,7 @@ def decode(args) -> None:
 
 
 def grpo(args) -> None:
-  """Compares steps, or measures first steps in processes, or one of those."""
+  """Compares whole steps."""
   from experiments.benchmarks import plain_jax, works
 
   shape = plain_jax.SHAPES[args.shape]
@@ -137,45 +127,7 @@ def grpo(args) -> None:
       reward=lambda task, ids: works.reward(ids.tobytes()),
     ),
   }
-  if args.impl:
-    first_step(args, makers[args.impl])
-  elif not args.first:
-    timing.compare(args, makers, 1, 'steps')
-  for name in ('ours_live', 'plain') if args.first else ():
-    for _ in range(args.repeats):
-      with tempfile.TemporaryDirectory() as folder:
-        for _ in ('cold', 'warm'):
-          command = [sys.executable, '-m', 'experiments.benchmarks', 'grpo']
-          flags = f'--impl={name}', f'--cache={folder}', f'--shape={args.shape}'
-          threads = [f'--threads={args.threads}'] if args.threads else []
-          subprocess.run([*command, *flags, *threads], check=True)
-
-
-def first_step(args, make) -> None:
-  """Prints the seconds of building a work, and of its first call."""
-  import jax
-
-  from posttrain import compilation
-
-  jax.devices()
-  compilation.enable_compilation_cache(args.cache)
-  wall, cpu = time.perf_counter(), time.process_time()
-  with compilation.CompileCounter() as compilations:
-    work = make()
-    ready = time.perf_counter()
-    work()
-  timing.emit(
-    bench='grpo_first',
-    impl=args.impl,
-    shape=args.shape,
-    threads=args.threads,
-    first_step_s=timing.rounded(time.perf_counter() - wall),
-    first_step_cpu_s=timing.rounded(time.process_time() - cpu),
-    process_cpu_s=timing.rounded(time.process_time()),  # with the imports
-    build_s=timing.rounded(ready - wall),
-    programs=compilations.count,
-    compile_s=timing.rounded(compilations.seconds),
-  )
+  timing.compare(args, makers, 1, 'steps')
 
 
 def growth(args) -> None:

@@ -66,11 +66,11 @@ class LockStepEngine:
     del self._histories[id]
 
 
-def main(argv=None) -> None:
+def main() -> None:
   """Prints the rows of all designs."""
   args = timing.parser(
     __doc__, checkpoint='', episodes=256, slots=256, repeats=3
-  ).parse_args(argv)
+  ).parse_args()
   overrides = [('grpo.rollout.slots', str(args.slots))]
   if not args.checkpoint:
     overrides.append(('grpo.envs.sql.env.budget', '3'))

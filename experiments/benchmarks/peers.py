@@ -24,11 +24,11 @@ DECODED, PROMPT, NEW = 64, 32, 128  # of `decode`
 STEPS = 10_000  # more than a trainer is asked for
 
 
-def main(argv=None) -> None:
+def main() -> None:
   """Prints the rows of all works."""
-  parser = timing.parser(__doc__, works=','.join(WORK), threads=1, repeats=5)
+  parser = timing.parser(__doc__, threads=1, repeats=5)
   parser.add_argument('--shape', choices=('S', 'M'), default='S')
-  args = parser.parse_args(argv)
+  args = parser.parse_args()
   timing.set_threads(args.threads)
   import torch
 
@@ -40,7 +40,7 @@ def main(argv=None) -> None:
       matrix @ matrix
 
   timing.emit_matmul(timing.Clock(product), 'torch_matmul', args.threads)
-  for work in args.works.split(','):
+  for work in WORK:
     args.bench = f'peers_{work}'
     with tempfile.TemporaryDirectory() as folder:
       shape = plain_jax.SHAPES[args.shape]

@@ -70,9 +70,9 @@ class Server:
     assert self.url.port is not None
     return self.url.host, self.url.port
 
-  def client(self, timeout: float = 60) -> httpx.Client:
+  def client(self) -> httpx.Client:
     """Returns a new client."""
-    return httpx.Client(base_url=self.url, timeout=timeout)
+    return httpx.Client(base_url=self.url, timeout=60)
 
   def post(self, path: str, **fields) -> httpx.Response:
     """Sends a request for the model."""
@@ -161,10 +161,10 @@ async def measure(server: Server, args, at_once: tuple[bool, ...]):
   return [tokens / statistics.median(clock) for clock in seconds]
 
 
-def main(argv=None) -> None:
+def main() -> None:
   """Prints the tokens per second of two servers."""
   sizes = {'requests': 64, 'prompt': 32, 'new': 64, 'slots': 64, 'repeats': 1}
-  args = timing.parser(__doc__, preset='small', **sizes).parse_args(argv)
+  args = timing.parser(__doc__, preset='small', **sizes).parse_args()
   rates = []
   with tempfile.TemporaryDirectory() as folder:
     for slots, at_once in ((args.slots, (True, False)), (1, (False,))):

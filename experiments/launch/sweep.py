@@ -288,10 +288,9 @@ def _say(line: str) -> None:
   print(line, file=sys.stderr, flush=True)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns the exit code. `argv=None`: the process's."""
-  words = sys.argv[1:] if argv is None else argv
-  return launch.main([*words, '--on=local'])
+def main() -> int:
+  """Runs the command; returns the exit code."""
+  return launch.main([*sys.argv[1:], '--on=local'])
 
 
 if __name__ == '__main__':

@@ -296,9 +296,9 @@ slot.
 """
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
   """Prints the table of a file of JSON rows."""
-  (path,) = sys.argv[1:] if argv is None else argv
+  (path,) = sys.argv[1:]
   lines = pathlib.Path(path).read_text().splitlines()
   print(markdown([json.loads(line) for line in lines]))
 

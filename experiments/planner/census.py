@@ -1,6 +1,6 @@
 """Bytes that the devices of a mesh exchange, read from compiled programs.
 
-    python -m experiments.planner.census --model=qwen3_8b --mesh=1,8,1 --json
+    python -m experiments.planner.census --model=qwen3_8b --mesh=1,8,1
 
 XLA's CPU backend compiles the programs of `experiments.planner.programs` for as
 many forced devices as the mesh has; nothing runs, and no weights exist. It
@@ -11,7 +11,7 @@ a slice, and the scatter into the cache gathers.
 --mesh has the devices over data, fsdp and tensor, --rows the rows of a
 micro-batch, --capacity the tokens of a slot, --programs names, with commas.
 
-Prints an object per program, on one line with `--json`:
+Prints an object per program:
 
     collective_gib    GiB per device that collectives move: the larger of
                       operand and result, times the number of runs; for the
@@ -54,7 +54,7 @@ REDUCTIONS, EDGES = 9, 3
 CHIPS = {'h100': (712e12, 350e9), 'v5e': (138e12, 45e9), 'v6e': (643e12, 90e9)}
 
 
-def main(argv=None) -> None:
+def main() -> None:
   """Runs the command."""
   from posttrain import schema
 
@@ -73,8 +73,7 @@ def main(argv=None) -> None:
   add('--model', choices=schema.PRESETS, default='qwen3_0p6b')
   add('--layers', type=int, help="instead of the model's; 4 for decoding")
   add('--chip', choices=CHIPS, default='h100', help='of the predicted seconds')
-  add('--json', action='store_true', help='print one line of JSON')
-  args = parser.parse_args(argv)
+  args = parser.parse_args()
   try:
     data, fsdp, tensor = map(int, args.mesh.split(','))
     prepare(data * fsdp * tensor)
@@ -102,7 +101,7 @@ def main(argv=None) -> None:
         vocab_size=model.vocab_size or tokenizers.Bytes().vocab_size,
       )
       rows[name], _ = measure(name, model, shape, sizes, args.chip)
-    print(json.dumps(rows, indent=None if args.json else 2), flush=True)
+    print(json.dumps(rows, indent=2), flush=True)
   except ValueError as error:  # no mesh, or a size does not divide over it
     print(f'error: {str(error).splitlines()[0]}', file=sys.stderr)
     sys.exit(2)

@@ -48,7 +48,7 @@ CASES = {
 }
 
 
-def main(argv=None) -> None:
+def main() -> None:
   """Runs the command, or one of its processes."""
   parser = timing.parser(
     __doc__, rank=8, gigabytes=3.0, folder=tempfile.gettempdir()
@@ -58,7 +58,7 @@ def main(argv=None) -> None:
   add('--shape', choices='SML', default='L', help='of lora and dpo')
   add('--dtype', choices=('float32', 'bfloat16'), default='float32')
   add('--child', help='runs this case alone')
-  args = parser.parse_args(argv)
+  args = parser.parse_args()
   if args.child:
     row = hf(args) if args.bench == 'hf' else train(args)
     timing.emit(bench=f'{args.bench}_memory', impl=args.child, **row)

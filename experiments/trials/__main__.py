@@ -1,7 +1,6 @@
 """The fault matrix: injects faults, and checks what each command does then.
 
     python -m experiments.trials [--only=AREA,AREA.NAME] [--jobs=2] [--list]
-                                 [--results=FILE]
 
 Each trial (`faults.py`, `server.py`) states a promise, injects a fault, and
 checks exit code, message, and that nothing is lost. Prints one Markdown table,
@@ -50,12 +49,11 @@ def run(trial: base.Trial, scratch: pathlib.Path, shared: base.Shared) -> list:
   return row
 
 
-def main(argv: list[str] | None = None) -> int:
+def main() -> int:
   """Runs the command; returns its exit code."""
   parser = timing.parser(__doc__, only='', jobs=2)
   parser.add_argument('--list', action='store_true')
-  parser.add_argument('--results', type=pathlib.Path)
-  args = parser.parse_args(argv)
+  args = parser.parse_args()
   chosen = find(args.only)
   if args.list:
     print('\n'.join(f'{t.name}: {t.promise}' for t in chosen))
@@ -76,8 +74,6 @@ def main(argv: list[str] | None = None) -> int:
     f'{time.monotonic() - begin:.0f} s.',
   ]
   print('\n'.join(table))
-  if args.results:
-    args.results.write_text('\n'.join(table) + '\n')
   return int(short > 0)
 
 

@@ -176,14 +176,12 @@ class Shared:
     return self._run
 
 
-def wait_for(
-  condition: Callable[[], object], seconds: float = 60, every: float = 0.05
-) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
   """Waits until a condition holds; AssertionError after so many seconds."""
   end = time.monotonic() + seconds
   while not condition():
     assert time.monotonic() < end, f'nothing happened within {seconds} s'
-    time.sleep(every)
+    time.sleep(0.05)
 
 
 def rows(workdir: pathlib.Path) -> list[dict]:

@@ -137,12 +137,12 @@ def finish(process: subprocess.Popen) -> bool:
   return done.code == 0
 
 
-def main(argv=None) -> None:
+def main() -> None:
   """Runs the command; exits non-zero if a killed run differs."""
   parser = timing.parser(__doc__, kills=20, seed=0)
   parser.add_argument('--stage', choices=RECIPES, default='grpo')
   parser.add_argument('--set', action='append', default=[], metavar='KEY=VALUE')
-  args = parser.parse_args(argv)
+  args = parser.parse_args()
   counts, trial, wrong = collections.Counter(), 0, []
   rng = random.Random(args.seed)
   with tempfile.TemporaryDirectory() as folder:

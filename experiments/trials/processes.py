@@ -227,7 +227,7 @@ def elastic(args, scratch: pathlib.Path) -> bool:
   return all(x == next_tokens[0] for x in next_tokens)
 
 
-def main(argv=None) -> None:
+def main() -> None:
   """Runs the command; exits non-zero where something is wrong."""
   parser = timing.parser(
     __doc__,
@@ -239,7 +239,7 @@ def main(argv=None) -> None:
   )
   trials = {x.__name__: x for x in (same, lost, elastic)}
   parser.add_argument('trial', choices=trials)
-  args = parser.parse_args(argv)
+  args = parser.parse_args()
   with tempfile.TemporaryDirectory() as folder:
     if not trials[args.trial](args, pathlib.Path(folder)):
       sys.exit('a run of several processes is wrong')

@@ -302,11 +302,11 @@ def foreign_pages(scratch: base.Scratch) -> str:
   return f'{len(HEADERS)} refused; --host=0.0.0.0 without a key: exit 2'
 
 
-def main(argv=None) -> int:
+def main() -> int:
   """Runs the long proof; returns the exit code."""
   args = timing.parser(
     __doc__, minutes=3.0, clients=64, right=200, seed=0
-  ).parse_args(argv)
+  ).parse_args()
   with tempfile.TemporaryDirectory() as folder:
     with running(pathlib.Path(folder)) as server:
       fuzz = Fuzz(server, args.right, args.seed)
