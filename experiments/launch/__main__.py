@@ -28,8 +28,7 @@ PARSER = commands.Parser(Flags, __doc__, names.flag)
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns the exit code. `argv=None`: the process's."""
-  packages = 'experiments.'
-  return PARSER.run(_run, argv, *packages)
+  return PARSER.run(_run, argv, 'experiments.')
 
 
 def _run(options: options_lib.Options) -> int:
