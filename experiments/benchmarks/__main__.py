@@ -72,8 +72,7 @@ def train_step(args) -> None:
     ),
     'plain': plain,
   }
-  flops = plain_jax.train_flops(shape, plain_jax.TOKENS)
-  timing.compare(args, makers, ids.size, 'tokens', flops_per_token=flops)
+  timing.compare(args, makers, ids.size, 'tokens')
 
 
 def decode(args) -> None:

@@ -50,21 +50,6 @@ SHAPES = {
 ROWS, TOKENS = 64, 160  # of a step
 
 
-def train_flops(shape: Shape, tokens: int) -> int:
-  """Returns the FLOPs of training on a token of a row of `tokens`.
-
-      6 (weights in products) + 12 L N H T
-
-  Attention counts whole, not its causal half, as in PaLM (Chowdhery et al.,
-  arXiv 2204.02311, appendix B).
-  """
-  heads = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim
-  layer = shape.embed_dim * (heads + 3 * shape.mlp_dim)
-  weights = shape.layers * layer + shape.embed_dim * shape.vocab_size
-  attention = shape.layers * shape.heads * shape.head_dim * tokens
-  return 6 * weights + 12 * attention
-
-
 def init(key: jax.Array, shape: Shape) -> dict:
   """Returns parameters with a leading layer axis and a tied head."""
   d, f = shape.embed_dim, shape.mlp_dim

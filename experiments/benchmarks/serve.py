@@ -49,7 +49,6 @@ class Server:
       words += [f'--config.model={preset}', '--config.sft.eval.prompts=1']
       command = [sys.executable, '-m', 'posttrain.main', *words]
       subprocess.run(command, check=True, capture_output=True)
-    begin = time.monotonic()
     words = ['--port=0', f'--checkpoint={model}', *argv]
     with (folder / 'server.log').open('a') as log:
       self.process = subprocess.Popen(
@@ -62,7 +61,6 @@ class Server:
     words = self.process.stdout.readline().split()
     assert words, (folder / 'server.log').read_text()[-900:]
     self.url = httpx.URL(words[-1].removesuffix('/v1'))
-    self.seconds = time.monotonic() - begin  # to start
 
   @property
   def address(self) -> tuple[str, int]:

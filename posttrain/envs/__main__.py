@@ -9,9 +9,9 @@ Exit codes: 0 done, 2 the command line is wrong, 130 interrupted.
 """
 
 import dataclasses
+import functools
 import pathlib
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from posttrain import schema
@@ -46,15 +46,10 @@ Flags = dataclasses.make_dataclass(
 PARSER = commands.Parser(Flags, __doc__)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns the exit code. `argv=None`: the process's."""
-
-  def run(args: Any) -> None:
-    options = {field.name: getattr(args, field.name) for field in OPTIONS}
-    env = registry.make(args.env, schema.Arithmetic(**options))
-    print(export(env, args.folder, seed=args.seed))
-
-  return PARSER.run(run, argv)
+def _run(args: Any) -> None:
+  options = {field.name: getattr(args, field.name) for field in OPTIONS}
+  env = registry.make(args.env, schema.Arithmetic(**options))
+  print(export(env, args.folder, seed=args.seed))
 
 
 def export(
@@ -84,6 +79,9 @@ def export(
     ]
   return row_files.write_tfds(splits, env.name, folder)
 
+
+# Returns the exit code; takes the arguments, None = those of the process.
+main = functools.partial(PARSER.run, _run)
 
 if __name__ == '__main__':
   sys.exit(main())

@@ -15,6 +15,7 @@ is wrong, 130 interrupted.
 
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
 import time
@@ -127,10 +128,8 @@ def _wait(runs: Sequence[str], seconds: float) -> bool:
   return True
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns the exit code. `argv=None`: the process's."""
-  return PARSER.run(report, argv)
-
+# Returns the exit code; takes the arguments, None = those of the process.
+main = functools.partial(PARSER.run, report)
 
 if __name__ == '__main__':
   sys.exit(main())

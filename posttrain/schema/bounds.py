@@ -158,7 +158,6 @@ _NAMED = Rule('name a file or folder', bool)
 
 Positive = Annotated[float, _POSITIVE, _FINITE]
 NonNegative = Annotated[float, _NON_NEGATIVE, _FINITE]
-Finite = Annotated[float, _FINITE]
 Fraction = Annotated[float, Rule('be in [0, 1)', lambda x: 0 <= x < 1)]
 Share = Annotated[float, within(0, 1)]
 Seconds = Annotated[float, _POSITIVE, within(0, LONGEST)]

@@ -10,11 +10,11 @@ Exit codes: 0 done, 2 the command line is wrong, 130 interrupted.
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 import sys
 from collections import Counter
-from collections.abc import Sequence
 
 from posttrain.envs.sql import synth
 from posttrain.util import commands
@@ -37,11 +37,6 @@ class Flags:
 
 
 PARSER = commands.Parser(Flags, __doc__)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns the exit code. `argv=None`: the process's."""
-  return PARSER.run(export, argv)
 
 
 def export(args: Flags) -> None:
@@ -83,6 +78,9 @@ def export(args: Flags) -> None:
     + f'), fingerprint {synth.fingerprint(numbers)}'
   )
 
+
+# Returns the exit code; takes the arguments, None = those of the process.
+main = functools.partial(PARSER.run, export)
 
 if __name__ == '__main__':
   sys.exit(main())
