@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # modules below are imported here.
 sys.path.insert(0, str(ROOT))
 
-from experiments.docs import llms, options  # noqa: E402
+from experiments.docs import options  # noqa: E402
 from posttrain.config import names  # noqa: E402
 
 RESULTS = 'experiments/results'
@@ -59,7 +59,6 @@ def on_files(files, config):
 
   add('assets/site.css', content=STYLE)
   add('options.md', content=options.page())
-  add('llms.txt', content=llms.page(ROOT / 'docs' / 'index.md'))
   for path in sorted((ROOT / RESULTS).iterdir()):
     if path.suffix == '.md':
       add(f'{RESULTS}/{path.name}', content=path.read_text())
