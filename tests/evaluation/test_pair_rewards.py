@@ -44,13 +44,11 @@ REFERENCE = np.array([-10.0, -2.0, -1.5, -4.0])
     (schema.Sigmoid(beta=0.5), [1.0, -0.5, 0.25, -2.0]),
     # Per token: of four, one, one and four.
     (schema.SigmoidNorm(beta=0.5), [0.25, -0.5, 0.25, -0.5]),
-    # Without a reference.
-    (schema.SimPo(beta=4.0), [-8.0, -12.0, -4.0, -8.0]),
+    (schema.SimPo(beta=4.0), [2.0, -4.0, 2.0, -4.0]),
   ],
 )
 def test_implicit_rewards(loss, expected):
-  reference = 0 * REFERENCE if loss.type == 'simpo' else REFERENCE
-  values = preference.per_answer(loss.type, LOGPROBS - reference, [4, 1, 1, 4])
+  values = preference.per_answer(loss.type, LOGPROBS - REFERENCE, [4, 1, 1, 4])
   np.testing.assert_allclose(loss.beta * values, expected)
 
 
