@@ -163,7 +163,7 @@ def load(
   return run
 
 
-def claim(workdir: str, run: schema.Run) -> None:
+def claim(workdir: str, options: dict[str, Any]) -> None:
   """Writes config.json; refuses a workdir that holds a run of another config.
 
   Raises:
@@ -171,9 +171,9 @@ def claim(workdir: str, run: schema.Run) -> None:
   """
   from posttrain.stage import preflight
 
-  preflight.check_resume(run, workdir)
+  preflight.check_resume(options, workdir)
   os.makedirs(os.path.join(workdir, 'rollouts'), exist_ok=True)
-  preflight.write_config(run, workdir)
+  preflight.write_config(options, workdir)
 
 
 def train(
@@ -218,11 +218,13 @@ def train(
     from posttrain import compilation, machine, train
     from posttrain.hosts import joining
     from posttrain.report import page
-    from posttrain.stage import plan
+    from posttrain.stage import plan, preflight
 
     # 1. Join the other processes, which must have the same options.
     stack.enter_context(joining.join(place, os.path.join(workdir, 'hosts')))
-    options = config.to_dict(run)
+    with watchdog.phase('plan', first=True):
+      resolved = _resolve(run)
+    options = resolved.options
     mine = {**options, 'versions': machine.versions(*machine.VERSIONS)}
     first, *others = processes.gather(mine)
     for index, other in enumerate(others, 1):
@@ -234,7 +236,7 @@ def train(
 
     # 2. Check everything that can be checked before anything is written.
     with watchdog.phase('plan', first=True):
-      stages = _preflight(run)
+      stages = preflight.check(resolved)
 
     # 3. Claim the workdir.
     me = f'process {os.getpid()} on {socket.gethostname()}'
@@ -248,7 +250,7 @@ def train(
       os.makedirs(workdir, exist_ok=True)
       seconds = _LOCK_SECONDS if peers else disk.BRIEFLY
       stack.enter_context(disk.lock(workdir, '--workdir', peers, seconds))
-      claim(workdir, run)
+      claim(workdir, options)
       sizes = {
         name: {'parameters': x.plan.parameters, 'trained': x.plan.trained}
         for name, x in stages.items()
@@ -277,16 +279,14 @@ def train(
   return final
 
 
-def _preflight(
-  run: schema.Run, devices: Devices | None = None
-) -> dict[str, Any]:
-  """Returns the checked components of each stage."""
+def _resolve(run: schema.Run, devices: Devices | None = None) -> Any:
+  """Returns the resolved options of a run whose trackers are installed."""
   from posttrain.stage import preflight
   from posttrain.util import memory
 
   memory.keep_freed_memory()
   processes.on(0, lambda: trackers.check(run.metrics.trackers))
-  return preflight.check(run, devices)
+  return preflight.resolve(run, devices)
 
 
 def _print_plans(
@@ -319,7 +319,9 @@ def _run(flags: Flags) -> int:
     with hub.keeping(flags.workdir):
       run = load(flags.config, flags.overrides, flags.trust_config)
     if flags.dry_run:
-      stages = _preflight(run, devices)
+      from posttrain.stage import preflight
+
+      stages = preflight.check(_resolve(run, devices))
       _print_plans(run, stages, sys.stdout, devices, details=True)
       return 0
     place = commands.place(

@@ -59,7 +59,7 @@ def test_capacity_fits_the_longest_sampled_question(tmp_path):
   def longest(renderer, data):
     return make_pairs._max_length(renderer, data.envs, stage, flags)
 
-  made = preflight.make(run, 'sft', min_capacity=longest)
+  made = preflight.make(preflight.resolve(run), 'sft', longest)
   assert 350 < made.capacity < 500
 
 

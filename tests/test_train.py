@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from experiments.trials import kill_resume
-from posttrain import main, train
+from posttrain import config, main, train
 from posttrain.checkpoints import store
 from posttrain.metrics import writers
 from posttrain.stage import build, preflight
@@ -176,8 +176,8 @@ def test_out_of_memory_names_sizes_and_knobs(tmp_path, monkeypatch, capsys):
 def test_nothing_of_a_stage_that_is_over_stays_on_the_devices(tmp_path):
   options = [('sft.steps', '2'), ('sft.optim.warmup_steps', '1')]
   run = main.load('configs/arithmetic_sft.py:tiny', options)
-  main.claim(str(tmp_path), run)
-  stage = preflight.make(run, 'sft')
+  main.claim(str(tmp_path), config.to_dict(run))
+  stage = preflight.make(preflight.resolve(run), 'sft')
   gc.collect()
   before = {id(x) for x in jax.live_arrays()}
   stop = preemption.Signal()

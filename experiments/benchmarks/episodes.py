@@ -74,7 +74,9 @@ def main() -> None:
   overrides = [('grpo.rollout.slots', str(args.slots))]
   if not args.checkpoint:
     overrides.append(('grpo.envs.sql.env.budget', '3'))
-  components = preflight.make(program.load('configs/sql.py', overrides), 'grpo')
+  components = preflight.make(
+    preflight.resolve(program.load('configs/sql.py', overrides)), 'grpo'
+  )
   params = transformer.init(jax.random.key(0), components.model)
   if args.checkpoint:
     params = policies.load(args.checkpoint).params

@@ -33,9 +33,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from posttrain import compilation, schema, sharding, types
+from posttrain import compilation, schema, types
 from posttrain import main as main_lib
-from posttrain.chat import rendering
 from posttrain.metrics import writers
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.stage import learner, logbook, preflight
@@ -131,13 +130,13 @@ def build(
 
   The learner starts with the parameters that the stage started with.
   """
-  name, stage = flags.stage, run.stages[flags.stage]
-  renderer = rendering.load(run.tokenizer)
-  model = preflight.model_options(run, name, renderer)
-  mesh = sharding.make_mesh(run.mesh)
-  spec = learner.make_spec(run, name, model, mesh, tuple(stage.envs))
+  resolved = preflight.resolve(run)
+  name, stage = flags.stage, resolved.cfg.stages[flags.stage]
+  mesh, model, renderer = resolved.mesh, stage.model, resolved.renderer
+  assert model is not None
+  spec = learner.make_spec(name, stage, model, mesh, tuple(stage.envs))
   root = os.path.dirname(os.path.abspath(flags.exports))
-  folders = {'init': preflight.resolve(stage.init, root)}
+  folders = {'init': preflight.resolve_folder(stage.init, root)}
   init = preflight.Loader(
     run.seed, root, folders, spec.weights_like, model, renderer, mesh
   ).init

@@ -164,7 +164,12 @@ def train(args) -> dict:
   memory.keep_freed_memory()
   run, workdir = recipe(args), os.path.join(args.folder, args.child)
   start, meter = resident(), Meter()
-  job = build.make(preflight.make(run, 'main'), workdir, 0, preemption.Signal())
+  job = build.make(
+    preflight.make(preflight.resolve(run), 'main'),
+    workdir,
+    0,
+    preemption.Signal(),
+  )
   learner, state = job.learner, job.learner.state
   row = {'building': meter.read()['peak'] - start}
   held = jax.tree.map(jnp.copy, state.params) if args.child == 'held' else ()

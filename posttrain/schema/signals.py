@@ -70,9 +70,15 @@ def ema_or_snapshot(reference: str | Endpoint) -> tuple[str, float] | None:
   return kind, float(number)
 
 
+def stage_of(name: str) -> str | None:
+  """Returns NAME of 'stage:NAME', None for other references."""
+  kind, _, stage = name.partition(':')
+  return stage if kind == 'stage' else None
+
+
 def is_path(name: str) -> bool:
   """Returns whether a reference, or an `init`, is a path."""
-  known = name in ('init', 'policy', 'random') or name.startswith('stage:')
+  known = name in ('init', 'policy', 'random') or stage_of(name) is not None
   return not known and ema_or_snapshot(name) is None
 
 

@@ -10,7 +10,7 @@ import logging
 import os
 from typing import Any
 
-from posttrain import compilation, processes
+from posttrain import compilation, processes, schema
 from posttrain.chat import rendering
 from posttrain.checkpoints import store
 from posttrain.evaluation import evaluator
@@ -54,7 +54,7 @@ def make(
   clock, compiling = watchdog.Timers(), compilation.CompileCounter().open()
   with clock('setup'):
     # 1. The learner's shapes, and its newest checkpoint.
-    spec = learner.make_spec(cfg, name, components.model, mesh, env_names)
+    spec = components.spec
     folder = os.path.join(workdir, 'checkpoints', name)
     checkpointer = store.Checkpointer(folder, cfg.checkpoint)
     state, host = checkpointer.restore(spec.state_like) or (None, {})
@@ -148,8 +148,7 @@ def _metadata(
 
   def resolve(name: str) -> str:
     folder = components.outside.resolve(name, workdir)
-    kind, _, stage = name.partition(':')
-    if kind == 'stage':
+    if (stage := schema.stage_of(name)) is not None:
       resume.check_end(components.cfg, stage, workdir)
     return folder
 

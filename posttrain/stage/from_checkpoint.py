@@ -192,8 +192,8 @@ def components(
   """
   memory.keep_freed_memory()
   compilation.enable_compilation_cache(run.compilation_cache)
-  playing = for_playing(run, name)
-  return preflight.make(playing, name, min_capacity=min_capacity)
+  resolved = preflight.resolve(for_playing(run, name))
+  return preflight.make(resolved, name, min_capacity)
 
 
 def for_playing(run: schema.Run, name: str) -> schema.Run:
@@ -248,7 +248,7 @@ class Policies:
       if host.get('stage') == own.name:
         pinned = {**(host.get('references') or {}), 'init': host['start']}
       name = own.stage.init if reference == 'init' else reference
-      path = pinned.get(reference) or preflight.resolve(name, workdir)
+      path = pinned.get(reference) or preflight.resolve_folder(name, workdir)
       folders = {reference: path}
     load = preflight.Loader(
       own.cfg.seed,
@@ -353,7 +353,7 @@ def held_out(
   """
   name, cfg = own.name, run.stages[own.name].pairs
   stage = dataclasses.replace(own.stage, pairs=cfg)
-  data = preflight.make_data(run, name, stage, own.renderer)
+  data = preflight.make_data(*own.spec.seed, name, stage, own.renderer)
   assert isinstance(data, pair_data.PairData), data
   splits = data.splits
   if splits is None:

@@ -133,7 +133,7 @@ class LearnerSpec:
 
   name: str
   cfg: schema.Stage
-  key: jax.Array  # of the adapter's initial values
+  seed: tuple[int, int]  # the run's, and the stage's index: of an adapter
   mesh: jax.sharding.Mesh
   objective: arrays.Objective
   optimizer: optim.Optimizer
@@ -159,8 +159,9 @@ class LearnerSpec:
       init: loads the weights that the stage begins with.
       base: from `base`.
     """
+    key = jax.random.fold_in(jax.random.key(self.seed[0]), self.seed[1])
     return step.fresh_state(
-      self.cfg, self.optimizer, self.state_like, base, init, self.key
+      self.cfg, self.optimizer, self.state_like, base, init, key
     )
 
   def learner(
@@ -182,30 +183,33 @@ class LearnerSpec:
 
 
 def make_spec(
-  cfg: schema.Run,
   name: str,
+  stage: schema.Stage,
   model: schema.Model,
   mesh: jax.sharding.Mesh,
-  env_names: tuple[str, ...],
+  env_names: tuple[str, ...] = (),
+  seed: tuple[int, int] = (0, 0),
 ) -> LearnerSpec:
-  """Builds objective, optimizer, shapes and shardings.
+  """Builds objective, optimizer, shapes and shardings; computes nothing.
 
   Args:
-    cfg: the run's options.
     name: the stage's name.
+    stage: its options.
     model: the model's options, with the vocabulary.
-    mesh: devices that hold the state.
+    mesh: devices that hold the state; they need not exist.
     env_names: environments in `env_ids` order.
+    seed: the run's seed and the stage's index, see `LearnerSpec`.
+
+  Raises:
+    ValueError: a weight does not divide over the mesh.
+    FieldError: LoRA does not fit the model.
   """
-  stage = cfg.stages[name]
   optimizer = optim.make(stage.optim, stage.steps * stage.updates_per_rollout)
   state_like, weights_like = step.state_shapes(stage, model, optimizer, mesh)
   return LearnerSpec(
     name=name,
     cfg=stage,
-    key=jax.random.fold_in(
-      jax.random.key(cfg.seed), list(cfg.stages).index(name)
-    ),
+    seed=seed,
     mesh=mesh,
     objective=objectives.make(stage.kind, model, env_names, stage.loss),
     optimizer=optimizer,

@@ -25,6 +25,7 @@ from posttrain.evaluation import evaluator, measures
 from posttrain.models import lora
 from posttrain.pipeline import batches, tokens
 from posttrain.rollout import calls, env_calls, episodes, frozen_models, grading
+from posttrain.stage import learner
 from posttrain.util import preemption, watchdog
 
 
@@ -49,19 +50,33 @@ class Outside:
 
 
 @dataclasses.dataclass(frozen=True)
+class Resolved:
+  """A run's options with nothing left open, from `preflight.resolve`."""
+
+  cfg: schema.Run  # each stage with its model, vocabulary and sizes
+  options: dict[str, Any]  # as they were given, as plain data
+  renderer: rendering.Renderer
+  mesh: jax.sharding.Mesh  # an AbstractMesh in a plan for other devices
+  platform: str  # 'cpu', 'gpu' or 'tpu'
+  hosts: int  # number of processes, one per host
+
+
+@dataclasses.dataclass(frozen=True)
 class Components:
   """A stage before anything is compiled or restored."""
 
-  cfg: schema.Run  # the options, where a size may be None
+  cfg: schema.Run  # the resolved options
   name: str
-  stage: schema.Stage  # its options, with the sizes on the mesh
+  stage: schema.Stage  # those of the stage
   renderer: rendering.Renderer
   model: schema.Model  # with its vocabulary
   mesh: jax.sharding.Mesh  # an AbstractMesh in a plan for other devices
   data: batches.StageData
   eval_tasks: evaluator.EvalTasks
   capacity: int  # tokens of the longest sequence to decode or score
+  spec: learner.LearnerSpec
   plan: Any  # a `plan.Plan`
+  slots: int  # of this process
   workers: env_calls.Workers | None  # worker processes; None = threads
   outside: Outside
 
@@ -80,7 +95,7 @@ def make_engine(
   rollout = components.stage.rollout
   return engines.Engine(
     model or components.model,
-    slots=rollout.slot_count // processes.count(),
+    slots=components.slots,
     capacity=components.plan.slot_tokens,
     chunk=rollout.chunk,
     prefill_rows=rollout.prefill_rows,
@@ -264,7 +279,7 @@ class Models:
     # Of any length: a judge's prompts are longer than the samples that train.
     decoder = engines.Engine(
       frozen.cfg,
-      slots=components.stage.rollout.slot_count // processes.count(),
+      slots=components.slots,
       seed=components.cfg.seed,
       mesh=sharding.local_mesh(components.mesh),
     )

@@ -31,7 +31,8 @@ from posttrain.config import checks
 from posttrain.evaluation import comparison
 from posttrain.metrics import estimates, statistics, writers
 from posttrain.models import transformer
-from posttrain.training import objectives, optim, step
+from posttrain.stage import learner
+from posttrain.training import objectives
 
 Mesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
@@ -68,19 +69,19 @@ class Load:
   """What a stage's data and the run add to its options.
 
   Attributes:
+    group_sizes: samples per task, by environment.
     micro_batches: micro-batches of a step, at most.
     references: parameters of the models held beside the policy.
     players: number of frozen models that sample, assumed to be of the policy's
       shape.
-    group_sizes: samples per task, by environment; None = the stage's options.
     hosts: the processes of the run, one per host.
     tasks: tasks to train on and held-out ones, by environment.
   """
 
+  group_sizes: Mapping[str, int]
   micro_batches: int = 1
   references: int = 0
   players: int = 0
-  group_sizes: Mapping[str, int] | None = None
   hosts: int = 1
   tasks: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
@@ -250,36 +251,24 @@ def device_bytes(like: Any) -> int:
 
 
 def make(
-  name: str,
-  stage: schema.Stage,
-  model: schema.Model,
-  mesh: Mesh,
-  slot_tokens: int,
-  load: Load = Load(),
+  spec: learner.LearnerSpec, model: schema.Model, slot_tokens: int, load: Load
 ) -> Plan:
   """Resolves the sizes of a stage; allocates nothing.
 
   Args:
-    name: the stage's name.
-    stage: its options.
+    spec: what the stage trains; its devices need not exist.
     model: the model's options with the vocabulary resolved.
-    mesh: the devices, which need not exist.
     slot_tokens: tokens that a slot holds.
     load: what its data and the run add.
-
-  Raises:
-    ValueError: a weight does not divide over the mesh.
-    FieldError: LoRA does not fit the model.
   """
+  stage, mesh = spec.cfg, spec.mesh
   batch, rollout = stage.batch, stage.rollout
-  updates = stage.steps * stage.updates_per_rollout
-  optimizer = optim.make(stage.optim, updates)
-  state, whole = step.state_shapes(stage, model, optimizer, mesh)
+  state, whole = spec.state_like, spec.weights_like
   frozen = whole if stage.lora.rank else None
   # The cache of an engine that nothing uses is never allocated: it is used by
   # the policy, or by the model that answers to make pairs.
-  generates_text = objectives.TYPES[stage.kind].generates_text
-  decodes = generates_text or isinstance(stage.pairs, schema.MadePairs)
+  makes_pairs = isinstance(stage.pairs, schema.MadePairs)
+  decodes = spec.objective.generates_text or makes_pairs
   cache = view = work = 0
   if decodes:
     host, slots = mesh, rollout.slot_count // load.hosts
@@ -303,17 +292,15 @@ def make(
     logits = _LOGITS * 4 * _head(model, host) // model.embed_dim
     work = max(score, prefill, slots // ways * logits)
   weight_ways = mesh.shape[sharding.FSDP] * mesh.shape[sharding.TENSOR]
-  group_size = {k: entry.group_size for k, entry in stage.envs.items()}
-  group_size = dict(load.group_sizes or group_size)
   local = load.micro_batches * _local_tokens(mesh, batch)
   return Plan(
-    stage=name,
+    stage=spec.name,
     steps=stage.steps,
     mesh=dict(mesh.shape),
     hosts=load.hosts,
     prompts_per_step=batch.prompts_per_step,
-    group_size=group_size,
-    samples_per_step=batch.prompts_per_step * max(group_size.values()),
+    group_size=dict(load.group_sizes),
+    samples_per_step=batch.prompts_per_step * max(load.group_sizes.values()),
     micro_batch_tokens=batch.tokens_per_micro_batch,
     rows_per_micro_batch=batch.packed_rows,
     row_tokens=batch.packed_tokens,

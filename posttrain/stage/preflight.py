@@ -1,12 +1,15 @@
 """The components of every stage, built and checked before the run starts.
 
-1. `make` builds them: renderer, model, mesh, data, evaluation tasks, plan.
-2. `check` builds those of every stage, and compares the folders of weights that
+1. `resolve` decides what the options leave open, once: renderer, mesh, models,
+   sizes.
+2. `make` builds a stage's: data, evaluation tasks, learner's shapes, plan.
+3. `check` builds those of every stage, and compares the folders of weights that
    they name with the policy; nothing is compiled, and no array is read.
-3. `check_resume` compares the options with those of the workdir.
+4. `check_resume` compares the options with those of the workdir.
 
-A stage gets what comes from files and servers as `models.Outside`: `resolve`
-turns a name into a folder, fixed when the stage begins; `Loader` reads it.
+A stage gets what comes from files and servers as `models.Outside`:
+`resolve_folder` turns a name into a folder, fixed when the stage begins, and
+`Loader` reads it.
 """
 
 import contextlib
@@ -29,8 +32,7 @@ from posttrain.models import hf_config, transformer
 from posttrain.ops import attention
 from posttrain.pipeline import batches
 from posttrain.rollout import endpoints, frozen_models, remote
-from posttrain.stage import models, plan
-from posttrain.training import objectives
+from posttrain.stage import learner, models, plan
 from posttrain.util import disk
 
 # Tokens of a micro-batch, and the most slots, per device of data x fsdp.
@@ -40,43 +42,78 @@ MinCapacity = Callable[[rendering.Renderer, batches.StageData], int]
 Params = Any
 
 
+def resolve(
+  cfg: schema.Run, devices: tuple[str | None, int, int] | None = None
+) -> models.Resolved:
+  """Decides what a run's options leave to its tokenizer and devices.
+
+  A stage's model becomes the run's where it has none, with the vocabulary. Its
+  sizes become those of the mesh, see `resolve_sizes`.
+
+  Args:
+    cfg: the run's options.
+    devices: platform (None = the one in use) and number of devices that need
+      not be here, and of their hosts, for plans alone; None = those of this
+      run.
+
+  Raises:
+    ValueError: tokenizer or mesh do not fit, or the platform lacks a model's
+      implementation of attention.
+  """
+  renderer = rendering.load(cfg.tokenizer)
+  if devices is None:
+    mesh, hosts = sharding.make_mesh(cfg.mesh), processes.count()
+    platform = jax.default_backend()
+  else:  # plans use the shape of the mesh alone
+    platform, count, hosts = devices
+    platform = platform or jax.default_backend()
+    mesh = cast(jax.sharding.Mesh, sharding.abstract_mesh(cfg.mesh, count))
+  sharding.check_hosts(mesh, hosts)
+  stages = {}
+  for name, stage in cfg.stages.items():
+    with _naming(name, f'{name}.model' if stage.model else 'model'):
+      model = stage.model or cfg.model
+      size = model.vocab_size or renderer.tokenizer.vocab_size
+      model = dataclasses.replace(model, vocab_size=size)
+      attention.check(model, platform)
+    stage = resolve_sizes(stage, sharding.batch_ways(mesh))
+    stages[name] = dataclasses.replace(stage, model=model)
+  return models.Resolved(
+    dataclasses.replace(cfg, stages=stages),
+    config.to_dict(cfg),
+    renderer,
+    mesh,
+    platform,
+    hosts,
+  )
+
+
 def make(
-  cfg: schema.Run,
-  name: str,
-  renderer: rendering.Renderer | None = None,
-  mesh: jax.sharding.Mesh | None = None,
-  min_capacity: MinCapacity | None = None,
-  platform: str | None = None,
-  hosts: int | None = None,
+  run: models.Resolved, name: str, min_capacity: MinCapacity | None = None
 ) -> models.Components:
   """Builds the components of a stage.
 
   Args:
-    cfg: the run's options.
+    run: the run's options, from `resolve`.
     name: the stage's name.
-    renderer: the run's renderer; None = a new one.
-    mesh: the run's mesh; None = a new one.
     min_capacity: further tokens that a slot must hold.
-    platform: 'cpu', 'gpu' or 'tpu'; None = the one in use.
-    hosts: number of processes of the run, one per host; None = as it runs.
 
   Raises:
-    ValueError: mesh, weights, batch, slots, vocabulary, environments or data do
-      not fit, or the devices lack the model's implementation of attention.
+    ValueError: weights, batch, slots, vocabulary, environments or data do not
+      fit.
   """
-  # 1. The tokens, the model, the devices, and the sizes on them.
-  renderer = renderer or rendering.load(cfg.tokenizer)
-  platform = platform or jax.default_backend()
-  model = model_options(cfg, name, renderer, platform)
-  renderer = renderer.with_embedding_rows(model.vocab_size or 0)
-  mesh = mesh or sharding.make_mesh(cfg.mesh)
-  ways = sharding.batch_ways(mesh)
-  stage = resolve_sizes(cfg.stages[name], ways)
-  hosts = hosts or processes.count()
-  sharding.check_hosts(mesh, hosts)
-  # 2. The data, whose batches the devices share.
+  # 1. The options of the stage.
+  cfg, stage, mesh = run.cfg, run.cfg.stages[name], run.mesh
+  model, index = stage.model, list(cfg.stages).index(name)
+  assert model is not None and model.vocab_size is not None
+  renderer = run.renderer.with_embedding_rows(model.vocab_size)
+  # 2. The data, and what trains on it; the devices share its batches.
   with _naming(name):
-    data = make_data(cfg, name, stage, renderer)
+    data = make_data(cfg.seed, index, name, stage, renderer)
+  with _naming(name, f'{name}.lora'):
+    spec = learner.make_spec(
+      name, stage, model, mesh, data.env_names, (cfg.seed, index)
+    )
   micro_batches, rows, row_tokens = data.shape
   key = f'config.{name}.batch'
   sharding.check_batch(mesh, rows, f'{key}.micro_batch_tokens', row_tokens)
@@ -88,7 +125,7 @@ def make(
       f'{mesh.shape["tensor"]}: got update; choose fsdp for these devices'
     )
   # 3. The tasks of its evaluation.
-  generates_text = objectives.TYPES[stage.kind].generates_text
+  generates_text = spec.objective.generates_text
   with _naming(name):
     eval_tasks = evaluator.EvalTasks(
       dict(data.envs) if generates_text else {},
@@ -129,16 +166,14 @@ def make(
         options = weights.read(weights.find(reference)).model
     parameters += transformer.num_params(options)
   load = plan.Load(
+    group_sizes=data.group_sizes,
     micro_batches=micro_batches,
     references=parameters,
     players=len([x for x in data.players if isinstance(x, str)]),
-    group_sizes=data.group_sizes,
-    hosts=hosts,
+    hosts=run.hosts,
     tasks={k: (n, held_out.get(k, 0)) for k, n in data.task_counts.items()},
   )
-  slot_tokens = plan.slot_tokens(capacity, platform)
-  with _naming(name, f'{name}.lora'):
-    sizes = plan.make(name, stage, model, mesh, slot_tokens, load)
+  slot_tokens = plan.slot_tokens(capacity, run.platform)
   return models.Components(
     cfg,
     name,
@@ -149,11 +184,13 @@ def make(
     data,
     eval_tasks,
     capacity,
-    sizes,
+    spec,
+    plan.make(spec, model, slot_tokens, load),
+    slots // run.hosts,
     make_workers(name, stage, data.envs),
     models.Outside(
-      config.to_dict(cfg),
-      resolve,
+      run.options,
+      resolve_folder,
       Loader,
       lambda cfg, caller, rows: endpoints.Endpoint(
         cfg, caller, vocab_size=rows
@@ -187,27 +224,6 @@ def resolve_sizes(stage: schema.Stage, devices: int) -> schema.Stage:
   return dataclasses.replace(stage, batch=batch, rollout=rollout)
 
 
-def model_options(
-  cfg: schema.Run,
-  name: str,
-  renderer: rendering.Renderer,
-  platform: str | None = None,
-) -> schema.Model:
-  """Returns the options of a stage's model, with the vocabulary resolved.
-
-  Raises:
-    ValueError: it is too large with this vocabulary, or the platform lacks its
-      implementation of attention.
-  """
-  own = cfg.stages[name].model
-  with _naming(name, 'model' if own is None else f'{name}.model'):
-    model = own or cfg.model
-    size = model.vocab_size or renderer.tokenizer.vocab_size
-    model = dataclasses.replace(model, vocab_size=size)
-    attention.check(model, platform)
-  return model
-
-
 @contextlib.contextmanager
 def _naming(name: str, key: str = '') -> Iterator[None]:
   """Completes keys in errors.
@@ -231,12 +247,17 @@ def _naming(name: str, key: str = '') -> Iterator[None]:
 
 
 def make_data(
-  cfg: schema.Run, name: str, stage: schema.Stage, renderer: rendering.Renderer
+  seed: int,
+  index: int,
+  name: str,
+  stage: schema.Stage,
+  renderer: rendering.Renderer,
 ) -> batches.StageData:
   """Builds a stage's data.
 
   Args:
-    cfg: the run's options.
+    seed: the run's.
+    index: index of the stage within the run.
     name: the stage's name.
     stage: its options, with the sizes on the mesh.
     renderer: the run's renderer.
@@ -244,10 +265,9 @@ def make_data(
   Raises:
     ValueError: the data cannot be used; names their key.
   """
-  index = list(cfg.stages).index(name)
   try:
     return pipeline.DATA[stage.kind](
-      stage, registry.make_all(stage.envs), renderer, cfg.seed, index
+      stage, registry.make_all(stage.envs), renderer, seed, index
     )
   except batches.DataError as error:
     key = f'config.{name}.{error.key}'
@@ -282,30 +302,18 @@ def make_workers(
   return remote.Remote(stage.rollout, options, remote.start)
 
 
-def check(
-  cfg: schema.Run, devices: tuple[str | None, int, int] | None = None
-) -> dict[str, models.Components]:
+def check(run: models.Resolved) -> dict[str, models.Components]:
   """Builds and checks the components of every stage; compiles nothing.
 
   Args:
-    cfg: the run's options.
-    devices: platform (None = the one in use) and number of devices that need
-      not be here, and of their hosts, for plans alone; None = those of this
-      run.
+    run: the run's options, from `resolve`.
 
   Raises:
     ValueError: anything that can be seen to be wrong without compiling.
   """
-  platform, count, hosts = devices or (None, None, None)
-  renderer = rendering.load(cfg.tokenizer)
-  if count is None:
-    mesh = sharding.make_mesh(cfg.mesh)
-  else:  # plans use the shape of the mesh alone
-    mesh = cast(jax.sharding.Mesh, sharding.abstract_mesh(cfg.mesh, count))
   stages = {}
-  for name in cfg.stages:
-    own = make(cfg, name, renderer, mesh, platform=platform, hosts=hosts)
-    stages[name] = own
+  for name in run.cfg.stages:
+    own = stages[name] = make(run, name)
     with _naming(name):
       own.data.check()
     named: list[Any] = [(own.stage.init, 'init', weights.check)]
@@ -377,7 +385,7 @@ def _check_tokens(folder: str, model: schema.Model, least: int) -> None:
     )
 
 
-def resolve(name: str, workdir: str) -> str:
+def resolve_folder(name: str, workdir: str) -> str:
   """Returns the step folder that 'stage:NAME' or a path stands for now.
 
   Checkpoints store it, so that a resumed stage loads the same weights even if
@@ -394,9 +402,8 @@ def resolve(name: str, workdir: str) -> str:
   Raises:
     ValueError: the folder has no weights.
   """
-  kind, _, target = name.partition(':')
-  if kind == 'stage':
-    path = os.path.join(workdir, 'checkpoints', target)
+  if (stage := schema.stage_of(name)) is not None:
+    path = os.path.join(workdir, 'checkpoints', stage)
   elif schema.is_path(name):
     path = name
   else:
@@ -412,7 +419,7 @@ class Loader:
 
   seed: int  # of random weights
   workdir: str  # of the run
-  folders: Mapping[str, str]  # name -> its folder by `resolve`, or 'random'
+  folders: Mapping[str, str]  # name -> its `resolve_folder`, or 'random'
   like: Params  # the policy's, as arrays or ShapeDtypeStructs, with shardings
   model: schema.Model  # the policy's
   renderer: rendering.Renderer  # the policy's
@@ -494,17 +501,21 @@ class Loader:
     weights.check_base(folder, base)
 
 
-def check_resume(run: schema.Run, workdir: str) -> None:
+def check_resume(new: dict[str, Any], workdir: str) -> None:
   """Refuses options that differ from those a workdir was trained with.
 
   They are compared with the newest checkpoint of every stage in the workdir,
-  also of stages that `run` does not have; without any with config.json.
+  also of stages that `new` does not have; without any with config.json.
+
+  Args:
+    new: the run's options, plain data.
+    workdir: its folder.
 
   Raises:
     ValueError: names the options that differ, or a config.json that is not one
       of a run.
   """
-  new, stored = config.to_dict(run), False
+  stored = False
   folder = os.path.join(workdir, 'checkpoints')
   for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
     host = store.newest_host(os.path.join(folder, name))
@@ -525,10 +536,10 @@ def check_resume(run: schema.Run, workdir: str) -> None:
     config.check_resume(old, new)
 
 
-def write_config(run: schema.Run, workdir: str) -> None:
+def write_config(options: dict[str, Any], workdir: str) -> None:
   """Writes config.json, whole or not at all."""
   path = os.path.join(workdir, 'config.json')
   with disk.replacing(path) as f:
-    json.dump(config.to_dict(run), f, indent=2)
+    json.dump(options, f, indent=2)
     f.flush()
     os.fsync(f.fileno())

@@ -156,7 +156,9 @@ def test_the_init_reference_shares_the_base_weights(folder, tmp_path):
   cfg = options(folder)
   grpo = dataclasses.replace(cfg.stages['grpo'], init=str(folder))
   (tmp_path / 'rollouts').mkdir()
-  stage = preflight.make(dataclasses.replace(cfg, stages={'a': grpo}), 'a')
+  stage = preflight.make(
+    preflight.resolve(dataclasses.replace(cfg, stages={'a': grpo})), 'a'
+  )
   made = build.make(stage, str(tmp_path), 0, preemption.Signal())
   base = made.learner.base.params
   for other in (
@@ -286,6 +288,10 @@ def test_a_directory_without_a_tokenizer_takes_prompt_ids(
   assert f'text: got {str(bare)!r}' in capsys.readouterr().err
 
 
+def check(run):
+  preflight.check(preflight.resolve(run))
+
+
 def test_preflight_refuses_another_model_or_tokenizer(folder, tmp_path):
   content = json.loads((folder / 'tokenizer.json').read_text())
   content['added_tokens'][0]['content'] = '<|padding|>'
@@ -293,7 +299,7 @@ def test_preflight_refuses_another_model_or_tokenizer(folder, tmp_path):
   other.write_text(json.dumps(content))
   cfg = options(folder)
   # The same tokens under another name.
-  preflight.check(dataclasses.replace(cfg, tokenizer=schema.Tokenizer()))
+  check(dataclasses.replace(cfg, tokenizer=schema.Tokenizer()))
   tokenizer = schema.Tokenizer(path=str(other), eos='<|end|>')
   model = dataclasses.replace(MODEL, rope_theta=5e5)
   for change, message in (
@@ -301,7 +307,7 @@ def test_preflight_refuses_another_model_or_tokenizer(folder, tmp_path):
     ({'tokenizer': tokenizer}, 'config.tokenizer.path must'),
   ):
     with pytest.raises(ValueError, match=f'^config.sft.init must .*{message}'):
-      preflight.check(dataclasses.replace(cfg, **change))
+      check(dataclasses.replace(cfg, **change))
 
 
 def tensors(path):
@@ -430,7 +436,7 @@ def test_a_dry_run_looks_at_the_headers_of_weights(folder, tmp_path):
   base = edited(folder, tmp_path, lambda tensors: tensors.popitem())
   message = '^config.sft.init must name a model.*must hold all tensors'
   with pytest.raises(ValueError, match=message):
-    preflight.check(options(base))
+    check(options(base))
 
 
 def test_a_dry_run_looks_at_the_arrays_of_a_run(workdir, monkeypatch):

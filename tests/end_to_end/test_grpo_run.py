@@ -213,7 +213,7 @@ def test_preflight_refuses_models_that_are_not_there(monkeypatch, key):
     entry = dataclasses.replace(toys.entry(), rewards=rewards)
   run = toys.run({'grpo': toys.stage(envs={'toy': entry})})
   with pytest.raises(ValueError, match=f"^config.grpo.*{key} .*'/no/such'"):
-    preflight.check(run)
+    preflight.check(preflight.resolve(run))
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def finished(tmp_path_factory):
     patch.setattr(token_pipeline.TokenPipeline, '__next__', sampled)
     patch.setattr(job.Job, 'evaluate', lambda *args: {})
     stop = preemption.Signal()
-    stage = preflight.make(RUN, 'first')
+    stage = preflight.make(preflight.resolve(RUN), 'first')
     first = build.make(stage, str(workdir), 0, stop)
     with contextlib.closing(first):
       train.train(first, stop)

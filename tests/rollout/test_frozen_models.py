@@ -117,13 +117,13 @@ def test_names_are_resolved_to_steps(workdir, tmp_path):
   step = 'checkpoints/sft/3'
   names = [str(workdir / x) for x in ('', 'checkpoints/sft', step)]
   for name in ('stage:sft', *names):
-    assert preflight.resolve(name, str(workdir)) == step
-  assert preflight.resolve(names[0], str(tmp_path)) == names[-1]
+    assert preflight.resolve_folder(name, str(workdir)) == step
+  assert preflight.resolve_folder(names[0], str(tmp_path)) == names[-1]
   for name in ('init', 'policy', 'random'):
-    assert preflight.resolve(name, str(workdir)) == name
+    assert preflight.resolve_folder(name, str(workdir)) == name
   for name in ('stage:grpo', 'polcy'):
     with pytest.raises(ValueError, match=f'must be .*got .*{name[-4:]}'):
-      preflight.resolve(name, str(workdir))
+      preflight.resolve_folder(name, str(workdir))
 
 
 def test_a_run_may_begin_with_random_weights(workdir):

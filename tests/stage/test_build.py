@@ -4,7 +4,7 @@ import contextlib
 import json
 from unittest import mock
 
-from posttrain import main
+from posttrain import config, main
 from posttrain.chat import rendering
 from posttrain.data import preferences
 from posttrain.envs import registry
@@ -36,8 +36,8 @@ def test_pairs_are_read_once_and_components_of_all_stages_built_once(tmp_path):
       stack.enter_context(mock.patch.object(*x, wraps=getattr(*x)))
       for x in places
     ]
-    stages = preflight.check(run)
-    main.claim(str(tmp_path / 'run'), run)
+    stages = preflight.check(preflight.resolve(run))
+    main.claim(str(tmp_path / 'run'), config.to_dict(run))
     signal = preemption.Signal()
     build.make(stages['dpo'], str(tmp_path / 'run'), 0, signal).close()
   assert [x.call_count for x in spies] == list(places.values())

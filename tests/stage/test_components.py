@@ -8,13 +8,11 @@ from posttrain.stage import preflight
 
 def make(env, **stage):
   entry = schema.EnvEntry(env=env)
-  return preflight.make(
-    schema.Run(
-      model=schema.PRESETS['tiny'],
-      stages={'sft': schema.Stage(envs={'a': entry}, **stage)},
-    ),
-    'sft',
+  run = schema.Run(
+    model=schema.PRESETS['tiny'],
+    stages={'sft': schema.Stage(envs={'a': entry}, **stage)},
   )
+  return preflight.make(preflight.resolve(run), 'sft')
 
 
 @pytest.fixture

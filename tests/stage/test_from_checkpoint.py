@@ -23,14 +23,16 @@ def _load(*overrides):
 def test_playing_a_checkpoint_needs_no_file_of_pairs():
   run = _load(('dpo.pairs', GONE))
   with pytest.raises(ValueError, match='config.dpo.pairs cannot be used'):
-    preflight.make(run, 'dpo')
+    preflight.make(preflight.resolve(run), 'dpo')
   asked = from_checkpoint.for_playing(run, 'dpo')
-  assert preflight.make(asked, 'dpo').data.envs.keys() == {'arithmetic'}
+  assert preflight.make(preflight.resolve(asked), 'dpo').data.envs.keys() == {
+    'arithmetic'
+  }
 
 
 def _models(run, load=None):
   return models.Models(
-    preflight.make(run, 'dpo'),
+    preflight.make(preflight.resolve(run), 'dpo'),
     load,
     None,
     types.SimpleNamespace(on_request=lambda wake: None),

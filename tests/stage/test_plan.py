@@ -6,7 +6,7 @@ import math
 import pytest
 
 from posttrain import schema, sharding
-from posttrain.stage import plan
+from posttrain.stage import learner, plan
 
 # 3200 embedding + 3072 attention + 6144 MLP + 96 norm scales.
 PARAMETERS = 12_512
@@ -20,11 +20,14 @@ SCALARS = 8 * 4  # steps, counts, the learning rate
 SLOT_TOKENS = 16
 
 
-def _make(*sizes, stage=STAGE, load=None, base=MODEL, **model):
+def _make(*sizes, stage=STAGE, references=0, base=MODEL, **model):
   mesh = sharding.abstract_mesh(schema.Mesh(*sizes or (1,)), math.prod(sizes))
   model = dataclasses.replace(base, **model)
-  load = load or plan.Load()
-  return plan.make('sft', stage, model, mesh, SLOT_TOKENS, load)
+  sizes = {name: entry.group_size for name, entry in stage.envs.items()}
+  spec = learner.make_spec('sft', stage, model, mesh)
+  return plan.make(
+    spec, model, SLOT_TOKENS, plan.Load(sizes, references=references)
+  )
 
 
 def _stage(**options):
@@ -123,7 +126,7 @@ def test_decode_bytes_count_cache_weights_and_head(sizes, options, decoding):
 
 def test_references_lie_beside_the_policy():
   def make(count, *sizes):
-    return _make(*sizes, load=plan.Load(references=count * PARAMETERS))
+    return _make(*sizes, references=count * PARAMETERS)
 
   assert make(0).reference_bytes == 0
   assert make(2).reference_bytes == 8 * PARAMETERS

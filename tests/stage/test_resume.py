@@ -61,6 +61,10 @@ def both(saved, tmp_path):
   return shutil.copytree(saved / 'b', tmp_path / 'both')
 
 
+def claim(workdir, run):
+  main.claim(str(workdir), config.to_dict(run))
+
+
 def end_of(workdir, stage='a', **steps):
   return resume.end_of(run_of(**steps), stage, str(workdir))
 
@@ -100,8 +104,8 @@ def test_a_workdir_of_other_stages_is_refused(only_a):
   """Also without the config.json that names them."""
   other = schema.Run(stages={'mine': run_of().stages['a']})
   with pytest.raises(ValueError, match='must keep its config: changed config.'):
-    preflight.check_resume(other, str(only_a))
-  preflight.check_resume(run_of(), str(only_a))
+    preflight.check_resume(config.to_dict(other), str(only_a))
+  preflight.check_resume(config.to_dict(run_of()), str(only_a))
 
 
 def test_the_end_of_a_stage_is_not_an_older_step(both):
@@ -116,13 +120,13 @@ def test_the_end_of_a_stage_is_not_an_older_step(both):
 @pytest.mark.parametrize('gone', ['config.json', 'metrics.jsonl'])
 def test_options_are_compared_with_those_of_the_checkpoints(only_a, gone):
   (only_a / 'metrics.jsonl').touch()
-  main.claim(str(only_a), run_of())
+  claim(only_a, run_of())
   (only_a / gone).unlink()
-  main.claim(str(only_a), run_of(b=7))
+  claim(only_a, run_of(b=7))
   stages = run_of().stages
   stages['b'] = dataclasses.replace(stages['b'], optim=schema.Optim(lr=9.0))
   with pytest.raises(ValueError, match=r'config\.b\.optim\.lr \(.* -> 9\.0\)'):
-    main.claim(str(only_a), schema.Run(stages=stages))
+    claim(only_a, schema.Run(stages=stages))
 
 
 @pytest.mark.parametrize('data', [b'', b'{"seed": 1}'])
@@ -130,11 +134,11 @@ def test_a_broken_config_json_is_written_anew_or_refused(
   only_a, tmp_path, data
 ):
   (only_a / 'config.json').write_bytes(data)
-  main.claim(str(only_a), run_of())
+  claim(only_a, run_of())
   written = json.loads((only_a / 'config.json').read_text())
   assert written['stages'] == ['a', 'b']
   # Without a checkpoint the file may be anybody's, such as a model's.
   (tmp_path / 'config.json').write_bytes(data)
   with pytest.raises(ValueError, match='--workdir must be a new folder'):
-    main.claim(str(tmp_path), run_of())
+    claim(tmp_path, run_of())
   assert (tmp_path / 'config.json').read_bytes() == data

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from posttrain import schema
+from posttrain import config, schema
 from posttrain.stage import preflight
 
 
@@ -15,9 +15,11 @@ def plan(mesh, stage):
     mesh=schema.Mesh(**{'data': 1, **mesh}),
     stages={'a': stage},
   )
-  planned = preflight.check(run, ('gpu', math.prod(mesh.values()), 1))
+  planned = preflight.check(
+    preflight.resolve(run, ('gpu', math.prod(mesh.values()), 1))
+  )
   # What is stored does not depend on the devices: a run may change them.
-  assert planned['a'].cfg == run
+  assert planned['a'].outside.options == config.to_dict(run)
   return planned['a']
 
 
