@@ -1,15 +1,14 @@
 """Heartbeats of the processes of a run, over sockets to process 0.
 
-1. Every process sends a line a second to process 0: its host, phase and
-   progress, and at its end how it ended. The answer is what process 0 knows.
-2. A process is lost if its connection closes before it has said that it ends,
-   or if nothing has come through it for `LOST_SECONDS`: it has ended, or is
-   stopped, or its host is gone. All others then end with `errors.PEER_LOST`.
-3. One that fails says so. The others end after `GRACE_SECONDS` with its code,
-   unless they fail in the same way before.
+1. Every process sends process 0 a heartbeat. The answer comes a second later,
+   so that all wait for one at any time and see at once if process 0 is gone.
+2. A process is lost if its connection closes before it has said how it ends,
+   or is silent for `LOST_SECONDS`. The others end with `errors.PEER_LOST`.
+3. One that fails says so. The others end after a grace with its code, unless
+   they fail in the same way before.
 
-A process ends from its heartbeat thread: its main thread may wait for ever for
-the lost one, in a collective.
+Process 0 decides, and its answers tell the others. Processes end from their
+heartbeat threads: main threads may wait for ever for the lost one.
 """
 
 import contextlib
@@ -19,7 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 from posttrain import processes
 from posttrain.util import errors, preemption, watchdog
@@ -40,15 +39,14 @@ class Heartbeat(threading.Thread):
       host: where the others reach process 0; None = by its name.
     """
     super().__init__(name='heartbeat', daemon=True)
-    self._index, self._count = processes.index(), processes.count()
-    self._done = self._waits = False
-    self._beats: dict[int, dict[str, Any]] = {}  # the latest of each process
-    self._idle = [0.0] * self._count  # seconds since then
-    self._ends: dict[int, list[Any]] = {}  # process -> [how, exit code]
-    self._failed = 0.0  # seconds since one of them failed
-    self._lost: str | None = None
-    self._others = 0  # progress of all others
-    port = 0
+    self._index = processes.index()
+    # Those that have not ended: in process 0 all others, else process 0.
+    self._others = {0} if self._index else set(range(1, processes.count()))
+    self._beats: dict[int, dict[str, Any]] = {}  # their latest
+    # Reason and exit code of this process (and the grace of the others), of
+    # the first that has failed or is lost, and the same after the grace.
+    self._end = self._cause = self._verdict = None
+    self._progress, self._waits, port = 0, False, 0
     if not self._index:
       is_dual = socket.has_dualstack_ipv6()
       family = socket.AF_INET6 if is_dual else socket.AF_INET
@@ -56,131 +54,69 @@ class Heartbeat(threading.Thread):
         ('', 0), family=family, dualstack_ipv6=is_dual
       )
       port = self._connection.getsockname()[1]
-      threading.Thread(target=self._accept, daemon=True).start()
-    own = host or socket.gethostname(), port
-    host, port = processes.gather(own)[0]
+    own = (host or socket.gethostname(), port), self._beat()
+    address, self._first = processes.gather(own)[0]
     if self._index:
-      self._connection = socket.create_connection((host, port), LOST_SECONDS)
-      threading.Thread(target=self._read, daemon=True).start()
+      self._connection = socket.create_connection(address, LOST_SECONDS)
 
-  def _accept(self) -> None:
+  def run(self) -> None:
+    if self._index:
+      return self._talk(self._connection)
     with contextlib.suppress(OSError), self._connection:  # until it is shut
       while True:
         args = self._connection.accept()[:1]
-        threading.Thread(target=self._answer, args=args, daemon=True).start()
+        threading.Thread(target=self._talk, args=args, daemon=True).start()
 
-  def _answer(self, connection: socket.socket) -> None:
-    """Answers the heartbeats of one process, in process 0."""
-    index = None
-    with (
-      contextlib.suppress(OSError, ValueError),
-      connection,
-      connection.makefile('rw') as file,
-    ):
-      for line in file:
-        beat = json.loads(line)
-        index = beat['index']
-        self._beats[index], self._idle[index] = beat, 0.0
-        if beat['end'] is not None:
-          self._ends[index] = beat['end']
-        known = {
-          'lost': self._lost,
-          'ends': self._ends,
-          'progress': self._progress(index) + watchdog.count(),
-          'first': self._own(),
-        }
-        print(json.dumps(known), file=file, flush=True)
-    if index is not None and index not in self._ends:
-      self._idle[index] = LOST_SECONDS
-
-  def _read(self) -> None:
-    """Reads the answers of process 0, in another one.
-
-    When it is gone this process ends at once, before jax aborts it.
-    """
-    with (
-      contextlib.suppress(OSError, ValueError),
-      self._connection,
-      self._connection.makefile('r') as file,
-    ):
-      for line in file:
-        known = json.loads(line)
-        self._beats[0], self._idle[0] = known['first'], 0.0
-        self._ends |= {int(i): x for i, x in known['ends'].items()}
-        self._lost, self._others = known['lost'], known['progress']
-    self._idle[0] = LOST_SECONDS
-    self._judge()
-
-  def _progress(self, index: int) -> int:
-    """Returns the progress of all processes but 0 and one other."""
-    beats = list(self._beats.items())
-    return sum(beat['progress'] for i, beat in beats if i not in (0, index))
-
-  def _own(self, end: list[Any] | None = None) -> dict[str, Any]:
-    return {
-      'index': self._index,
-      'host': socket.gethostname(),
-      'pid': os.getpid(),
-      'phase': watchdog.current(),
-      'progress': watchdog.count(),
-      'end': end,
-    }
-
-  def run(self) -> None:
-    before = 0
-    while not self._done:
-      self._beat()
-      if self._waits and self._others != before:
-        watchdog.others_progress()
-      before = self._others
-      self._judge()
-      time.sleep(BEAT_SECONDS)
-
-  def _beat(self, end: list[Any] | None = None) -> None:
-    """Sends a heartbeat to process 0."""
-    for index in (0,) if self._index else range(1, self._count):
-      self._idle[index] += BEAT_SECONDS
-    if self._index:
-      with contextlib.suppress(OSError):  # `_read` sees it
-        self._connection.sendall(f'{json.dumps(self._own(end))}\n'.encode())
-    else:
-      self._ends |= {0: end} if end else {}
-      self._others = self._progress(0)
-
-  def _judge(self) -> None:
-    """Ends this process if another one is lost or has failed."""
-    for index, idle in enumerate(self._idle):
-      if idle >= LOST_SECONDS and index not in self._ends and not self._lost:
-        self._lost = f'process {index} is lost'
-        if beat := self._beats.get(index):
-          self._lost = (
-            f'process {index} on {beat["host"]} (pid {beat["pid"]}) is lost, '
-            f'last in phase {beat["phase"]}'
-          )
-        self._lost += (
-          f': it has ended, or has sent no heartbeat for {LOST_SECONDS:.0f} s'
-        )
-        if not self._index:
-          time.sleep(2 * BEAT_SECONDS)  # until all others have read it
-    if self._done:
-      return
-    for index, (reason, code) in list(self._ends.items()):
-      if index != self._index and code != errors.DONE:
-        self._failed += BEAT_SECONDS
-        seconds = GRACE_SECONDS if code == errors.FAILED else SAVED_SECONDS
-        # When process 0 is gone, jax aborts all others.
-        seconds += 3 * BEAT_SECONDS if not self._index else 0.0
-        if self._lost or self._failed > seconds:
-          self._end(f'process {index} has ended: {reason}', code)
-        return
-    if self._lost:
-      self._end(self._lost, errors.PEER_LOST)
-
-  def _end(self, reason: str, code: int) -> NoReturn:
-    watchdog.end(
-      f'{reason}; process {self._index} ends in phase {watchdog.current()}',
-      code=code,
+  def _talk(self, connection: socket.socket) -> None:
+    """Exchanges heartbeats with another process until one of both ends."""
+    beat = json.loads(self._first)
+    closed = contextlib.suppress(OSError, ValueError)
+    with closed, connection, connection.makefile() as lines:
+      connection.settimeout(LOST_SECONDS)
+      if self._index:
+        connection.sendall(self._beat())
+      while not beat['end']:
+        beat = json.loads(lines.readline())
+        self._beats[beat['index']] = beat
+        beats = list(self._beats.values())
+        progress = watchdog.count() + sum(x['progress'] for x in beats)
+        if self._waits and progress != self._progress:
+          watchdog.others_progress()
+        self._progress = progress
+        time.sleep(0.0 if self._index else BEAT_SECONDS)
+        connection.sendall(self._beat())
+    self._others.discard(beat['index'])
+    lost = (
+      f'{beat["process"]} is lost, last in phase {beat["phase"]}: it has '
+      f'ended, or has sent no heartbeat for {LOST_SECONDS:.0f} s'
     )
+    end: list[Any] = beat['end'] or [lost, errors.PEER_LOST]
+    if beat['index'] != self._index:  # else nothing has come
+      self._decide(*end)
+
+  def _beat(self) -> bytes:
+    host, pid = socket.gethostname(), os.getpid()
+    beat = {
+      'index': self._index,
+      'process': f'process {self._index} on {host} (pid {pid})',
+      'phase': watchdog.current(),
+      'progress': watchdog.count() if self._index else self._progress,
+      'end': self._end if self._index else self._verdict,
+    }
+    return f'{json.dumps(beat)}\n'.encode()
+
+  def _decide(self, reason: str, code: int, grace: float = 0.0) -> None:
+    """Ends this process, and in process 0 all, after the end of another."""
+    if code == errors.DONE or self._verdict:
+      return
+    self._cause = self._cause or (reason, code)
+    time.sleep(grace)
+    self._verdict = reason, code = self._cause
+    if not self._index:
+      time.sleep(2 * BEAT_SECONDS)  # until all others have read it
+    where = f'process {self._index} ends in phase {watchdog.current()}'
+    if not self._end:  # else it ends by itself
+      watchdog.end(f'{reason}; {where}', code=code)
 
   @contextlib.contextmanager
   def waiting(self) -> Iterator[None]:
@@ -192,34 +128,23 @@ class Heartbeat(threading.Thread):
     finally:
       self._waits = False
 
-  def fail(self, error: BaseException) -> None:
-    """Tells the others that this process ends with an error.
-
-    It may have failed because another one is lost, as a collective does: the
-    thread then knows it within a few heartbeats, and ends this process.
-    """
-    codes = {
+  def finish(self, error: BaseException | None = None) -> None:
+    """Tells the others how this process ends; process 0 waits for them."""
+    saved = {
       preemption.Preempted: errors.PREEMPTED,
       KeyboardInterrupt: errors.INTERRUPTED,
     }
-    code = codes.get(type(error), errors.FAILED)
-    if code == errors.FAILED:
-      time.sleep(4 * BEAT_SECONDS)
-    self.finish(errors.describe(error), code)
-
-  def finish(self, reason: str = '', code: int = errors.DONE) -> None:
-    """Tells the others how this process ends; process 0 waits for them."""
-    self._done = True
-    self._beat([reason, code])
-    saved = code in (errors.PREEMPTED, errors.INTERRUPTED)
-    end = time.monotonic() + (SAVED_SECONDS if saved else 2 * GRACE_SECONDS)
-    others = range(1, 1 if self._index else self._count)
-    while time.monotonic() < end and any(
-      i not in self._ends and self._idle[i] < LOST_SECONDS for i in others
-    ):
-      time.sleep(0.1)
-    if not self._index and code != errors.DONE:
-      time.sleep(2 * BEAT_SECONDS)  # until all others have read it
-    how = socket.SHUT_WR if self._index else socket.SHUT_RDWR
-    with contextlib.suppress(OSError):
-      self._connection.shutdown(how)
+    code = saved.get(type(error), errors.FAILED if error else errors.DONE)
+    grace = SAVED_SECONDS if code in saved.values() else GRACE_SECONDS
+    if code == errors.FAILED:  # a collective, because another one is lost:
+      time.sleep(4 * BEAT_SECONDS)  # then the thread soon ends this process
+    reason = errors.describe(error) if error else ''
+    self._end = f'process {self._index} has ended: {reason}', code, grace
+    with contextlib.suppress(OSError):  # of a connection that has closed
+      if self._index:
+        self._connection.sendall(self._beat())
+      threading.Thread(target=self._decide, args=self._end, daemon=True).start()
+      limit = time.monotonic() + grace + GRACE_SECONDS
+      while self._others and time.monotonic() < limit:
+        time.sleep(0.05)
+      self._connection.shutdown(socket.SHUT_RDWR)

@@ -113,7 +113,7 @@ def join(place: commands.Place | None, folder: str | None) -> Iterator[None]:
     try:
       yield
     except BaseException as error:
-      beats.fail(error)
+      beats.finish(error)
       raise
     beats.finish()
   jax.distributed.shutdown()

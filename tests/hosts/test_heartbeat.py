@@ -2,7 +2,6 @@
 
 import re
 import socket
-import threading
 import time
 
 import pytest
@@ -23,8 +22,8 @@ def world(monkeypatch):
   monkeypatch.setattr(heartbeat.watchdog, 'end', end)
   monkeypatch.setattr(heartbeat, 'BEAT_SECONDS', 0.02)
   monkeypatch.setattr(heartbeat, 'LOST_SECONDS', 0.5)
-  monkeypatch.setattr(heartbeat, 'GRACE_SECONDS', 0.1)
-  monkeypatch.setattr(heartbeat, 'SAVED_SECONDS', 0.2)
+  monkeypatch.setattr(heartbeat, 'GRACE_SECONDS', 0.5)
+  monkeypatch.setattr(heartbeat, 'SAVED_SECONDS', 0.6)
   monkeypatch.setattr(heartbeat.processes, 'count', lambda: 3)
   first, made = [], []
   monkeypatch.setattr(
@@ -39,7 +38,8 @@ def world(monkeypatch):
   yield made, ends
   for beats in made[::-1]:
     beats.finish()
-    beats.join()
+    beats.join(10)
+    assert not beats.is_alive()
 
 
 def wait(condition):
@@ -51,8 +51,6 @@ def wait(condition):
 
 def test_a_process_whose_connection_closes_is_lost_for_all_others(world):
   made, ends = world
-  made[2]._done = True
-  made[2].join()
   made[2]._connection.shutdown(socket.SHUT_RDWR)
   wait(lambda: ends.keys() >= {0, 1})
   for code, text in (ends[0], ends[1]):
@@ -61,16 +59,16 @@ def test_a_process_whose_connection_closes_is_lost_for_all_others(world):
     assert 'is lost, last in phase ' in text
 
 
-def test_a_silent_process_is_lost(world):
+def test_a_silent_process_is_lost(world, monkeypatch):
   made, ends = world
-  made[1]._done = True  # sends nothing more
+  monkeypatch.setattr(made[1], '_beat', lambda: b'')  # sends nothing
   wait(lambda: ends.keys() >= {0, 2})
   assert all('process 1 on' in ends[i][1] for i in (0, 2))
 
 
 def test_without_answers_process_0_is_lost(world, monkeypatch):
   made, ends = world
-  monkeypatch.setattr(made[0], '_own', threading.Event().wait)  # hangs
+  monkeypatch.setattr(made[0], '_beat', lambda: b'')  # sends nothing
   wait(lambda: ends.keys() >= {1, 2})
   assert all(ends[i][1].startswith('process 0 on') for i in (1, 2))
 
@@ -85,7 +83,7 @@ def test_without_answers_process_0_is_lost(world, monkeypatch):
 )
 def test_the_others_end_as_one_that_failed(error, code, world):
   made, ends = world
-  made[1].fail(error)
+  made[1].finish(error)
   wait(lambda: ends.keys() == {0, 2})
   assert {x for x, _ in ends.values()} == {code}
   kind = type(error).__name__
@@ -97,8 +95,8 @@ def test_those_that_fail_alike_and_those_that_are_done_end_by_themselves(world):
   made[1].finish()
   time.sleep(0.7)
   assert not ends
-  made[2].fail(ValueError('bad'))
-  made[0].fail(ValueError('bad'))
+  made[2].finish(ValueError('bad'))
+  made[0].finish(ValueError('bad'))
   assert not ends
 
 
