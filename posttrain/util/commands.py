@@ -50,22 +50,21 @@ class Flag:
   Fields:
     help: its meaning, for `--help`.
     value: placeholder of the value, such as 'PATH'; '' = one for the type.
-    if_absent: the default in words, where the value alone is unclear.
+    if_absent: the default in words, where the value alone is unclear; None =
+      the flag must be given.
     choices: the allowed values; () = any.
     least: lowest allowed number.
     most: highest allowed number.
     by_position: whether it is given without a name, in the order of fields.
-    repeated: whether it is the list of overrides.
   """
 
   help: str
   value: str = ''
-  if_absent: str = ''
+  if_absent: str | None = ''
   choices: tuple[str, ...] = ()
   least: float = -math.inf
   most: float = math.inf
   by_position: bool = False
-  repeated: bool = False
 
 
 def flag(default: Any, help: str, **rules: Any) -> Any:
@@ -77,14 +76,13 @@ def flag(default: Any, help: str, **rules: Any) -> Any:
 
 def required(value: str, help: str, **rules: Any) -> Any:
   """Returns a dataclass field: a flag that must be given."""
-  return dataclasses.field(metadata={'flag': Flag(help, value, **rules)})
+  return dataclasses.field(metadata={'flag': Flag(help, value, None, **rules)})
 
 
-def several(value: str, help: str, **rules: Any) -> Any:
+def several(value: str, help: str) -> Any:
   """Returns a dataclass field: a flag given any number of times, a list."""
-  rules.setdefault('if_absent', 'none')
   return dataclasses.field(
-    default_factory=list, metadata={'flag': Flag(help, value, **rules)}
+    default_factory=list, metadata={'flag': Flag(help, value, 'none')}
   )
 
 
@@ -161,7 +159,6 @@ def overrides() -> Any:
     'VALUE',
     'Sets a key of the config; any number of them, applied in order. All keys, '
     'with defaults and meanings: posttrain/schema/.',
-    repeated=True,
   )
 
 
@@ -321,7 +318,6 @@ class Parser(Generic[T]):
     self._flags: dict[str, Flag] = {}
     self._overrides = ''  # the field with the overrides, if any
     self._bools: set[str] = set()
-    self._required: list[str] = []
     self.parser = _ArgumentParser(
       usage=argparse.SUPPRESS,
       description=(doc or '').strip(),
@@ -331,39 +327,29 @@ class Parser(Generic[T]):
       argument_default=argparse.SUPPRESS,
       allow_abbrev=False,
     )
+    kinds = typing.get_type_hints(kind)
     for field in dataclasses.fields(typing.cast(Any, kind)):
-      self._add(field)
-
-  def _add(self, field: dataclasses.Field) -> None:
-    """Adds the argument of a flag."""
-    rules = self._flags[field.name] = field.metadata['flag']
-    kind = field.type  # of an option of the schema, it is annotated
-    if typing.get_origin(kind) is typing.Annotated:
-      kind = typing.get_args(kind)[0]
-    base = next(x for x in _TYPES if kind in (x, x | None))
-    read, placeholder = _TYPES[base]
-    missing = dataclasses.MISSING
-    is_required = field.default is missing and field.default_factory is missing
-    default = rules.if_absent or str(field.default) or "''"
-    default = 'required' if is_required else f'default: {default}'
-    options: dict[str, Any] = {
-      'help': f'{rules.help} ({default})'.replace('%', '%%'),
-      'metavar': rules.value or '|'.join(rules.choices) or placeholder,
-      'type': read,
-      'choices': rules.choices or None,
-    }
-    label = f'--{field.name}'
-    if base is bool:
-      self._bools.add(label)
-    if base == list[str]:
-      options |= {'nargs': '+'} if rules.by_position else {'action': 'append'}
-    if rules.repeated:
-      self._overrides, label = field.name, '--config.KEY'
-    elif rules.by_position:
-      label = field.name
-    elif is_required:
-      self._required.append(field.name)
-    self.parser.add_argument(label, **options)
+      rules = self._flags[field.name] = field.metadata['flag']
+      base = next(x for x in _TYPES if kinds[field.name] in (x, x | None))
+      read, placeholder = _TYPES[base]
+      label = field.name if rules.by_position else f'--{field.name}'
+      options: dict[str, Any] = {}
+      if base is bool:
+        self._bools.add(label)
+      elif base == list[str]:
+        options = {'nargs': '+'} if rules.by_position else {'action': 'append'}
+      elif base == list[tuple[str, str]]:
+        self._overrides, label = field.name, '--config.KEY'
+      absent = rules.if_absent or str(field.default) or "''"
+      absent = 'required' if rules.if_absent is None else f'default: {absent}'
+      self.parser.add_argument(
+        label,
+        help=f'{rules.help} ({absent})'.replace('%', '%%'),
+        metavar=rules.value or '|'.join(rules.choices) or placeholder,
+        type=read,
+        choices=rules.choices or None,
+        **options,
+      ).required = rules.if_absent is None
 
   def run(
     self,
@@ -435,9 +421,6 @@ class Parser(Generic[T]):
         f'arguments must be flags of this command: got {extra[0]!r}{near}; '
         '--help lists all'
       )
-    # argparse would name a missing flag before one that is misspelt.
-    if missing := [x for x in self._required if x not in values]:
-      raise ValueError(f'--{missing[0]} must be given')
     for name, value in values.items():
       low, high = self._flags[name].least, self._flags[name].most
       if isinstance(value, int | float) and not low <= value <= high:
