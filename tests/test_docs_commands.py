@@ -17,7 +17,7 @@ from tests.test_docs import PAGES, ROOT
 START = 'python -m posttrain.main '
 ENDS = ('&', '&&', '|', ';')
 # The reader of this page adds these options; test_extending.py does so, too.
-ADDED = ('listen', 'sapo', 'qwen2_0p5b')
+ADDED = ('listen', 'sapo', 'env=repeat', 'qwen2_0p5b')
 FILES = {  # those of the commands, and of their examples
   'data.jsonl': [{'prompt': 'a', 'completion': 'b'}],
   'prompts.jsonl': [{'prompt': 'a', 'answer': 'b'}],
