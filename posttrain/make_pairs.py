@@ -130,7 +130,7 @@ def _sample(flags: Flags) -> tuple[list[Any], str]:
     player.driver,
     flags.pairs,
     flags.seed,
-    stage.rollout.max_errors,
+    stage.rollout.max_error_share,
   )
   return pairs, count.line()
 

@@ -25,9 +25,8 @@ def train(stage: job.Job, stop: preemption.Signal) -> None:
   Raises:
     Preempted: `stop` was requested; everything is saved.
     NonFiniteError: too many gradients in a row were not finite.
-    TooManyErrors: environments failed too often in one step.
-    TooManyFaults: a reward function failed too often in a row.
-    NoReward: no rollout had a reward, because rewards or episodes failed.
+    TooManyErrors: environments or rewards failed for too many rollouts of a
+      step, or for all of a stage.
     TooManyThreads, EnvError, EndpointError: see `Job.next_item`.
   """
   state, clock = stage.learner.state, stage.logbook.clock

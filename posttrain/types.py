@@ -142,7 +142,7 @@ class Rollout:
   samples: tuple[Sample, ...]
   score: Score
   stop_reason: str  # one of `STOP_REASONS`
-  error: str | None = None  # error message, if stop_reason is 'error'
+  error: str | None = None  # why its episode or a reward failed
   # In order; () for a replayed demonstration, or after an error.
   turns: tuple[Turn, ...] = ()
 

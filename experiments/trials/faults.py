@@ -179,11 +179,15 @@ def rewards(scratch: base.Scratch) -> str:
       'fn': f'{MODULE}:reward',
       'kwargs': {'fault': fault, 'folder': str(calls)},
       'timeout': 5.0,
-      'isolate': True,
     }
     for name, fault in names.items()
   }
-  done = base.command(base.MAIN, *scratch.tiny(workdir, rewarded(entries)))
+  done = base.command(
+    base.MAIN,
+    *scratch.tiny(
+      workdir, rewarded(entries), '--config.grpo.rollout.max_error_share=1'
+    ),
+  )
   base.expect(done, base.DONE)
   rows = [row for row in base.rows(workdir) if row['stage'] == 'grpo']
   for name, fault in names.items():
@@ -196,7 +200,7 @@ def rewards(scratch: base.Scratch) -> str:
 
 @base.trial('rewards', 'a stage whose every reward failed ends with code 3')
 def no_reward(scratch: base.Scratch) -> str:
-  entry = {'fn': 'experiments.trials.faulty:never', 'isolate': True}
+  entry = {'fn': 'experiments.trials.faulty:never'}
   argv = scratch.tiny(scratch.folder / 'run', rewarded({'x': entry}))
   done = base.command(base.MAIN, *argv)
   base.expect_line(done, base.NO_REWARD)
@@ -224,7 +228,7 @@ def environments(scratch: base.Scratch) -> str:
       '--config.grpo.rollout.env_timeout=2',
       '--config.grpo.eval.prompts=2',
       '--config.grpo.eval.samples=0',
-      '--config.grpo.rollout.max_errors=999',
+      '--config.grpo.rollout.max_error_share=1',
     )
     base.expect(done, base.DONE)
     lines = [

@@ -43,8 +43,8 @@ _RESUMABLE = (
   r'^([^.]+\.)?model\.attention$',
   # A server's address and retries, but not its model; the time limits and the
   # permitted faults of reward functions and environments.
-  r'\.(base_url|api_key_env|timeout|tries|concurrency|max_faults)$',
-  r'\.rollout\.(env_timeout|max_errors)$',
+  r'\.(base_url|api_key_env|timeout|tries|concurrency)$',
+  r'\.rollout\.(env_timeout|max_error_share)$',
   # Where environments are called.
   r'\.rollout\.(workers|num_workers)$',
 )

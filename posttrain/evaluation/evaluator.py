@@ -38,7 +38,7 @@ class EvalTasks:
     suite: the prompts of `eval.suite`.
     max_length: tokens of the longest prompt with all turns that may follow it.
     cfg: the evaluation's options.
-    max_errors: number of errors of environments that an evaluation tolerates.
+    max_error_share: largest share of the episodes that may fail.
   """
 
   def __init__(
@@ -47,7 +47,7 @@ class EvalTasks:
     renderer: rendering.Renderer,
     cfg: schema.Eval,
     seed: int,
-    max_errors: int = 0,
+    max_error_share: float = 0.0,
     env_timeout: float = schema.Rollout.env_timeout,
   ):
     """Draws the tasks and renders their prompts.
@@ -57,7 +57,7 @@ class EvalTasks:
       renderer: renders the prompts to tokens.
       cfg: the evaluation's options.
       seed: seed of the draw.
-      max_errors: number of errors of environments that an evaluation tolerates.
+      max_error_share: largest share of the episodes that may fail.
       env_timeout: time limit of a call of an environment's source, in seconds.
 
     Raises:
@@ -66,7 +66,7 @@ class EvalTasks:
         for `eval.best`.
     """
     self.cfg = cfg
-    self.max_errors = max_errors
+    self.max_error_share = max_error_share
     self.by_env = {}
     self.selection: tuple[types.Task, ...] = ()
     self.counts: dict[str, int] = {}
@@ -221,7 +221,7 @@ class Evaluator:
         }
       metrics |= part.named(self._measure(part))
     rollouts = [x for part in sets for x in part.rollouts]
-    errors = statistics.errors(rollouts, self.tasks.max_errors)
+    errors = statistics.failures(rollouts, self.tasks.max_error_share)
     if errors:
       logging.getLogger('absl').warning(
         '%d of %d episodes of the evaluation failed and are in no mean, the '

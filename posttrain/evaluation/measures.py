@@ -24,7 +24,6 @@ from posttrain.rollout import grading
 # {environment: {name: the rewards of this function alone, with weight 1}}
 Functions = Mapping[str, Mapping[str, grading.Rewards]]
 Score = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
-_UNBOUNDED = 2**31  # faults in a row: an evaluation reports them
 # A measure of each task, None for a task without it, and the tasks' weights in
 # the mean.
 Values = tuple[list[float | None], list[float]]
@@ -49,7 +48,7 @@ def functions(
     env: {
       name: grading.Rewards(
         env,
-        {name: dataclasses.replace(cfg, weight=1.0, max_faults=_UNBOUNDED)},
+        {name: dataclasses.replace(cfg, weight=1.0)},
         reward_model=reward_model,
       )
       for name, cfg in entry.rewards.items()

@@ -16,31 +16,49 @@ import numpy as np
 
 from posttrain import types
 from posttrain.metrics import estimates
+from posttrain.util import errors
 
 
 class TooManyErrors(RuntimeError):
-  """Environments failed more often than the budget allows."""
+  """Episodes and rewards failed for more rollouts than may fail."""
 
-  def __init__(self, message: str, errors: tuple[str, ...]):
+  def __init__(
+    self, message: str, failures: tuple[str, ...], code: int = errors.FAILED
+  ):
     super().__init__(message)
-    self.errors = errors  # one per dropped episode
+    self.errors, self.exit_code = failures, code
 
 
-def errors(rollouts: Sequence[types.Rollout], budget: int) -> tuple[str, ...]:
-  """Returns the errors of environments, one per failed rollout.
+def failures(
+  rollouts: Sequence[types.Rollout],
+  limit: float,
+  faults: tuple[str, ...] = (),
+  has_rewards: bool = True,
+) -> tuple[str, ...]:
+  """Returns the errors of episodes, one per failed episode, and of rewards.
+
+  Args:
+    rollouts: the graded rollouts of a step; each counts once.
+    limit: `rollout.max_error_share`.
+    faults: the errors of rewards, one per call.
+    has_rewards: whether a rollout of the stage has had a reward.
 
   Raises:
-    TooManyErrors: more than `budget` rollouts failed (`rollout.max_errors`).
+    TooManyErrors: a larger share of the rollouts failed.
   """
-  failures = tuple(r.error for r in rollouts if r.stop_reason == 'error')
-  if len(failures) > budget:
+  episodes = tuple(r.error for r in rollouts if r.stop_reason == 'error')
+  failed = sum(r.error is not None for r in rollouts)
+  if failed / max(len(rollouts), 1) > limit:
+    first = '; '.join([*faults, *episodes][:3])
     raise TooManyErrors(
-      f'environments must fail at most rollout.max_errors={budget} times: got '
-      f'{len(failures)}, the first: {failures[0]}; fix the environment, or '
-      'raise the budget',
-      failures,
+      'episodes and rewards must fail for at most rollout.max_error_share='
+      f'{limit:g} of the rollouts: got {failed} of {len(rollouts)}'
+      f'{"" if has_rewards else " and no reward in the stage"}, the first '
+      f'errors: {first}; fix the environment or the reward, or raise the share',
+      (*episodes, *faults),
+      errors.FAILED if has_rewards else errors.NO_REWARD,
     )
-  return failures
+  return *episodes, *faults
 
 
 def survivors(rollouts: Sequence[types.Rollout]) -> list[types.Rollout]:

@@ -25,6 +25,7 @@ import numpy as np
 from posttrain import schema, types
 from posttrain.chat import tokenizers
 from posttrain.envs import base
+from posttrain.metrics import statistics
 from posttrain.util import errors
 
 Batch = types.Batch | types.PairBatch
@@ -88,12 +89,6 @@ def rows(played: Mapping[str, Played]) -> Iterator[dict[str, Any]]:
           'error': rollout.error,
           'advantage': advantages.get(rollout.uid),
         }
-
-
-class NoReward(RuntimeError):
-  """No rollout of a stage had a reward, because rewards or episodes failed."""
-
-  exit_code = errors.NO_REWARD
 
 
 @dataclasses.dataclass
@@ -169,14 +164,16 @@ class Tally:
     """Checks that a finished stage had rewards.
 
     Raises:
-      NoReward: it had none, because rewards or episodes failed.
+      TooManyErrors: it had none, because rewards or episodes failed.
     """
     broken = [x for x in self._envs.values() if x.is_broken]
     if broken and not self.has_rewards:
-      raise NoReward(
+      raise statistics.TooManyErrors(
         f'stage {stage!r} must get rewards: got none in {self._steps} steps, '
         f'after {sum(x.failures for x in broken)} failures of episodes or '
-        f'reward functions, the last: {broken[-1].last}'
+        f'reward functions, the last: {broken[-1].last}',
+        (),
+        errors.NO_REWARD,
       )
 
   def warn(self, stage: str) -> None:

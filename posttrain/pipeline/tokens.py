@@ -236,6 +236,9 @@ class TokenPipeline(batches.Pipeline):
 
     Returns:
       (environment -> its groups by round, errors of episodes and rewards)
+
+    Raises:
+      TooManyErrors: too many rollouts failed, of all rounds together.
     """
     # A round plays all wanted tasks. The first has `prompts_per_step` of any
     # environment; a further one has a task for each group without credit, of
@@ -255,9 +258,6 @@ class TokenPipeline(batches.Pipeline):
       sampled = samplers.sample(draws, self._players)
       for name, group in zip(names, sampled, strict=True):
         groups[name].append(group)
-      # Stop at too many failed episodes: of all rounds, not of this one.
-      played += [r for found in groups.values() for x in found for r in x]
-      errors = statistics.errors(played, self._stage.rollout.max_errors)
       # Call the rewards, of all environments side by side.
       tasks = [
         self._environments[name].grade(found, self._rewards[name])
@@ -265,19 +265,11 @@ class TokenPipeline(batches.Pipeline):
       ]
       idle = []
       for name, result in zip(groups, side_by_side.run(tasks), strict=True):
-        try:
-          graded = result.result()
-        except grading.TooManyFaults as error:
-          error.errors = errors + faults + error.errors
-          if self.tally.has_rewards:
-            raise
-          raise grading.OnlyFaults(
-            f'no rollout of the stage has had a reward so far: {error}',
-            error.errors,
-          ) from error
+        graded = result.result()
         faults += graded.errors
         rollouts = [rollout for group in graded.groups for rollout in group]
-        failures = [r.error for r in rollouts if r.error is not None]
+        played += rollouts
+        failures = [r.error for r in rollouts if r.stop_reason == 'error']
         failures += graded.errors
         usable = sum(map(len, graded.usable))
         self.tally.add_env(name, len(rollouts), usable, failures)
@@ -288,7 +280,12 @@ class TokenPipeline(batches.Pipeline):
           idle += [name for group in graded.usable if lacks_credit(group)]
       wanted = _in_turns(idle, further)[:left]
       further.update(wanted)
-    return rounds, errors + faults
+    return rounds, statistics.failures(
+      played,
+      self._stage.rollout.max_error_share,
+      faults,
+      has_rewards=self.tally.has_rewards or not self.learns_by_trial,
+    )
 
   def _draw(self, name: str | None) -> tuple[str, samplers.Draw]:
     """Draws one of an environment's tasks, and the group's uids.

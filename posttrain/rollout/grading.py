@@ -19,8 +19,8 @@ A user's function runs in a process of its own; one with a judge, with
 the function raises, exceeds its timeout, returns the wrong number of rewards,
 or a value that is neither None nor a number of at most `worker.LARGEST`. The
 affected rollouts then have no reward at all: all of the call, or those with a
-bad value. Each fault is logged and counted. More than `max_faults` calls in a
-row that leave most of their rollouts without a reward end the run.
+bad value. Each fault is logged and counted; those rollouts count as failed, as
+those of failed episodes do, and `rollout.max_error_share` bounds their share.
 
 Functions are called one after another; those whose judge is on a server wait
 for it at the same time, each in a thread of its own, those of other
@@ -56,20 +56,6 @@ ARGUMENTS = (
   'rollouts',
   *_LOGGERS,
 )
-
-
-class TooManyFaults(RuntimeError):
-  """More faults of a reward in a row than its budget allows."""
-
-  def __init__(self, message: str, errors: tuple[str, ...]):
-    super().__init__(message)
-    self.errors = errors  # all errors of the step
-
-
-class OnlyFaults(TooManyFaults):
-  """TooManyFaults in a stage where no rollout has had a reward yet."""
-
-  exit_code = errors.NO_REWARD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,14 +291,11 @@ class Rewards:
     self._cfg, columns = cfg, functools.cache(columns)
     self._judges = _look_up((entry.judge for entry in cfg.values()), judge)
     self._models = _look_up((x.model for x in cfg.values()), reward_model)
-    self._keys = {name: f'envs.{env}.rewards.{name}' for name in cfg}
     self.functions = {
-      name: Function(self._keys[name], entry, columns, workers)
+      name: Function(f'envs.{env}.rewards.{name}', entry, columns, workers)
       for name, entry in cfg.items()
       if entry.fn is not None
     }
-    # Faulty calls in a row; a resumed run starts from 0.
-    self._in_row = dict.fromkeys(cfg, 0)
 
   def __call__(self, rollouts: Sequence[types.Rollout]) -> Rewarded:
     """Returns the result of `task`."""
@@ -327,14 +310,13 @@ class Rewards:
         reward = sum_k weight_k r_k    over the k where r_k is not None
 
     The reward is None if all r_k are, or if the call of a function failed: a
-    partial sum is on another scale. A rollout without samples, which is one
-    that failed, stays as it is.
+    partial sum is on another scale; the rollout's `error` then says why. A
+    rollout without samples, which is one that failed, stays as it is.
 
     Returns:
       (the rollouts with their rewards, metrics, errors of the functions)
 
     Raises:
-      TooManyFaults: a function or a model failed too many times in a row.
       EndpointError: a judge's server is away.
     """
     alive = [r for r in rollouts if r.samples]
@@ -342,21 +324,9 @@ class Rewards:
       return list(rollouts), {}, ()
     results = yield from self._results(alive)
     errors = tuple(x.error for x in results.values() if x.error is not None)
-    for name, result in results.items():
-      # A fault is a call that leaves most rollouts without a reward.
-      failed = 2 * len(result.failed) > len(result.rewards)
-      self._in_row[name] = count = self._in_row[name] + 1 if failed else 0
-      cfg, key = self._cfg[name], self._keys[name]
-      if count > cfg.max_faults:
-        raise TooManyFaults(
-          f'{key}: {cfg.fn or cfg.model} must fail at most max_faults='
-          f'{cfg.max_faults} times in a row: got {count}, the last: '
-          f'{result.error}',
-          errors,
-        )
     # 1. The rollouts' sums.
-    failed = frozenset().union(*(x.failed for x in results.values()))
-    scores = {}
+    failed = {i: x.error for x in results.values() for i in x.failed}
+    scored = {}
     for i, rollout in enumerate(alive):
       summands = {name: x.rewards[i] for name, x in results.items()}
       known = [
@@ -364,10 +334,13 @@ class Rewards:
         for name, value in summands.items()
         if value is not None
       ]
-      scores[rollout.uid] = dataclasses.replace(
+      score = dataclasses.replace(
         rollout.score,
         reward=None if i in failed or not known else sum(known),
         summands=summands,
+      )
+      scored[rollout.uid] = dataclasses.replace(
+        rollout, score=score, error=failed.get(i)
       )
     # 2. The means of the summands, and what their functions have measured.
     metrics = {}
@@ -376,14 +349,7 @@ class Rewards:
       if known:
         metrics[f'rewards/{name}'] = float(np.mean(known))
       metrics |= {f'rewards/{name}/{k}': v for k, v in result.metrics.items()}
-    return (
-      [
-        dataclasses.replace(r, score=scores[r.uid]) if r.uid in scores else r
-        for r in rollouts
-      ],
-      metrics,
-      errors,
-    )
+    return [scored.get(r.uid, r) for r in rollouts], metrics, errors
 
   def _results(
     self, rollouts: Sequence[types.Rollout]

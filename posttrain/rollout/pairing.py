@@ -60,7 +60,7 @@ def make(
   driver: episodes.Driver,
   cfg: schema.MadePairs,
   seed: int,
-  max_errors: int,
+  max_error_share: float,
   split: str = 'train',
 ) -> tuple[list[preferences.Preference], Count]:
   """Samples answers to tasks of every environment, and pairs them.
@@ -70,7 +70,7 @@ def make(
     driver: runs the episodes with its engine's weights.
     cfg: options of the pairs and of sampling.
     seed: the seed of the tasks and of the choice among answers.
-    max_errors: the most failed episodes.
+    max_error_share: the largest share of failed episodes.
     split: 'train', or 'eval': `cfg.eval_prompts` of the held-out tasks.
 
   Raises:
@@ -119,7 +119,7 @@ def make(
         for same in (list(by_prompt.values()) or [[]])
         for chosen, rejected in _choose(same, cfg.per_prompt, count)
       ]
-  statistics.errors(all_rollouts, max_errors)
+  statistics.failures(all_rollouts, max_error_share)
   if not pairs:
     raise ValueError(
       f'answers to the {split} split must be both correct and incorrect to '

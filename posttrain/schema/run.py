@@ -227,9 +227,10 @@ class Rollout(bounds.Options):
   prefill_rows: bounds.Count = 32
   # Number of tokens of a prompt prefilled at a time.
   prefill_tokens: bounds.Count = 32
-  # Largest number of environment errors in one step, or one evaluation; one
-  # more stops the run. An error drops its episode and is never a reward.
-  max_errors: bounds.CountOrZero = 10
+  # Largest share of the rollouts of a step (or of an evaluation) that fail, in
+  # their episode or in a reward; more stop the run. They leave their groups,
+  # which is not a reward of 0. 1 = never stop.
+  max_error_share: bounds.Share = 0.5
   # Number of threads for blocking environments, which wait for a network or a
   # process.
   env_threads: bounds.Count = 32

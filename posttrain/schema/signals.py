@@ -199,10 +199,6 @@ class RewardFn(bounds.Options):
   # Memory that an isolated function may allocate after its import, in MiB of
   # address space, which libraries of GPUs reserve as well; None = no limit.
   memory: Annotated[int | None, bounds.within(1, 2**24)] = None
-  # Largest number of consecutive calls, of a function or a model, in which
-  # faults leave more than half of the rollouts without a reward (which is not a
-  # reward of 0); one more stops the run.
-  max_faults: bounds.CountOrZero = 3
 
   def __post_init__(self):
     super().__post_init__()

@@ -14,16 +14,15 @@ from posttrain.decode import engines
 from posttrain.evaluation import evaluator
 from posttrain.metrics import statistics
 from posttrain.pipeline import batches
-from posttrain.rollout import calls, env_calls, frozen_models, grading
+from posttrain.rollout import calls, env_calls, frozen_models
 from posttrain.stage import learner, logbook, resume
 from posttrain.training import arrays, token_export
 from posttrain.util import memory, preemption
 
 # Failures of environments, reward functions and servers, after which the run
-# can be resumed: the types that list the errors of a step, and all types.
-_LISTED = statistics.TooManyErrors, grading.TooManyFaults
+# can be resumed.
 _FAILURES = (
-  *_LISTED,
+  statistics.TooManyErrors,
   calls.TooManyThreads,
   env_calls.EnvError,
   calls.EndpointError,
@@ -133,8 +132,7 @@ class Job:
     The step before is saved if environments, rewards or servers fail.
 
     Raises:
-      TooManyErrors: too many environments failed; written as well.
-      TooManyFaults: a reward function failed too often; written as well.
+      TooManyErrors: too many rollouts failed; their errors are written too.
       TooManyThreads: too many calls were given up.
       EnvError: an environment's source of tasks failed.
       EndpointError: a server did not answer.
@@ -145,7 +143,7 @@ class Job:
     try:
       item, self.prefetched = self.prefetched or next(pipeline), None
     except _FAILURES as error:
-      if isinstance(error, _LISTED):
+      if isinstance(error, statistics.TooManyErrors):
         self.logbook.write_errors(step, error.errors)
       if step - 1 > self.step and not self.saves_at(step - 1):
         self.save(step - 1, state, before)
@@ -298,7 +296,7 @@ class Job:
     Also checks that the stage had rewards, and logs hints about them.
 
     Raises:
-      NoReward: it had none, because rewards or episodes failed.
+      TooManyErrors: it had none, because rewards or episodes failed.
     """
     best = self.selection
     if best is not None and best.is_over and processes.is_first():

@@ -217,7 +217,7 @@ def _make(own: models.Models, split: str) -> list[preferences.Preference]:
     models.make_driver(components, decoder),
     stage.pairs,
     components.cfg.seed,
-    stage.rollout.max_errors,
+    stage.rollout.max_error_share,
     split,
   )
   print(f'made {count.line()}, {split} split', file=sys.stderr)

@@ -132,7 +132,7 @@ def make(
       renderer,
       stage.eval,
       cfg.seed,
-      stage.rollout.max_errors,
+      stage.rollout.max_error_share,
       stage.rollout.env_timeout,
     )
   # The fraction is above 0 as well where another option names held-out pairs.

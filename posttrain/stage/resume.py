@@ -35,7 +35,7 @@ def end_of(cfg: schema.Run, name: str, workdir: str) -> int | None:
   Raises:
     ValueError: it was trained for more steps than the config has, or it has
       steps left to train, but a later stage has begun.
-    NoReward: no rollout of the finished stage had a reward, because reward
+    TooManyErrors: no rollout of the finished stage had a reward, because reward
       functions or episodes failed.
   """
   host, unread, later = processes.on(0, lambda: _trained(cfg, name, workdir))

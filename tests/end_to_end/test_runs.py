@@ -135,7 +135,6 @@ def test_an_error_while_prefetching_is_raised_when_the_batch_is_due():
   'error',
   [
     endpoints.EndpointError('away'),
-    grading.TooManyFaults('x', ('a',)),
     statistics.TooManyErrors('x', ('a',)),
     calls.TooManyThreads('x'),
     env_calls.EnvError('x'),

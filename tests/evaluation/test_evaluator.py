@@ -59,20 +59,18 @@ def _sharp():
   return {**params, 'embed': {'table': 2.0 * params['embed']['table']}}
 
 
-def _tasks(env=TOY, max_errors=100, **options):
+def _tasks(env=TOY, **options):
   options = {'prompts': 4, 'samples': 3, 'max_tokens': 8, **options}
   tasks = evaluation.EvalTasks(
-    {'toy': env}, RENDERER, schema.Eval(**options), 0, max_errors
+    {'toy': env}, RENDERER, schema.Eval(**options), 0, 1.0
   )
   assert tasks.max_length <= WIDTH
   return tasks
 
 
-def _evaluator(
-  env=TOY, params=None, max_errors=100, scorer=None, measures=None, **options
-):
+def _evaluator(env=TOY, params=None, scorer=None, measures=None, **options):
   """An evaluator of one environment, and its driver."""
-  tasks = _tasks(env, max_errors, **options)
+  tasks = _tasks(env, **options)
   engine = toys.engine()
   engine.set_params(toys.params() if params is None else params, 0)
   driver = Recorder(engine, RENDERER, WIDTH)
@@ -352,11 +350,13 @@ def test_errors_are_counted_and_left_out_of_the_means():
 def test_too_many_errors_stop_the_run():
   env = Failing('toy', schema.Arithmetic())
   env.even = False
-  values, answers, *_ = _evaluator(env, max_errors=4)[0].measure()
+  evaluator, _ = _evaluator(env)
+  values, answers, *_ = evaluator.measure()
   assert values == {'eval/errors/toy': 4, 'eval/stop/error/toy': 1.0}
   assert all('odd' in answer.error for answer in answers)
-  with pytest.raises(statistics.TooManyErrors, match='got 4, the first: toy/'):
-    _evaluator(env, max_errors=3)[0].measure()
+  evaluator.tasks.max_error_share = 0.9
+  with pytest.raises(statistics.TooManyErrors, match='got 4 of 4'):
+    evaluator.measure()
 
 
 def test_evaluation_does_not_change_the_batches_of_training(monkeypatch):

@@ -96,12 +96,11 @@ def test_reward_functions_have_their_own_values(byte_renderer, monkeypatch):
 def test_functions_that_fail_are_errors_and_end_no_run(
   byte_renderer, monkeypatch
 ):
-  bad = schema.RewardFn(fn='json:loads', max_faults=0)  # takes no columns
+  bad = schema.RewardFn(fn='json:loads')  # takes no columns
   measure = measure_of(byte_renderer, monkeypatch, bad=bad)
-  for _ in range(2):
-    values, (error,) = measure('e', [rollout('abc')])
-    assert values == {'reward/bad': ([None], [1.0])}
-    assert error.startswith('envs.e.rewards.bad')
+  values, (error,) = measure('e', [rollout('abc')])
+  assert values == {'reward/bad': ([None], [1.0])}
+  assert error.startswith('envs.e.rewards.bad')
 
 
 def test_nll_is_the_mean_over_the_demonstrations_tokens(byte_renderer):

@@ -37,6 +37,21 @@ def _rollout(
 FAILED = _rollout(stop_reason='error')
 
 
+@pytest.mark.parametrize('share', [0.0, 0.5, 1.0])
+@pytest.mark.parametrize('episodes, faulty', [(0, 0), (0, 2), (2, 1)])
+def test_a_share_of_a_steps_rollouts_may_fail(episodes, faulty, share):
+  sound = _rollout()
+  bad = dataclasses.replace(sound, error='f')
+  rollouts = [FAILED] * episodes + [bad] * faulty + [sound] * 4
+  try:
+    errors = statistics.failures(rollouts[:4], share, ('a fault',))
+    assert episodes + faulty <= 4 * share
+  except statistics.TooManyErrors as error:
+    assert episodes + faulty > 4 * share
+    errors = error.errors
+  assert errors == ('it broke',) * episodes + ('a fault',)
+
+
 def test_samples_is_a_mean_over_rollouts_that_have_any():
   one = _rollout()
   two = dataclasses.replace(one, samples=one.samples * 2)

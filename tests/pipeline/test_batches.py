@@ -8,7 +8,7 @@ import pytest
 
 from posttrain import schema, types
 from posttrain.chat import tokenizers
-from posttrain.metrics import writers
+from posttrain.metrics import statistics, writers
 from posttrain.pipeline import batches
 from tests.algorithms import two_turns
 
@@ -70,7 +70,7 @@ def test_stage_whose_rewards_all_failed_is_refused_also_after_a_resume():
   resumed.add_env('b', 2, 0, ['y\n' * 1000])
   resumed.add_step(False)
   with pytest.raises(
-    batches.NoReward, match='none in 4 steps, after 4'
+    statistics.TooManyErrors, match='none in 4 steps, after 4'
   ) as error:
     resumed.check('grpo')
   assert error.value.exit_code == 3

@@ -11,9 +11,9 @@ from posttrain import schema
 from posttrain.algorithms import sft
 from posttrain.chat import rendering, tokenizers
 from posttrain.envs import registry
+from posttrain.metrics import statistics
 from posttrain.pipeline import batches, environments
 from posttrain.pipeline import tokens as token_pipeline
-from posttrain.rollout import grading
 from tests import fixtures
 
 
@@ -71,21 +71,23 @@ def test_joined_rows_hold_the_same_samples_with_less_padding():
   assert one.ce_count == four.ce_count
 
 
-@pytest.mark.parametrize('rewarded, code', [(0, 3), (1, None)])
+@pytest.mark.parametrize('rewarded, code', [(0, 3), (1, 1)])
 def test_exit_code_tells_whether_any_rollout_had_a_reward(
   monkeypatch, rewarded, code
 ):
-  def grade(self, *args):
-    raise grading.TooManyFaults('f must fail at most', ('a fault',))
+  def grade(self, groups, _):
+    failed = [[dataclasses.replace(x, error='f') for x in y] for y in groups]
+    return environments.Graded(failed, [], {}, ('f failed',))
     yield
 
   monkeypatch.setattr(environments.Environment, 'grade', grade)
   pipeline = _pipeline()
   pipeline.tally = batches.Tally(('a',))
-  pipeline.tally.add_env('a', 4, rewarded, ['x'] * 3)
-  with pytest.raises(grading.TooManyFaults, match='f must fail at') as stopped:
+  pipeline.learns_by_trial = ('a',)
+  pipeline.tally.add_env('a', 4, rewarded, ())
+  with pytest.raises(statistics.TooManyErrors, match='f failed') as stopped:
     next(pipeline)
-  assert getattr(stopped.value, 'exit_code', None) == code
+  assert stopped.value.exit_code == code
 
 
 def test_rollouts_of_several_samples_get_more_micro_batches(tmp_path):

@@ -3,7 +3,6 @@
 import threading
 
 ended = threading.Event()  # ends `hangs`
-turns = []  # of `by_turns`
 
 
 def length(completions, judge, answer):
@@ -62,11 +61,6 @@ def broken(rollouts):
 def hangs(rollouts):
   ended.wait()
   return [5.0 for _ in rollouts]
-
-
-def by_turns(rollouts):
-  """Calls the next function of `turns`, by its name here."""
-  return globals()[turns.pop(0)](rollouts)
 
 
 def nan_first(rollouts):

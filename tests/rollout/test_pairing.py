@@ -68,10 +68,9 @@ def _assistant(text):
 
 
 def make(script, split='train', change=lambda i, rollout: rollout, **options):
-  max_errors = options.pop('max_errors', 0)
   cfg = schema.MadePairs(**{'prompts': 6, 'samples': len(script), **options})
   driver = Driver(script, change)
-  pairs, count = pairing.make({'e': Env()}, driver, cfg, 0, max_errors, split)
+  pairs, count = pairing.make({'e': Env()}, driver, cfg, 0, 0.5, split)
   return pairs, count, driver
 
 
@@ -160,8 +159,8 @@ def test_equal_answers_graded_both_ways_are_in_no_pair():
   assert (count.contradicted, count.repeated) == (12, 6)
 
 
-def test_max_errors_limits_failed_episodes():
-  with pytest.raises(RuntimeError, match='max_errors=0'):
-    make([RIGHT, WRONG, 'error'])
-  pairs, count, _ = make([RIGHT, WRONG, 'error'], max_errors=6)
+def test_failed_episodes_have_a_budget():
+  with pytest.raises(RuntimeError, match='got 12 of 18'):
+    make([RIGHT, 'error', 'error'])
+  pairs, count, _ = make([RIGHT, WRONG, 'error'])
   assert len(pairs) == count.errors == 6
