@@ -77,7 +77,7 @@ def test_exit_code_tells_whether_any_rollout_had_a_reward(
 ):
   def grade(self, groups, _):
     failed = [[dataclasses.replace(x, error='f') for x in y] for y in groups]
-    return environments.Graded(failed, [], {}, ('f failed',))
+    return environments.Graded(failed, [], {}, ())
     yield
 
   monkeypatch.setattr(environments.Environment, 'grade', grade)
@@ -85,7 +85,7 @@ def test_exit_code_tells_whether_any_rollout_had_a_reward(
   pipeline.tally = batches.Tally(('a',))
   pipeline.learns_by_trial = ('a',)
   pipeline.tally.add_env('a', 4, rewarded, ())
-  with pytest.raises(statistics.TooManyErrors, match='f failed') as stopped:
+  with pytest.raises(statistics.TooManyErrors) as stopped:
     next(pipeline)
   assert stopped.value.exit_code == code
 

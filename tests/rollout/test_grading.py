@@ -85,9 +85,9 @@ def test_faults_leave_their_rollouts_without_a_reward(name, message):
 
 def test_reward_whose_square_overflows_float32_is_a_fault_of_its_rollout():
   cfg = functions(says={'kwargs': {'values': [1e17, 1.0]}, 'weight': 20.0})
-  (bad, good), _, errors = grading.Rewards('e', cfg)(TWO)
-  assert (bad.score.reward, good.score.reward) == (None, 20.0)
-  assert (bad.error, good.error) == (*errors, None)
+  scored, _, errors = grading.Rewards('e', cfg)(TWO)
+  assert [r.score.reward for r in scored] == [None, 20.0]
+  assert [r.error for r in scored] == [*errors, None]
 
 
 def test_function_that_edits_its_arguments_edits_copies():
