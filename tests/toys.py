@@ -159,7 +159,7 @@ def pipeline_and_driver(
     lambda model, width: scoring.Scorer(model, 4, width, mesh),
     capacity=ROW_TOKENS,
     load=lambda name: frozen_models.Model(init, fixtures.MODEL),
-    connect=lambda *args: endpoints.Endpoint(*args[:2], vocab_size=args[2]),
+    client=lambda *args: endpoints.Endpoint(*args[:2], vocab_size=args[2]),
   )
   refs.set_policy({'policy': weights})
   players = {'policy': driver}

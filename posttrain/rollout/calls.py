@@ -165,7 +165,7 @@ class Call:
       after: called in the call's thread if it returns after it was given up.
     """
     self._fn, self.clock, self._after = fn, clock, after
-    self.begun, self.done = threading.Event(), threading.Event()
+    self.started, self.done = threading.Event(), threading.Event()
     self.is_given_up = False
     # Cancels the coroutine that the call waits for.
     self.cancel: Callable[[], Any] = lambda: None
@@ -176,7 +176,7 @@ class Call:
     """Runs the call in this thread."""
     _local.call, self._thread = self, threading.current_thread()
     self.clock.restart()
-    self.begun.set()
+    self.started.set()
     try:
       self._value = self._fn()
     except BaseException as error:  # `result` raises it
@@ -194,7 +194,7 @@ class Call:
       TooManyThreads: so did too many before, which run on.
     """
     try:
-      self.begun.wait()
+      self.started.wait()
       in_time = self.clock.wait(self.done)
     except BaseException:  # Ctrl-C
       self.give_up()
@@ -261,7 +261,7 @@ class Pool:
     for _ in range(self._threads):
       self._queue.put(None)
     for _, _, call in self._calls:
-      if call.begun.is_set():
+      if call.started.is_set():
         call.give_up()
 
   def __len__(self) -> int:
@@ -317,8 +317,8 @@ class Pool:
       _, uid, call = self._calls[0]
       try:
         result = self.result(call)
-      except Late as late:
-        result = late
+      except Late as error:
+        result = error
       self._calls.popleft()
       results.append((uid, result))
     return results

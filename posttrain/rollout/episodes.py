@@ -532,8 +532,8 @@ class Driver:
         start = time.perf_counter()
         try:
           result = calls.inline(call, self.env_timeout, run.env.abandon)
-        except calls.Late as late:
-          result = late
+        except calls.Late as error:
+          result = error
         self.env_seconds += time.perf_counter() - start
         call = run.generator.send(result)
     except StopIteration as end:

@@ -150,7 +150,7 @@ class References:
     capacity: int,
     load: Callable[[str], Model],
     held: Mapping[str, Params] | None = None,
-    connect: Callable[[schema.Endpoint, str, int], Any] | None = None,
+    client: Callable[[schema.Endpoint, str, int], Any] | None = None,
   ):
     """Starts without models; they are loaded on first use.
 
@@ -162,14 +162,14 @@ class References:
       load: returns the model of a name; called once per name, unless the name
         is in `held` or tracks the policy.
       held: parameters of the policy's shape that are in memory anyway.
-      connect: returns the client of a server, by its options, the caller's name
+      client: returns the client of a server, by its options, the caller's name
         and the number of tokens; None = there are no servers.
     """
     self._model, self._renderer = model, renderer
     self._scorer, self._capacity, self._load = scorer, capacity, load
     self._scorers: dict[tuple[schema.Model, int], scoring.Scorer] = {}
     self._models = {k: Model(v, model) for k, v in (held or {}).items()}
-    self._connect = connect
+    self._client = client
     self._endpoints: dict[schema.Endpoint, Any] = {}
 
   def set_policy(self, params: Mapping[str, Params]) -> None:
@@ -206,9 +206,9 @@ class References:
       EndpointError: it does not answer, or lists no models.
     """
     if reference not in self._endpoints:
-      assert self._connect is not None, 'a client of servers is needed'
+      assert self._client is not None, 'a client of servers is needed'
       rows = self._renderer.embedding_rows
-      endpoint = self._connect(reference, caller, rows)
+      endpoint = self._client(reference, caller, rows)
       self._endpoints[reference] = endpoint  # first, so that `close` ends waits
       endpoint.check(self._renderer)
     return self._endpoints[reference]

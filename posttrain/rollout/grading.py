@@ -244,9 +244,9 @@ class Function:
     try:
       with watchdog.waiting(lambda: f'reward function {self._name}'):
         return self.score(call, clock)
-    except calls.Late as late:
+    except calls.Late as error:
       return worker.Reply(
-        error=f'must return within its timeout of {late.seconds:g} s: it did '
+        error=f'must return within its timeout of {error.seconds:g} s: it did '
         'not, and was given up'
       )
 

@@ -182,18 +182,18 @@ class DatasetSampler:
     messages = (*task.prompt, *task.demonstration)
     try:
       renderer = self._renderer.with_tools(task.tools)
-      parts = renderer.demonstrate(messages, len(task.prompt))
+      sequences = renderer.demonstrate(messages, len(task.prompt))
     except ValueError as error:
       raise ValueError(f'{where}: {error}') from None
-    # Truncation keeps the first tokens of a part: a trained label remains
+    # Truncation keeps the first tokens of a sequence: a trained label remains
     # exactly if the first one is among them.
-    firsts = [int(np.argmax(x.sampled)) for x in parts if x.sampled.any()]
+    firsts = [int(np.argmax(x.sampled)) for x in sequences if x.sampled.any()]
     if not firsts:
       raise ValueError(
         f'{where} must have a trained label: got no assistant token in the '
         'demonstration'
       )
-    longest = max(map(len, parts))
+    longest = max(map(len, sequences))
     if min(firsts) >= size:
       raise ValueError(_TOO_LONG.format(where, size, min(firsts)))
     if longest > size and self._cfg.too_long == 'error':
@@ -205,18 +205,18 @@ class DatasetSampler:
       types.Sample(
         env=task.env,
         row=task.id,
-        ids=part.ids[:size],
-        mask=part.sampled[:size],
-        roles=part.roles[:size],
-        is_content=part.is_content[:size],
+        ids=sequence.ids[:size],
+        mask=sequence.sampled[:size],
+        roles=sequence.roles[:size],
+        is_content=sequence.is_content[:size],
         sampler_logprobs=np.zeros(n, np.float32),
         temperatures=np.ones(n, np.float32),
         versions=np.full(n, -1, np.int32),
-        message_ids=part.messages[:size],
+        message_ids=sequence.messages[:size],
         task=task,
       )
-      for part in parts
-      for n in [min(len(part), size)]
+      for sequence in sequences
+      for n in [min(len(sequence), size)]
     ]
     return types.Rollout(
       uid,

@@ -158,7 +158,7 @@ class Models:
       capacity=components.capacity,
       load=self.load,
       held=None if self.base is None else {'init': self.base.params},
-      connect=components.outside.connect,
+      client=components.outside.connect,
     )
     self.stop.on_request(made.close)
     return made

@@ -227,7 +227,7 @@ def test_equal_endpoints_share_one_client():
     return [np.full(len(x), -1, np.float32) for x, _ in sequences]
 
   a = schema.Endpoint(name='m', base_url='http://h/v1')
-  refs = make(refuse, connect=connect)
+  refs = make(refuse, client=connect)
   for name in (a, dataclasses.replace(a)):
     assert all((x[1:] == -1).all() for x in refs(name, samples(0.5, 0.5)))
   assert calls == [a]
