@@ -21,5 +21,5 @@ is not tested; block sizes and warps are not tuned.
 version; it ignores one below 0.9 as too old.
 """
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'
 OWNER = 'posttrain'

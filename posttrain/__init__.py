@@ -1,3 +1,3 @@
 """Post-training of language models in JAX: SFT and RL."""
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'

@@ -41,7 +41,7 @@ import numpy as np
 from experiments.benchmarks import timing
 from experiments.trials import base, kill_resume
 
-LIMIT = 60.0  # seconds for all to end after one is lost
+LIMIT = 30.0  # seconds for all to end after one is lost
 SHORT = {'checkpoint.every': 1, 'checkpoint.keep_every': 1}
 SHORT['metrics.progress'] = False
 TOKENS = {'metrics.export_tokens': 1}

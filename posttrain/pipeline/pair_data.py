@@ -208,7 +208,7 @@ class PairData(batches.StageData):
       if not self._kto and None in (pair.chosen, pair.rejected):
         raise ValueError(
           f'{pair.where}: a pair must have a chosen and a rejected answer: got '
-          "one, with a label; config.<stage>.loss.preference='kto' learns from "
+          "one, with a label; config.STAGE.loss.preference='kto' learns from "
           'single ones'
         )
     splits = PairSplits(tokenize(train), tokenize(held_out))

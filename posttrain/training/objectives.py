@@ -55,7 +55,7 @@ class TokenComponents(arrays.Objective):
     self._constant_tokens = options.pop('constant_tokens')
     if 'import_path' in options:
       options['function'] = imports.function(
-        options.pop('import_path'), 'config.<stage>.loss.rl.import_path'
+        options.pop('import_path'), 'config.STAGE.loss.rl.import_path'
       )
     self._rl = rl.make(**options)
     self._ref_kl = tree.fields(loss.ref_kl)
