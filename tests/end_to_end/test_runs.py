@@ -64,14 +64,27 @@ def _rows(workdir):
   ]
 
 
-def test_environments_mix_in_one_batch(tmp_path):
-  path = _write(tmp_path / 'rows.jsonl', ROWS)
+@pytest.fixture(scope='module')
+def mixed(tmp_path_factory):
+  """(run, rows): two environments in each of two stages, undisturbed."""
+  folder = tmp_path_factory.mktemp('mixed')
+  path = _write(folder / 'rows.jsonl', ROWS)
   rows = schema.Rows(path=path, eval_path=path)
   envs = {'sums': _arithmetic(), 'chat': schema.EnvEntry(env=rows, ratio=3.0)}
-  run = toys.run({'sft': _stage(envs, steps=3)})
-  main.train(run, str(tmp_path / 'run'))
-  seen = set()
-  for row in _rows(tmp_path / 'run'):
+  run = toys.run(
+    {
+      'warm': _stage(envs, steps=2),
+      'main': _stage(envs, steps=4, init='stage:warm'),
+    }
+  )
+  main.train(run, str(folder / 'run'))
+  return run, _rows(folder / 'run')
+
+
+def test_environments_mix_in_one_batch(mixed):
+  run, rows = mixed
+  envs, seen = run.stages['main'].envs, set()
+  for row in rows:
     here = {name for name in envs if f'nll/{name}' in row}
     assert here == {name for name in envs if row.get(f'tokens/ce/{name}')}
     shares = sum(row[f'loss/ce/{name}'] for name in here)
@@ -182,16 +195,8 @@ def test_the_ratio_decides_how_often_an_environment_comes():
   assert 0.19 < counts[0] / 400 < 0.31  # 0.25, and 0.0217 is one sigma
 
 
-def test_two_stages_in_order_and_resumed_in_the_second(tmp_path):
-  envs = {'sums': _arithmetic()}
-  run = toys.run(
-    {
-      'warm': _stage(envs, steps=2),
-      'main': _stage(envs, steps=4, init='stage:warm'),
-    }
-  )
-  main.train(run, str(tmp_path / 'whole'))
-  rows = _rows(tmp_path / 'whole')
+def test_two_stages_in_order_and_resumed_in_the_second(mixed, tmp_path):
+  run, rows = mixed
   steps = [(row['stage'], row['step']) for row in rows]
   assert steps == [('warm', i) for i in range(3)] + [
     ('main', i) for i in range(5)

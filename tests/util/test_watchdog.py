@@ -9,7 +9,7 @@ import pytest
 from posttrain.util import errors, watchdog
 
 RUN = """
-import os, signal, sys, time
+import ctypes, os, signal, sys, time
 from posttrain.util import watchdog
 
 kind = sys.argv[1]
@@ -19,7 +19,8 @@ with watchdog.watch(0.3, first, None if kind == 'report' else 0.6, code=4):
     time.sleep(1.2 if first else 0)
   with watchdog.phase('rollout'), watchdog.waiting(lambda: 'reward exact'):
     if kind == 'lock':
-      sum(range(10**12))
+      # Waits for a byte that never comes; unlike CDLL, PyDLL keeps the lock.
+      ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
     if kind == 'report':
       time.sleep(1.2)
     if kind == 'killed':
@@ -31,30 +32,35 @@ with watchdog.watch(0.3, first, None if kind == 'report' else 0.6, code=4):
 """
 
 
-@pytest.mark.parametrize(
-  ('kind', 'code', 'ends'),
-  [
-    ('hang', errors.STALLED, True),
-    ('lock', -signal.SIGKILL, True),
-    ('report', 0, False),
-    ('first', 0, False),
-    ('killed', -signal.SIGKILL, False),
-  ],
-)
-def test_a_process_without_progress_is_named_and_ended(kind, code, ends):
-  done = subprocess.run(
-    [sys.executable, '-c', RUN, kind],
-    capture_output=True,  # returns when the watchdog has ended as well
-    text=True,
-    timeout=60,
-  )
-  assert done.returncode == code, done.stderr
+CASES = {  # exit code, whether stacks are written
+  'hang': (errors.STALLED, True),
+  'lock': (-signal.SIGKILL, True),
+  'report': (0, False),
+  'first': (0, False),
+  'killed': (-signal.SIGKILL, False),
+}
+
+
+@pytest.fixture(scope='module')
+def processes():
+  """A process of each kind, all at once: they only wait."""
+  pipes = {'stderr': subprocess.PIPE, 'text': True}
+  return {
+    kind: subprocess.Popen([sys.executable, '-c', RUN, kind], **pipes)
+    for kind in CASES
+  }
+
+
+@pytest.mark.parametrize('kind', CASES)
+def test_a_process_without_progress_is_named_and_ended(kind, processes):
+  code, ends = CASES[kind]
+  # Returns when the watchdog has ended as well.
+  _, shown = processes[kind].communicate(timeout=60)
+  assert processes[kind].returncode == code, shown
   stalls = kind in ('hang', 'lock', 'report')
-  assert ('in phase rollout, which waits for reward exact' in done.stderr) == (
-    stalls
-  )
-  assert ('File "<string>"' in done.stderr) == ends  # a stack
-  assert ('progress again' in done.stderr) == (kind == 'report')
+  assert ('in phase rollout, which waits for reward exact' in shown) == stalls
+  assert ('File "<string>"' in shown) == ends  # a stack
+  assert ('progress again' in shown) == (kind == 'report')
 
 
 def test_the_phase_and_the_oldest_waits_are_described(monkeypatch):
