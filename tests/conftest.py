@@ -12,10 +12,8 @@ import re
 
 import pytest
 
-# Halves the time that XLA compiles for CPUs; jaxlib 0.11 dies of the first.
-FLAGS = (
-  '--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1'
-)
+# Halves the time that XLA compiles for CPUs; jaxlib 0.11 dies of the flag.
+FLAG = '--xla_cpu_use_fusion_emitters=false'
 
 
 def pytest_configure(config):
@@ -34,8 +32,8 @@ def pytest_configure(config):
     os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
     flags = os.environ.get('XLA_FLAGS', '')
     known = importlib.metadata.version('jaxlib').startswith('0.10.')
-    if known and FLAGS not in flags:
-      os.environ['XLA_FLAGS'] = f'{flags} {FLAGS}'
+    if known and FLAG not in flags:
+      os.environ['XLA_FLAGS'] = f'{flags} {FLAG}'
   import jax
 
   jax.config.update('jax_numpy_rank_promotion', 'raise')

@@ -202,7 +202,6 @@ def test_the_cadence_of_a_stage_that_selects_stays():
 def test_a_stage_on_pairs_is_selected_by_half_of_those_held_out(tmp_path):
   """And a reward model by nothing else."""
   overrides = [
-    ('sft.eval.prompts', '2'),
     ('rm.eval.best', 'eval/pairs/rewards/accuracies'),
     ('rm.eval.every', '3'),
     ('rm.pairs.eval_fraction', '0.5'),
