@@ -5,7 +5,6 @@ errors, but for the allow-list in .pytest.ini. Quick tests compile with hardly
 an optimization, in a quarter of the time; the others as runs do.
 """
 
-import gc
 import importlib.metadata
 import os
 import re
@@ -18,10 +17,6 @@ FLAG = '--xla_cpu_use_fusion_emitters=false'
 
 def pytest_configure(config):
   """Settles the platform before anything imports jax."""
-  # Most of what is made stays for long: collections find next to nothing.
-  gc.set_threshold(20_000, 20)
-  # `--dist=loadfile` would begin files of two long tests last, and wait.
-  config.option.loadscopereorder = False
   wanted = re.findall(
     r'(?<!not )\b(gpu|slow|aot|gate)\b', config.getoption('-m') or ''
   )
