@@ -162,6 +162,33 @@ def test_no_file_has_an_absolute_path_of_a_machine():
   assert not lines, '\n'.join(lines)
 
 
+TRANSFORMERS = """
+import kernels
+assert kernels.OWNER == 'posttrain', kernels.__file__
+import torch, transformers
+config = transformers.LlamaConfig(
+    vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+    num_attention_heads=2, num_key_value_heads=1,
+)
+model = transformers.LlamaForCausalLM(config)
+print(tuple(model(torch.tensor([[1, 2, 3]])).logits.shape))
+"""
+
+
+def test_transformers_works_beside_our_kernels_package():
+  for name in ('transformers', 'torch'):
+    if importlib.util.find_spec(name) is None:
+      pytest.skip(f'{name} is not installed')
+  done = subprocess.run(
+    [sys.executable, '-c', TRANSFORMERS],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.split('\n')[-2] == '(1, 3, 16)'
+
+
 def test_the_package_lists_its_commands():
   shown = subprocess.run(
     [sys.executable, '-m', 'posttrain', '--help'],

@@ -40,7 +40,7 @@ class Heartbeat(threading.Thread):
     """
     super().__init__(name='heartbeat', daemon=True)
     self._index = processes.index()
-    # Those that have not ended: in process 0 all others, else process 0.
+    # The processes that exchange heartbeats with this one and have not ended.
     self._others = {0} if self._index else set(range(1, processes.count()))
     self._beats: dict[int, dict[str, Any]] = {}  # their latest
     # Reason and exit code of this process (and the grace of the others), of

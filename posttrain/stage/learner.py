@@ -133,7 +133,7 @@ class LearnerSpec:
 
   name: str
   cfg: schema.Stage
-  seed: tuple[int, int]  # the run's, and the stage's index: of an adapter
+  seed: tuple[int, int]  # the run's seed, and the stage's index in the run
   mesh: jax.sharding.Mesh
   objective: arrays.Objective
   optimizer: optim.Optimizer
@@ -198,7 +198,7 @@ def make_spec(
     model: the model's options, with the vocabulary.
     mesh: devices that hold the state; they need not exist.
     env_names: environments in `env_ids` order.
-    seed: the run's seed and the stage's index, see `LearnerSpec`.
+    seed: the run's seed and the stage's index.
 
   Raises:
     ValueError: a weight does not divide over the mesh.
