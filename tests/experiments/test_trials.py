@@ -1,6 +1,7 @@
 """Runs killed, of several processes, and of lost ones; see the trials."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -22,8 +23,9 @@ from experiments.trials import kill_resume, processes
     (processes, ['lost', '--counts=2', '--trials=1']),
   ],
 )
-def test_runs_end_bitwise_the_same(trial, argv, capsys):
-  trial.main(argv)
+def test_runs_end_bitwise_the_same(trial, argv, capsys, monkeypatch):
+  monkeypatch.setattr(sys, 'argv', [trial.__name__, *argv])
+  trial.main()
   rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
   assert all(row.get('ok', True) for row in rows)
   assert not rows[-1].get('wrong')
