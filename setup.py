@@ -32,7 +32,7 @@ CORE = [
 ]
 NOTEBOOK = ['ipykernel', 'nbclient', 'nbformat']
 TENSORBOARD = ['tensorboardX']
-SERVE = ['starlette', 'uvicorn', 'h11']
+SERVE = ['starlette', 'uvicorn']
 OPENENV = ['websockets>=15']
 EXTRAS = {
   'test': [

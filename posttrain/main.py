@@ -247,7 +247,10 @@ def train(
     stack.callback(sent.finish)
 
     def begin() -> None:
-      os.makedirs(workdir, exist_ok=True)
+      try:
+        os.makedirs(workdir, exist_ok=True)
+      except OSError as error:
+        raise OSError(f'--workdir must be a folder: {error}') from error
       seconds = _LOCK_SECONDS if peers else disk.BRIEFLY
       stack.enter_context(disk.lock(workdir, '--workdir', peers, seconds))
       claim(workdir, options)

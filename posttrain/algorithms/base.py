@@ -63,7 +63,10 @@ class Algorithm:
   component: str  # 'rl', 'ce' or 'ref_kl'
   # Weight of the mask tokens in it; of an rl token it is 1.
   weight: float = 1.0
-  # Whether credit is relative to the group; a group of one then has none.
+  # Whether rewards are all that it learns from, so something must grade.
+  only_rewards: bool = False
+  # Whether credit is relative to the group, so a group of one has none; an
+  # option `baseline=False` of the algorithm undoes it.
   group_relative: bool = False
   # Weight of the KL to `reference` on all mask tokens; 0 = no KL.
   kl_beta: float = 0.0

@@ -30,7 +30,6 @@ class Echo(base.Algorithm):
   """
 
   component = 'rl'
-  group_relative = True
 
   def __init__(self, cfg: schema.Echo):
     """Imports the filter; ValueError if it cannot be imported."""

@@ -38,6 +38,7 @@ class Grpo(base.Algorithm):
   """
 
   component = 'rl'
+  only_rewards = True
   group_relative = True
 
   def assign(self, group: base.Group) -> list[float]:

@@ -37,6 +37,7 @@ class MaxRl(base.Algorithm):
   """
 
   component = 'rl'
+  only_rewards = True
   group_relative = True
 
   def assign(self, group: base.Group) -> list[float]:

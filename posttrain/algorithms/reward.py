@@ -21,6 +21,7 @@ class Reward(base.Algorithm):
   """
 
   component = 'rl'
+  only_rewards = True
 
   def assign(self, group: base.Group) -> list[float]:
     """Returns A_i."""

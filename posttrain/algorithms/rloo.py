@@ -22,6 +22,7 @@ class Rloo(base.Algorithm):
   """
 
   component = 'rl'
+  only_rewards = True
   group_relative = True
 
   def assign(self, group: base.Group) -> list[float]:

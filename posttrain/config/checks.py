@@ -29,8 +29,6 @@ from posttrain.util import errors, imports
 Problem = tuple[str, str, Any]  # dotted key, requirement, value
 # Names that metrics have in the place of an environment's.
 _TAKEN = ('pairs', 'suite')
-# Algorithms of rewards alone.
-_NEED_REWARDS = (schema.Grpo, schema.MaxRl, schema.Rloo, schema.Reward)
 # Environments whose scores may add metrics of any name.
 _OPEN = (schema.OpenEnv, schema.Trl, schema.Verifiers, schema.CustomEnv)
 # Measures of environments, and metrics of pairs, that have a best value.
@@ -154,15 +152,15 @@ def _entry(
   elif sampler.max_tokens >= row:
     must = f'be below batch.row_tokens={row}, which holds the prompt too'
     yield f'{path}.sampler.max_tokens', must, sampler.max_tokens
-  # A rollout's baseline is its group's mean reward; echo and the KL train on
-  # more than rewards.
+  if not (kind.only_rewards and entry.ratio):
+    return
+  # Without a baseline, or with a KL, one rollout has a gradient.
   has_baseline = kind.group_relative and getattr(algorithm, 'baseline', True)
-  if has_baseline and entry.group_size < 2 and entry.ratio:
-    if algorithm.type != 'echo' and not getattr(algorithm, 'kl_beta', 0):
+  if has_baseline and entry.group_size < 2:
+    if not getattr(algorithm, 'kl_beta', 0):
       must = f'be > 1 for algorithm {algorithm.type!r}'
       yield f'{path}.group_size', must, entry.group_size
-  is_ungraded = isinstance(entry.env, schema.Rows) and not entry.rewards
-  if is_ungraded and isinstance(algorithm, _NEED_REWARDS) and entry.ratio:
+  if isinstance(entry.env, schema.Rows) and not entry.rewards:
     must = 'have an entry, as in grpo:DIR,PROMPTS.jsonl,MODULE:FUNCTION'
     yield f'{path}.rewards', must, {}
 

@@ -78,7 +78,6 @@ NAMES = {
     'sampling.max_completion_tokens max_tokens_to_generate max_new_tokens '
     'max_generation_length'
   ),
-  'STAGE.envs.ENV.sampler': 'top_p top_k min_p rollout.top_p rollout.top_k',
   'STAGE.envs.ENV.rewards': (
     'reward_funcs custom_reward_function custom_reward_function.path '
     'reward_fns reward_function reward_fn'
@@ -208,8 +207,10 @@ def hint(node: str, name: str, keys: Sequence[str]) -> str:
     return f'; see {" or ".join((found or ours)[:_SHOWN])}'
   found = [x for x in keys if x.endswith(f'.{name}')]
   if not found:
-    others = [x for x in keys if x != node]
-    found = difflib.get_close_matches(f'{node}.{name}', others, 1, 0.8)
+    depth = name.count('.') + 1
+    ends = {'.'.join(x.split('.')[-depth:]): x for x in reversed(keys)}
+    near = difflib.get_close_matches(name, ends, 1, 0.75)
+    found = [ends[x] for x in near]
   return f'; did you mean {" or ".join(found[:_SHOWN])}?' if found else ''
 
 

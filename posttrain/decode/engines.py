@@ -120,7 +120,7 @@ class Engine:
       self._view = loop.local_view(params, self._model, self._mesh)
 
   def sleep(self) -> None:
-    """Frees the cache until `wake` or the next request.
+    """Frees the cache until the next request.
 
     Raises:
       ValueError: a request is in flight, whose tokens are in the cache.
@@ -128,11 +128,6 @@ class Engine:
     self._need_idle('the cache must be freed')
     self._state = self._options = None
     self._launched = False
-
-  def wake(self) -> None:
-    """Allocates the cache, if its size is known; a request does it too."""
-    if self.capacity:
-      self._state = self._fit()
 
   def warm_up(self) -> None:
     """Compiles the programs of prefill, for an engine with a fixed capacity.

@@ -45,7 +45,11 @@ class Rows(base.Env):
       parsed, fingerprint = self._rows('path', 'train')
       indices = range(len(parsed))
       if cfg.eval_fraction:
-        indices = rows.split(parsed.hashes, cfg.eval_fraction)[held_out]
+        try:
+          splits = rows.split(parsed.hashes, cfg.eval_fraction)
+        except ValueError as error:
+          raise ValueError(f'envs.{self.name}.env.{error}') from None
+        indices = splits[held_out]
     tasks = base.Tasks(indices, lambda index: self._task(parsed[int(index)]))
     return sources.Shuffled(tasks, seed, fingerprint)
 

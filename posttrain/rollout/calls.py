@@ -436,7 +436,9 @@ class Process:
           return reply
       clock.restart()
       reply = run(lambda: self._exchange(message), clock)
-    except (OSError, EOFError):
+    except (OSError, EOFError) as error:
+      if self.popen is None:
+        return worker.Reply(error=f'must have a process: {error}')
       try:
         code = self.popen.wait(1.0)
         end = f'ended with exit code {code}'

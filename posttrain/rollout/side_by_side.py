@@ -6,7 +6,7 @@
 A task is a generator. Before it waits it yields the futures that it waits for,
 any of which lets it go on, or () if it can go on now; it returns its result.
 All tasks run in the thread that calls `run`: nothing in them need be
-thread-safe, and time limits by signals hold. Calls that wait for another
+thread-safe. Calls that wait for another
 machine and use no jax may run in a `thread`, whose future a task yields.
 """
 

@@ -41,7 +41,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-import h11
 import uvicorn
 from starlette import (
   applications,
@@ -52,7 +51,6 @@ from starlette import (
   routing,
   types,
 )
-from uvicorn.protocols.http import h11_impl
 
 import posttrain
 from posttrain.serve import call, protocol, worker
@@ -61,8 +59,6 @@ from posttrain.util import errors
 LEAVE = 2  # seconds of grace for the clients, and then for the engine
 MAX_CONNECTIONS = 500
 MAX_HEAD = 2**14  # bytes of a request's head
-SMALL_CHUNK = 64  # bytes; a body may have few chunks that are smaller
-MAX_SMALL_CHUNKS = 100
 # Seconds that a client may take to send a head or a body, or to read.
 OWED = {'head': 10.0, 'body': 60.0, 'read': 60.0}
 _JSON = 'application/json'
@@ -354,33 +350,6 @@ async def _error(request, error: Exception) -> responses.Response:
   return _json(error.body, error.status, headers)
 
 
-class _Connection(h11.Connection):
-  """Ends a request whose body comes in many small chunks.
-
-  A chunk of a byte costs as much as a large one, and all connections share one
-  thread.
-  """
-
-  _small = 0
-
-  def next_event(self):
-    event = super().next_event()
-    if isinstance(event, h11.Request):
-      self._small = 0
-    elif isinstance(event, h11.Data) and len(event.data) < SMALL_CHUNK:
-      self._small += 1
-      if self._small > MAX_SMALL_CHUNKS:
-        raise h11.RemoteProtocolError('the body must have larger chunks')
-    return event
-
-
-def _protocol(*args, **options) -> h11_impl.H11Protocol:
-  """Returns uvicorn's protocol of a connection, with our limits."""
-  protocol = h11_impl.H11Protocol(*args, **options)
-  protocol.conn = _Connection(h11.SERVER, MAX_HEAD)
-  return protocol
-
-
 class Server(uvicorn.Server):
   """Serves an application on a socket until `leave`."""
 
@@ -398,7 +367,8 @@ class Server(uvicorn.Server):
         access_log=False,
         lifespan='off',
         ws='none',
-        http=_protocol,
+        http='h11',
+        h11_max_incomplete_event_size=MAX_HEAD,
         limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=LEAVE,
       )

@@ -16,6 +16,7 @@ from posttrain.config import names
     ('output_dir', '--workdir'),
     ('grpo.optim.wieght_decay', 'config.grpo.optim.weight_decay?'),
     ('grpo.envs.arithmetic.rewards.x.fn', "'x'"),
+    ('grpo.envs.arithmetic.env.nosuch', 'its options are'),
   ],
 )
 def test_an_unknown_key_names_what_it_may_mean(key, meant):

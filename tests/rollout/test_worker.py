@@ -92,6 +92,15 @@ def test_faults_cost_one_call(name, message):
   assert (popen_of(rewards) is not None) == (name == 'raises')
 
 
+def test_a_process_that_cannot_start_is_a_fault(monkeypatch):
+  def fails(*args, **kwargs):
+    raise BlockingIOError('busy')
+
+  monkeypatch.setattr(subprocess, 'Popen', fails)
+  values, _, (error,) = score(total('raises'))
+  assert values == [None, None] and 'must have a process: busy' in error
+
+
 def test_a_leak_is_a_fault_and_begins_anew():
   rewards = total('leaks', memory=100)
   values = [score(rewards)[0][0] for _ in range(8)]

@@ -78,11 +78,3 @@ def test_half_sent_requests_are_closed(served, monkeypatch, data):
     client.sendall(data)
     with contextlib.suppress(ConnectionResetError):
       assert client.recv(4096) == b''
-
-
-def test_bodies_of_many_small_chunks_are_refused(served):
-  """Each costs the one thread of all connections as much as a large one."""
-  with connect(served) as client:
-    client.sendall(HEAD + b'Transfer-Encoding: chunked\r\n\r\n')
-    client.sendall(b'1\r\n \r\n' * (app.MAX_SMALL_CHUNKS + 1))
-    assert client.recv(4096).startswith(b'HTTP/1.1 400')
