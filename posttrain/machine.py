@@ -88,14 +88,14 @@ def devices(
 def versions(*names: str) -> dict[str, str]:
   """Returns {name: version} of packages, of 'posttrain' and of 'python'."""
   # posttrain may be on the path, and not installed.
-  found = {
+  versions = {
     'posttrain': posttrain.__version__,
     'python': platform.python_version(),
   }
   for name in names:
-    if name not in found:
+    if name not in versions:
       try:
-        found[name] = importlib.metadata.version(name)
+        versions[name] = importlib.metadata.version(name)
       except importlib.metadata.PackageNotFoundError:  # on the path
-        found[name] = 'unknown'
-  return {name: found[name] for name in names}
+        versions[name] = 'unknown'
+  return {name: versions[name] for name in names}

@@ -203,15 +203,15 @@ def hint(node: str, name: str, keys: Sequence[str]) -> str:
   if ours := _ours(name):
     texts = [re.sub('STAGE|ENV|NAME', '[^.]+', re.escape(x)) for x in ours]
     pattern = re.compile(rf'config\.({"|".join(texts)})')
-    found = [x for x in keys if pattern.fullmatch(x)]
-    return f'; see {" or ".join((found or ours)[:_SHOWN])}'
-  found = [x for x in keys if x.endswith(f'.{name}')]
-  if not found:
+    matches = [x for x in keys if pattern.fullmatch(x)]
+    return f'; see {" or ".join((matches or ours)[:_SHOWN])}'
+  matches = [x for x in keys if x.endswith(f'.{name}')]
+  if not matches:
     depth = name.count('.') + 1
     ends = {'.'.join(x.split('.')[-depth:]): x for x in reversed(keys)}
     near = difflib.get_close_matches(name, ends, 1, 0.75)
-    found = [ends[x] for x in near]
-  return f'; did you mean {" or ".join(found[:_SHOWN])}?' if found else ''
+    matches = [ends[x] for x in near]
+  return f'; did you mean {" or ".join(matches[:_SHOWN])}?' if matches else ''
 
 
 def flag(name: str) -> str:

@@ -33,7 +33,7 @@ def overrides(
   """
   if not isinstance(options, Mapping | None):
     raise ValueError(f'options must be a dict: got {errors.quote(options)}')
-  found = []
+  texts = []
   for key, value in (options or {}).items():
     key = key.removeprefix('config.')  # as errors print it
     try:
@@ -44,8 +44,8 @@ def overrides(
         f'config.{key} must hold plain values and functions with names: got '
         f'{errors.quote(value)}; {error}'
       ) from error
-    found.append((key, value if isinstance(value, str) else text))
-  return found
+    texts.append((key, value if isinstance(value, str) else text))
+  return texts
 
 
 def _plain(value: Any, kept: dict[str, Any]) -> Any:
@@ -71,18 +71,18 @@ def named(rewards: Rewards | None) -> Mapping[str, Function]:
   if rewards is None:
     return {}
   if isinstance(rewards, Mapping):
-    found = dict(rewards)
+    by_name = dict(rewards)
   else:
     functions = rewards if isinstance(rewards, list | tuple) else [rewards]
-    found = {getattr(x, '__name__', '?'): x for x in functions}
-    if len(found) < len(functions) or not all(map(str.isidentifier, found)):
-      found = {'?': None}
-  if not all(isinstance(k, str) and callable(x) for k, x in found.items()):
+    by_name = {getattr(x, '__name__', '?'): x for x in functions}
+    if len(by_name) < len(functions) or not all(map(str.isidentifier, by_name)):
+      by_name = {'?': None}
+  if not all(isinstance(k, str) and callable(x) for k, x in by_name.items()):
     raise ValueError(
       'rewards must be functions with names of their own, or a dict of names '
       f"and functions, {{'NAME': FUNCTION}}: got {errors.quote(rewards)}"
     )
-  return found
+  return by_name
 
 
 def with_rewards(

@@ -273,9 +273,9 @@ def find_tfds(text: str) -> tuple[str, str]:
   Raises:
     ValueError: there is none; names the folder in which it was looked for.
   """
-  wanted = parse_tfds(text)
+  fields = parse_tfds(text)
   place = os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
-  root = pathlib.Path(place).expanduser().absolute() / wanted['name']
+  root = pathlib.Path(place).expanduser().absolute() / fields['name']
   known = []
   for pattern in ('*', '*/*'):
     for file in root.glob(f'{pattern}/dataset_info.json'):
@@ -285,8 +285,8 @@ def find_tfds(text: str) -> tuple[str, str]:
   fitting = [
     (config, version)
     for config, version in known
-    if wanted['config'] in (None, config)
-    and wanted['version'] in (None, version)
+    if fields['config'] in (None, config)
+    and fields['version'] in (None, version)
   ]
   configs = {config for config, _ in fitting}
   if len(configs) != 1:
@@ -296,8 +296,8 @@ def find_tfds(text: str) -> tuple[str, str]:
       '`tfds build NAME --file_format=array_record` prepares one'
     )
   config, version = max(fitting, key=lambda x: [*map(int, x[1].split('.'))])
-  name = '/'.join(filter(None, (wanted['name'], config)))
-  parts = filter(None, (name, version, wanted['split']))
+  name = '/'.join(filter(None, (fields['name'], config)))
+  parts = filter(None, (name, version, fields['split']))
   return str(root / config / version), PREFIX + ':'.join(parts)
 
 

@@ -143,8 +143,8 @@ class Schedule:
     """How many more slots must become free for the next requests; 0 = none."""
     if not self._queue:
       return 0
-    wanted = len(self._same_prompt()) if self.share_prefill else 1
-    return max(wanted - sum(map(len, self._free_slots())), 0)
+    slots = len(self._same_prompt()) if self.share_prefill else 1
+    return max(slots - sum(map(len, self._free_slots())), 0)
 
   def check(self, request: requests.Request) -> None:
     """Checks a request for `Engine.submit`; raises ValueError."""

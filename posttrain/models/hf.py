@@ -118,7 +118,7 @@ def load(
     ValueError: as `find`; or a number is not finite.
   """
   expected, like = tensors(cfg), like or transformer.shapes(cfg)
-  found = find(folder, shapes(cfg))
+  files = find(folder, shapes(cfg))
   places = jax.tree.map(lambda x: x.sharding, like)
 
   def zeros():
@@ -127,7 +127,7 @@ def load(
   # Without shardings, the tree of them has no leaves.
   places = places if jax.tree.leaves(places) else None
   params = tree.flat(jax.jit(zeros, out_shardings=places)())
-  for name, (file, _) in found.items():
+  for name, (file, _) in files.items():
     tensor = expected[name]
     leaf = params[tensor.path]
     # The tensor is placed as its slice of the leaf is.
@@ -197,8 +197,8 @@ def save(
     config = hf_config.write(cfg) | {'torch_dtype': dtype}
   else:
     check_like(like, cfg)
-    found = find(like, shapes(cfg))
-    dtypes = {x: jnp.dtype(DTYPES[code]) for x, (_, code) in found.items()}
+    files = find(like, shapes(cfg))
+    dtypes = {x: jnp.dtype(DTYPES[code]) for x, (_, code) in files.items()}
   processes.on(0, lambda: folder.mkdir(parents=True, exist_ok=True))
 
   def get(name):
@@ -270,7 +270,7 @@ def find(
     paths = sorted(
       {*disk.read_json_object(index).get('weight_map', {}).values()}
     )
-  found = {}
+  files = {}
   for path in (folder / path for path in paths):
     with _open(path) as file:
       for name in file.keys():
@@ -285,13 +285,13 @@ def find(
             f'config.json, {shapes.get(name)}, and a dtype of {[*DTYPES]}: got '
             f'{shape} of {dtype}'
           )
-        found[name] = path, dtype
-  if missing := [name for name in shapes if name not in found]:
+        files[name] = path, dtype
+  if missing := [name for name in shapes if name not in files]:
     raise ValueError(
       f'{folder} must hold all tensors of the model in config.json: '
       f'{len(missing)} are missing, such as {missing[0]}'
     )
-  return found
+  return files
 
 
 def names(path: pathlib.Path) -> list[str]:

@@ -179,9 +179,9 @@ class TokenPipeline(batches.Pipeline):
   def __next__(self) -> batches.Item:
     rounds, errors = self._play_step()
     stamped, metrics, played = {}, {}, {}
-    for name, found in rounds.items():
-      environment, graded = self._environments[name], environments.join(found)
-      kept = environment.kept(graded.usable, len(found[0].usable))
+    for name, parts in rounds.items():
+      environment, graded = self._environments[name], environments.join(parts)
+      kept = environment.kept(graded.usable, len(parts[0].usable))
       stamped[name] = environment.samples(kept)
       if environment.sampler.model is not None:
         played[name] = batches.Played(
@@ -246,13 +246,13 @@ class TokenPipeline(batches.Pipeline):
     batch = self._stage.batch
     rounds, played, faults = collections.defaultdict(list), [], ()
     # The environment of each task to draw; None = any, by their ratios.
-    wanted: list[str | None] = [None] * batch.prompts_per_step
+    to_draw: list[str | None] = [None] * batch.prompts_per_step
     left = max(batch.max_draws or 0, batch.prompts_per_step)
     further: collections.Counter[str | None] = collections.Counter()
-    while wanted:
+    while to_draw:
       # Draw the tasks and play their rollouts, of all environments at once.
-      left -= len(wanted)
-      draws = processes.together(lambda w=wanted: [self._draw(x) for x in w])
+      left -= len(to_draw)
+      draws = processes.together(lambda w=to_draw: [self._draw(x) for x in w])
       names, draws = zip(*draws, strict=True)
       groups = collections.defaultdict(list)
       sampled = samplers.sample(draws, self._players)
@@ -260,8 +260,8 @@ class TokenPipeline(batches.Pipeline):
         groups[name].append(group)
       # Call the rewards, of all environments side by side.
       tasks = [
-        self._environments[name].grade(found, self._rewards[name])
-        for name, found in groups.items()
+        self._environments[name].grade(new, self._rewards[name])
+        for name, new in groups.items()
       ]
       idle = []
       for name, result in zip(groups, side_by_side.run(tasks), strict=True):
@@ -278,8 +278,8 @@ class TokenPipeline(batches.Pipeline):
         if left:
           lacks_credit = self._environments[name].lacks_credit
           idle += [name for group in graded.usable if lacks_credit(group)]
-      wanted = _in_turns(idle, further)[:left]
-      further.update(wanted)
+      to_draw = _in_turns(idle, further)[:left]
+      further.update(to_draw)
     return rounds, statistics.failures(
       played,
       self._stage.rollout.max_error_share,

@@ -253,9 +253,9 @@ def histograms(steps: Steps) -> list[Row]:
   charts = []
   for (stage, env), by_step in steps.items():
     rewards = {
-      step: np.array(found)
+      step: np.array(values)
       for step, rows in sorted(by_step.items())
-      if (found := _rewards(rows))
+      if (values := _rewards(rows))
     }
     if not rewards:
       continue

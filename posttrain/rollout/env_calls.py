@@ -337,10 +337,8 @@ class Source:
 
   def _checked(self, task: Any) -> types.Task:
     if not isinstance(task, types.Task) or task.env != self._name:
-      wanted = f'a source of types.Task of {errors.quote(self._name)}'
-      raise failure(
-        self._where, self._method, _wrong(self._method, wanted, task)
-      )
+      must = f'a source of types.Task of {errors.quote(self._name)}'
+      raise failure(self._where, self._method, _wrong(self._method, must, task))
     return task
 
 

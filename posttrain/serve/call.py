@@ -131,8 +131,8 @@ class Detokenizer:
 
   def _match(self, text: str) -> tuple[int, str] | None:
     """Returns (start, string) of the stop string that starts first, if any."""
-    found = ((text.find(stop), stop) for stop in self._stops)
-    return min((x for x in found if x[0] >= 0), default=None)
+    places = ((text.find(stop), stop) for stop in self._stops)
+    return min((x for x in places if x[0] >= 0), default=None)
 
   def _possible(self, text: str) -> int:
     """Returns the characters at the end that may begin a stop string."""

@@ -212,7 +212,7 @@ class Worker:
       }
 
   def _make_engine(self) -> engines.Engine:
-    made = engines.Engine(
+    engine = engines.Engine(
       self.policy.model,
       slots=self.slots,
       capacity=self.capacity,
@@ -220,9 +220,9 @@ class Worker:
       mesh=sharding.one_device(),
       **_PREFILL,
     )
-    made.take_free_slots()
-    made.set_params(self.policy.params, 0)
-    return made
+    engine.take_free_slots()
+    engine.set_params(self.policy.params, 0)
+    return engine
 
   def _run(self) -> None:
     while self.failure is None:

@@ -151,7 +151,7 @@ class Models:
     """Returns the references of the stage, none of which is loaded yet."""
     components = self.components
     rows = components.stage.batch.rows
-    made = frozen_models.References(
+    references = frozen_models.References(
       components.model,
       components.renderer,
       lambda model, width: scoring.Scorer(model, rows, width, components.mesh),
@@ -160,8 +160,8 @@ class Models:
       held=None if self.base is None else {'init': self.base.params},
       client=components.outside.connect,
     )
-    self.stop.on_request(made.close)
-    return made
+    self.stop.on_request(references.close)
+    return references
 
   def token_pipeline(
     self,

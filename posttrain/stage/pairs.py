@@ -92,10 +92,10 @@ def pipeline(
     path = os.path.join(workdir, 'pairs', f'{name}_reference.npz')
     logprobs = cached(path, key, score, splits.samples)
     splits = splits.with_ref_logprobs(iter(logprobs))
-  made = pair_data.PairPipeline(data, splits)
+  pipeline = pair_data.PairPipeline(data, splits)
   if state is not None:
-    made.set_state(state)
-  return made
+    pipeline.set_state(state)
+  return pipeline
 
 
 def made_files(

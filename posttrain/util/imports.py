@@ -94,10 +94,10 @@ def path(value: Callable[..., Any], kept: dict[str, Any] | None = None) -> str:
   place = f'{module}:{name}'
   try:
     is_importable = module and module != '__main__' and '<' not in name
-    found = load(place, 'a function') if is_importable else None
+    named = load(place, 'a function') if is_importable else None
   except ValueError:
-    found = None  # of a file that was run and cannot be imported
-  if found is not value:
+    named = None  # of a file that was run and cannot be imported
+  if named is not value:
     kept = {} if kept is None else kept
     name, number = own, 1
     while kept.get(name, value) is not value:
