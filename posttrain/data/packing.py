@@ -40,9 +40,8 @@ def pack(
   """Packs samples into `[micro_batches, rows, row_tokens]`.
 
   `rl_weights` are multiplied by the mask, so that from here on membership
-  is `weight != 0` for every component. The counts cover the packed samples;
-  leftovers count in the batch that takes them. No samples give a batch of
-  padding with `num_micro_batches` = 0.
+  is `weight != 0` for every component. The counts cover the packed samples.
+  No samples give a batch of padding with `num_micro_batches` = 0.
 
   Args:
     samples: samples with their streams.

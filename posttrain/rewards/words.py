@@ -50,7 +50,7 @@ _SIGN = re.compile(
   re.VERBOSE | re.IGNORECASE,
 )
 _SCALED = re.compile(
-  rf'(?:[{{}}$*]*+(?ai:k)(?![^\W_]))?(?:{_GAP}{_SCALE}(?ai:s?)(?![^\W_]))*+'
+  rf'(?:[{{}}$*]*+(?ai:k)(?![^\W_]))?(?:{_GAP}{_SCALE}(?ai:s?)(?![^\W_]))*'
 )
 _NAMES = re.compile(rf'{_SCALE}|(?ai:k)')
 _ADDED = re.compile(

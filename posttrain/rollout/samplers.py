@@ -178,7 +178,8 @@ class DatasetSampler:
         "; SFT replays demonstrations: add a column 'completion', or train on "
         'prompts alone by rewards, with the recipe grpo'
       )
-      raise ValueError(f'{where} must have a demonstration: got none{hint}')
+      must = "have a demonstration, such as a column 'completion'"
+      raise ValueError(f'{where} must {must}: got none{hint}')
     messages = (*task.prompt, *task.demonstration)
     try:
       renderer = self._renderer.with_tools(task.tools)
