@@ -25,8 +25,6 @@ prompt before each answer, is dropped, and the number of them logged.
 `:DIR,PAIRS.jsonl,lora` trains a rank-32 LoRA at ten times the learning rate,
 with the frozen weights as the reference.
 
-Expected: not measured.
-
 `:tiny` runs every part on the pairs of pairs_example.jsonl, on bytes and
 random weights, and learns nothing; `:DIR,PAIRS.jsonl,tiny` does so with the
 directory's model and tokenizer, and its own pairs.

@@ -36,8 +36,6 @@ An environment of yours, with rewards of its own, takes the place of the data:
 `:DIR` alone, and `--config.grpo.envs='{"NAME": {...}}'`, see
 docs/environments.md. Beside data or rewards in the argument it is refused.
 
-Expected: not measured on a model of useful size.
-
 `:tiny` runs every part on rows_example.jsonl with a reward for short answers,
 on bytes and random weights, and learns nothing; with `DIR,PROMPTS.jsonl,...`
 before it, on those.

@@ -14,12 +14,11 @@ then has the frozen weights as its reference, at no memory. A model that thinks
 first needs longer answers (`sampler.max_tokens`, `batch.row_tokens`), or
 `--config.tokenizer.template_variables='{"enable_thinking": false}'`.
 
-Expected: not measured. 200 steps of 64 x 8 answers, in bfloat16 with float32
-master weights. Device memory, by `--dry_run --devices=gpu:1`: 36.0 GiB for
-Qwen3-0.6B (LoRA: 25.7), 61.8 GiB for 1.7B (LoRA: 31.4); a chip of 40 or 80 GiB
-is enough, and fewer `rollout.slots` or smaller micro-batches need less. Time,
-estimated: some 40 million tokens are decoded and trained on, hours on one such
-chip.
+200 steps of 64 x 8 answers, in bfloat16 with float32 master weights. Device
+memory, by `--dry_run --devices=gpu:1`: 36.0 GiB for Qwen3-0.6B (LoRA: 25.7),
+61.8 GiB for 1.7B (LoRA: 31.4); a chip of 40 or 80 GiB is enough, and fewer
+`rollout.slots` or smaller micro-batches need less. Time, estimated: some 40
+million tokens are decoded and trained on, hours on one such chip.
 
 `:tiny` runs every part on bytes and random weights and learns nothing;
 `:DIR,tiny` does so with the directory's model and tokenizer.

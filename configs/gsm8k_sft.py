@@ -11,11 +11,11 @@ names others. Solutions lose their calculator marks and end in `\boxed{N}`.
 `:DIR,lora` trains a rank-32 LoRA at ten times the learning rate;
 `--config.sft.lora.rank=32` alone keeps the rate of full training.
 
-Expected: not measured. Two epochs, in bfloat16 with float32 master weights.
-Device memory, by `--dry_run --devices=gpu:1`: 21.5 GiB for Qwen3-0.6B (LoRA:
-10.9), 47.0 GiB for 1.7B (LoRA: 16.7); a chip of 24 or 48 GiB is enough; fewer
-`rollout.slots` need less. Time, estimated: 2.5 million tokens are 9 PFLOP for
-0.6B, a minute or two at 100 TFLOP/s, besides compilation and evaluations.
+Two epochs, in bfloat16 with float32 master weights. Device memory, by
+`--dry_run --devices=gpu:1`: 21.5 GiB for Qwen3-0.6B (LoRA: 10.9), 47.0 GiB for
+1.7B (LoRA: 16.7); a chip of 24 or 48 GiB is enough; fewer `rollout.slots` need
+less. Time, estimated: 2.5 million tokens are 9 PFLOP for 0.6B, a minute or two
+at 100 TFLOP/s, besides compilation and evaluations.
 
 `:tiny` runs every part on bytes and random weights and learns nothing;
 `:DIR,tiny` does so with the directory's model and tokenizer.

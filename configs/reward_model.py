@@ -19,8 +19,6 @@ prompt before each answer, is dropped, and the number of them logged. There is
 no LoRA: the head of a reward model trains with the rest. It writes no text, so
 there is no `eval.suite`.
 
-Expected: not measured on a model of useful size.
-
 `:tiny` runs every part on the pairs of pairs_example.jsonl, on bytes and random
 weights, and learns nothing; `:DIR,PAIRS.jsonl,tiny` does so with the
 directory's model and tokenizer, and its own pairs.

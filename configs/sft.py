@@ -22,8 +22,6 @@ before and after.
 (`--config.sft.steps=N`). A row that has more than 2,048 tokens is cut.
 `:DIR,DATA.jsonl,lora` trains a rank-32 LoRA at ten times the learning rate.
 
-Expected: not measured on a model of useful size.
-
 `:tiny` runs every part on rows_example.jsonl, on bytes and random weights, and
 learns nothing; `:DIR,DATA.jsonl,tiny` does so with the directory's model and
 tokenizer, and its own rows.

@@ -21,8 +21,6 @@ set both, or evaluation differs from training.
 
 configs/sql.py has a table of the options' names elsewhere; `model_name` is DIR.
 
-Expected: not measured on an accelerator.
-
 `:tiny` runs every part on bytes and random weights and learns nothing;
 `:DIR,tiny` does so with the directory's model and tokenizer.
 """

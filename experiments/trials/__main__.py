@@ -4,7 +4,8 @@
 
 Each trial (`faults.py`, `server.py`) states a promise, injects a fault, and
 checks exit code, message, and that nothing is lost. Prints one Markdown table,
-a row per trial, and how many kept their promise; exits with 1 if one did not.
+a row per trial, and how many kept their promise, fell short of it, or were not
+tried because a package is missing; exits with 1 if one fell short.
 """
 
 import concurrent.futures
@@ -20,7 +21,7 @@ from experiments.launch import results
 from experiments.trials import base, faults, server  # noqa: F401
 
 HEAD = 'trial', 'promise', 'seen', 'seconds', ''
-SHORT = 'FELL SHORT'
+SHORT, NOT_TRIED = 'FELL SHORT', 'not tried'
 
 
 def find(only: str = '') -> list[base.Trial]:
@@ -40,6 +41,8 @@ def run(trial: base.Trial, scratch: pathlib.Path, shared: base.Shared) -> list:
     result = 'good'
   except AssertionError as error:
     seen = f'{error}'
+  except base.NotTried as error:
+    seen, result = f'{error}', NOT_TRIED
   except Exception:  # a fault of the trial itself
     seen = traceback.format_exc()
   seen = ' '.join(seen.split())[:600]
@@ -66,11 +69,13 @@ def main() -> int:
     scratch = pathlib.Path(folder)
     shared = base.Shared(scratch)
     rows = list(pool.map(lambda t: run(t, scratch, shared), chosen))
-  short = sum(row[-1] == SHORT for row in rows)
+  results_of = [row[-1] for row in rows]
+  short = results_of.count(SHORT)
   table = results.markdown(HEAD, rows)
   table += [
     '',
-    f'{datetime.date.today()}: {len(rows)} trials, {short} fallen short, '
+    f'{datetime.date.today()}: {len(rows)} trials, {results_of.count("good")} '
+    f'good, {short} fallen short, {results_of.count(NOT_TRIED)} not tried, '
     f'{time.monotonic() - begin:.0f} s.',
   ]
   print('\n'.join(table))

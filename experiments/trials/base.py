@@ -8,9 +8,9 @@
       base.expect_line(done, base.USAGE, 'that folder')
       return 'exit 2, the folder is named'
 
-A trial returns a line about what happened, and raises AssertionError where that
-falls short of its promise. Trials use commands, the files of a workdir and the
-server's HTTP alone.
+A trial returns a line about what happened, raises AssertionError where that
+falls short of its promise, and `NotTried` where a package is missing. Trials use
+commands, the files of a workdir and the server's HTTP alone.
 """
 
 import dataclasses
@@ -29,6 +29,10 @@ MAIN, TINY = 'posttrain.main', 'configs/arithmetic.py:tiny'
 # Exit codes of the commands.
 DONE, FAILED, USAGE, NO_REWARD, STALLED, PEER_LOST = range(6)
 PREEMPTED, INTERRUPTED = 75, 130
+
+
+class NotTried(Exception):
+  """What a trial needs is not installed."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -271,7 +271,7 @@ def descendants(pid: int) -> dict[int, bytes]:
 @base.trial('ray', 'a killed worker or trainer costs no bit')
 def ray(scratch: base.Scratch) -> str:
   if not remote.is_installed():
-    return 'not tried: Ray is not installed'
+    raise base.NotTried('Ray is not installed')
   for name, (module, words, title) in RAY.items():
     whole, workdir = (scratch.folder / f'{name} {x}' for x in ('whole', 'cut'))
     base.expect(base.command(module, *scratch.tiny(whole, *words)), base.DONE)

@@ -163,14 +163,14 @@ def summary(name: str, values: Values) -> dict[str, float]:
   """Returns the weighted mean over the tasks that have the measure.
 
   And the bounds `<name>_low` and `<name>_high` of its 95 % interval over tasks:
-  `estimates.interval` for accuracies, else `estimates.normal`. Without
-  a known value {}, with one of a measure that is no rate the mean alone.
+  `estimates.normal` for NLL and margins, else `estimates.of_rewards`.
+  Without a known value {}, without an interval the mean alone.
   """
   known = [(x, w) for x, w in zip(*values, strict=True) if x is not None]
   if not known:
     return {}
-  is_rate = name in ('token_accuracy', 'accuracy')
-  bounds = (estimates.interval if is_rate else estimates.normal)(
+  is_unbounded = name in ('nll', 'margin')
+  bounds = (estimates.normal if is_unbounded else estimates.of_rewards)(
     *zip(*known, strict=True)
   )
   sides = zip(estimates.BOUNDS, bounds or (), strict=False)

@@ -192,6 +192,37 @@ def interval(
   return max(0.0, min(low, p)), min(1.0, max(high, p))
 
 
+def of_rewards(
+  values: Sequence[float], weights: Sequence[float] | None = None
+) -> tuple[float, float] | None:
+  """Returns the 95 % interval of a mean of rewards, within their bounds.
+
+  Rewards that all lie in [0, 1], or else in [-1, 1], are taken as bounded
+  there, and scaled to [0, 1] they have the interval of `interval`. The bounds
+  of others are not known: they have that of `normal`.
+
+  Args:
+    values: f64[n], one per task, at least one.
+    weights: f64[n] > 0; None = all equal.
+
+  Returns:
+    (low, high); None as for `normal`.
+  """
+  if (bounds := _bounds(values)) is None:
+    return normal(values, weights)
+  low, width = bounds
+  ends = interval([(x - low) / width for x in values], weights)
+  return low + width * ends[0], low + width * ends[1]
+
+
+def _bounds(values: Collection[float]) -> tuple[float, float] | None:
+  """Returns low and width of the smaller of [0, 1] and [-1, 1] with all."""
+  for low in (0.0, -1.0):
+    if low <= min(values) and max(values) <= 1:
+      return low, 1 - low
+  return None
+
+
 def normal(
   values: Sequence[float], weights: Sequence[float] | None = None
 ) -> tuple[float, float] | None:
@@ -206,10 +237,11 @@ def normal(
     weights: f64[n] > 0; None = all equal.
 
   Returns:
-    (low, high); None for fewer than two tasks.
+    (low, high); None where all values are equal, to 1e-9: without a spread, and
+    without bounds of the values, nothing limits those that were not seen.
   """
   x = np.asarray(values, np.float64)
-  if len(x) < 2:
+  if np.ptp(x) <= _ROUNDING:
     return None
   w = np.ones_like(x) if weights is None else np.asarray(weights, np.float64)
   w = w / w.mean()
@@ -221,26 +253,77 @@ def normal(
 
 def paired(
   first: Sequence[float | None], second: Sequence[float | None]
-) -> tuple[float, float, float] | None:
+) -> tuple[float, ...] | None:
   """Returns the mean difference of two policies on the same tasks, and bounds.
 
-      d_i = first_i - second_i,    mean(d) +- z s / sqrt(n)
+      d_i = first_i - second_i,    b = sum max(d_i, 0),  c = sum max(-d_i, 0)
+      N / n = ((b + c) / n - mean(d)^2) / s^2
 
-  The normal 95 % interval of the mean, s^2 with n - 1. It can be much narrower
-  than the intervals of the two rates, because tasks that are hard for one
-  policy are hard for the other. Its width is 0 where all differences are equal.
+  s^2 is the variance of the d_i. For grades of 0 and 1 N = n, and the 95 %
+  interval is Tango's, by the score of b tasks that only the first policy solves
+  and c that only the second does. For other values in [0, 1], or in [-1, 1]
+  (halved), b and c grow by N / n: N is the number of graded tasks that would
+  give the same information. Where all d_i are equal, to 1e-9, N = n, so that n
+  equal pairs give 0 +- z^2 / (n + z^2). Values out of [-1, 1] have the interval
+  of `normal`.
+
+  It can be much narrower than the intervals of the two rates, because tasks
+  that are hard for one policy are hard for the other.
 
   Args:
     first, second: one value per task; None = unknown. Tasks with an unknown
       value are left out.
 
   Returns:
-    (mean, low, high); None where fewer than two tasks count.
+    (mean, low, high); (mean,) where `normal` has no interval; None where fewer
+    than two tasks count.
+
+  References:
+    Tango, Equivalence Test and Confidence Interval for the Difference in
+    Proportions for the Paired-Sample Design, Statistics in Medicine 1998; N is
+    ours, by the analogy of `interval`.
   """
-  differences = [
-    a - b
+  pairs = [
+    (a, b)
     for a, b in zip(first, second, strict=True)
     if a is not None and b is not None
   ]
-  bounds = normal(differences)
-  return bounds and (float(np.mean(differences)), *bounds)
+  if len(pairs) < 2:
+    return None
+  values = np.array(pairs, np.float64)
+  differences = values[:, 0] - values[:, 1]
+  mean, bounds = float(differences.mean()), _bounds(values.ravel())
+  if bounds is None:
+    return mean, *(normal(differences) or ())
+  _, width = bounds
+  d = differences / width
+  wins, losses = float(np.maximum(d, 0).sum()), float(np.maximum(-d, 0).sum())
+  ratio = 1.0
+  if np.ptp(d) > _ROUNDING:
+    ratio = ((wins + losses) / len(d) - float(d.mean()) ** 2) / float(d.var())
+  low, high = (
+    width * _score_limit(wins * ratio, losses * ratio, len(d) * ratio, side)
+    for side in (-1.0, 1.0)
+  )
+  return mean, min(low, mean), max(high, mean)
+
+
+def _score_limit(wins: float, losses: float, n: float, end: float) -> float:
+  """Returns the difference of rates between (b - c) / n and `end` that solves
+
+      (b - c - n x)^2 = z^2 n (2 q + x - x^2)
+
+  by bisection; q is the most likely rate of losses where the difference is x,
+  the positive root of 2 n q^2 - (b + c - (2 n - b + c) x) q - c x (1 - x) = 0.
+  """
+  inside, outside = (wins - losses) / n, end
+  for _ in range(60):
+    x = (inside + outside) / 2
+    half = wins + losses - (2 * n - wins + losses) * x
+    root = math.sqrt(max(half**2 + 8 * n * losses * x * (1 - x), 0.0))
+    variance = n * ((half + root) / (2 * n) + x - x**2)
+    if (wins - losses - n * x) ** 2 <= Z**2 * variance:
+      inside = x
+    else:
+      outside = x
+  return inside

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from posttrain.evaluation import answers, comparison
+from posttrain.metrics import estimates
 
 
 def answer(id, correct, sampled=(), env='sums'):
@@ -55,19 +56,23 @@ def test_two_policies_are_compared_task_by_task():
     {'eval/pass_rate/sums': 0.25},
     [(True, False), (True, False), (True,), (False, False), (False,)],
   )
-  # 1, 0, 0: mean 1/3, variance 1/3
-  # 1/2, 0, 1, 1: mean 5/8, variance 11/48
-  expected = {}
-  for name, mean, square in (
-    ('pass_rate', 1 / 3, 1 / 3 / 3),
-    ('sampled_pass_rate', 5 / 8, 11 / 48 / 4),
-  ):
-    for side, sign in ('', 0), ('_low', -1), ('_high', 1):
-      value = mean + sign * 1.959964 * math.sqrt(square)
-      expected[f'difference/{name}{side}/sums'] = value
+  expected = dict(
+    zip(
+      (
+        f'difference/{name}{side}/sums'
+        for name in ('pass_rate', 'sampled_pass_rate')
+        for side in ('', '_low', '_high')
+      ),
+      (
+        *estimates.paired([1, 1, 0], [0, 1, 0]),
+        *estimates.paired([1, 1 / 2, 0, 1], [1 / 2, 1 / 2, 0, 0]),
+      ),
+      strict=True,
+    )
+  )
   assert comparison.differences(first, second) == pytest.approx(expected)
   line = comparison.table(first, second)[2]
-  assert line.split()[5:] == ['0.2500', '0.3333', '[-0.3200,', '0.9867]']
+  assert line.split()[5:] == ['0.2500', '0.3333', '[-0.4153,', '0.7923]']
 
 
 def test_without_two_tasks_graded_for_both_there_is_no_difference():
@@ -99,7 +104,8 @@ def test_json_is_flat_and_has_the_suite():
     'difference/suite/length': 1.0,
     'difference/suite/truncated': 0.0,
     'difference/pass_rate/sums': 1.0,
-    'difference/pass_rate_low/sums': 1.0,
+    # Two tasks and no failure: (2 - z^2) / (2 + z^2).
+    'difference/pass_rate_low/sums': pytest.approx(-0.315240, abs=1e-6),
     'difference/pass_rate_high/sums': 1.0,
   }
 

@@ -95,12 +95,97 @@ def test_95_percent_of_intervals_contain_the_mean():
   assert 0.93 < np.mean((low <= 2 / 3) & (high >= 2 / 3)) < 0.97
 
 
-def test_paired_differences_against_literals():
-  # 1, 0, 1, -1: mean 1/4, variance 11/12
-  difference = estimates.paired([1, 1, 1, 0, None, 1], [0, 1, 0, 1, 0, None])
-  half = math.sqrt(Z2 * 11 / 12 / 4)
-  assert difference == pytest.approx((0.25, 0.25 - half, 0.25 + half))
-  assert estimates.paired([1.0, None], [0.0, 1.0]) is None  # one task
+# Wilson's: 20 of 20 give [20 / (20 + z^2), 1].
+ALL = 20 / (20 + Z2)
+
+
+@pytest.mark.parametrize(
+  ('rewards', 'low', 'high'),
+  [
+    ([1.0] * 20, ALL, 1),
+    ([0.0] * 20, 0, 1 - ALL),
+    ([-1.0] * 20, -1, 1 - 2 * ALL),
+    ([1.0, -1.0] * 10, -math.sqrt(Z2 / (20 + Z2)), math.sqrt(Z2 / (20 + Z2))),
+    # Mean 1, variance 20 / 19 x 4.
+    ([3.0, -1.0] * 10, 1 - math.sqrt(Z2 * 4 / 19), 1 + math.sqrt(Z2 * 4 / 19)),
+  ],
+)
+def test_intervals_of_rewards_stay_within_bounds(rewards, low, high):
+  assert estimates.of_rewards(rewards) == pytest.approx((low, high))
+
+
+def test_equal_values_without_bounds_have_no_interval():
+  assert estimates.of_rewards([7.5] * 20) is None
+  assert estimates.paired([7.5] * 20, [6.0] * 20) == (1.5,)
+
+
+def pairs(wins, losses, n):
+  """Grades of n tasks, of which so many differ."""
+  ties = n - wins - losses
+  return [1] * wins + [0] * losses + [1] * ties, [0] * wins + [1] * (
+    losses + ties
+  )
+
+
+EQUAL = Z2 / (20 + Z2)  # of q = 0: n x^2 = z^2 x (1 - x)
+
+
+@pytest.mark.parametrize(
+  ('first', 'second', 'expected'),
+  [
+    # Fagerland, Lydersen, Laake, Recommended tests and confidence intervals
+    # for paired binomial proportions, Statistics in Medicine 2014.
+    (*pairs(1, 7, 21), (-0.286, -0.517, -0.026)),
+    (*pairs(7, 1, 21), (0.286, 0.026, 0.517)),
+    (*pairs(0, 0, 20), (0, -EQUAL, EQUAL)),
+    # q = (1 - x) / 2: n (1 - x)^2 = z^2 (1 - x^2)
+    (*pairs(20, 0, 20), (1, (20 - Z2) / (20 + Z2), 1)),
+    # All that two shares of 1/2 tell.
+    ([0.5] * 20, [0.5] * 20, (0, -EQUAL, EQUAL)),
+    ([-1.0] * 20, [-1.0] * 20, (0, -2 * EQUAL, 2 * EQUAL)),
+    # 3, 1, 2, 2: mean 2, variance 2/3
+    (
+      [4, 1, 1, 2],
+      [1, 0, -1, 0],
+      (2, 2 - math.sqrt(Z2 / 6), 2 + math.sqrt(Z2 / 6)),
+    ),
+  ],
+)
+def test_paired_differences_against_literals(first, second, expected):
+  difference = estimates.paired([*first, None], [*second, 1])
+  assert difference == pytest.approx(expected, abs=6e-4)
+  assert estimates.paired(first[:1], second[:1]) is None
+
+
+@pytest.mark.parametrize('scale', [1, 0.5])
+def test_paired_bounds_solve_the_score_equation(scale):
+  """The likelihood is maximized on a grid; halved differences are 4 n / 2."""
+  wins, losses, n = 9, 3, 40
+  first, second = (scale * np.array(x) for x in pairs(wins, losses, n))
+  delta = scale * (wins - losses) / n
+  if scale != 1:
+    variance = scale**2 * 12 / n - delta**2
+    ratio = (scale * 12 / n - delta**2) / variance
+    wins, losses, n = (ratio * x for x in (scale * 9, scale * 3, n))
+  for bound in estimates.paired(first, second)[1:]:
+    q = np.linspace(max(0, -bound), (1 - bound) / 2, 400_002)[1:-1]
+    ties = (n - wins - losses) * np.log1p(-2 * q - bound)
+    q = q[np.argmax(wins * np.log(q + bound) + losses * np.log(q) + ties)]
+    square = (wins - losses - n * bound) ** 2
+    expected = Z2 * n * (2 * q + bound - bound**2)
+    assert square == pytest.approx(expected, rel=1e-4)
+
+
+def test_95_percent_of_paired_intervals_contain_the_difference():
+  """Shares of four answers, difficulty shared by both policies."""
+  rng = np.random.default_rng(0)
+  rates = rng.beta(2, 1, (1000, 40))
+  shares = rng.binomial(4, [rates, rates**2]) / 4
+  truth = 2 / 3 - 1 / 2  # E[p] - E[p^2] of a beta distribution
+  low, high = np.transpose(
+    [estimates.paired(*both)[1:] for both in np.swapaxes(shares, 0, 1)]
+  )
+  assert 0.93 < np.mean((low <= truth) & (high >= truth)) < 0.97
 
 
 def test_a_bound_needs_the_metric_that_it_bounds():
