@@ -9,8 +9,8 @@
       return 'exit 2, the folder is named'
 
 A trial returns a line about what happened, raises AssertionError where that
-falls short of its promise, and `NotTried` where a package is missing. Trials use
-commands, the files of a workdir and the server's HTTP alone.
+falls short of its promise, and `NotTried` where a package is missing. Trials
+use commands, the files of a workdir and the server's HTTP alone.
 """
 
 import dataclasses

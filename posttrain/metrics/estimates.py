@@ -283,32 +283,24 @@ def paired(
     Proportions for the Paired-Sample Design, Statistics in Medicine 1998; N is
     ours, by the analogy of `interval`.
   """
-  pairs = [
-    (a, b)
-    for a, b in zip(first, second, strict=True)
-    if a is not None and b is not None
-  ]
+  pairs = [x for x in zip(first, second, strict=True) if None not in x]
   if len(pairs) < 2:
     return None
   values = np.array(pairs, np.float64)
-  differences = values[:, 0] - values[:, 1]
-  mean, bounds = float(differences.mean()), _bounds(values.ravel())
+  d = values[:, 0] - values[:, 1]
+  mean, bounds = float(d.mean()), _bounds(values.ravel())
   if bounds is None:
-    return mean, *(normal(differences) or ())
-  _, width = bounds
-  d = differences / width
-  wins, losses = float(np.maximum(d, 0).sum()), float(np.maximum(-d, 0).sum())
-  ratio = 1.0
+    return mean, *(normal(d.tolist()) or ())
+  d /= bounds[1]
+  n, wins, losses = float(len(d)), float(d[d > 0].sum()), -float(d[d < 0].sum())
   if np.ptp(d) > _ROUNDING:
-    ratio = ((wins + losses) / len(d) - float(d.mean()) ** 2) / float(d.var())
-  low, high = (
-    width * _score_limit(wins * ratio, losses * ratio, len(d) * ratio, side)
-    for side in (-1.0, 1.0)
-  )
-  return mean, min(low, mean), max(high, mean)
+    ratio = float(((wins + losses) / n - d.mean() ** 2) / d.var())
+    n, wins, losses = ratio * n, ratio * wins, ratio * losses
+  low, high = (_score_limit(wins, losses, n, end) for end in (-1, 1))
+  return mean, bounds[1] * low, bounds[1] * high
 
 
-def _score_limit(wins: float, losses: float, n: float, end: float) -> float:
+def _score_limit(wins: float, losses: float, n: float, end: int) -> float:
   """Returns the difference of rates between (b - c) / n and `end` that solves
 
       (b - c - n x)^2 = z^2 n (2 q + x - x^2)

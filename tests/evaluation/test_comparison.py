@@ -1,7 +1,6 @@
 """Measurements as a table and as JSON, of one policy and of two."""
 
 import json
-import math
 
 import pytest
 
@@ -65,7 +64,7 @@ def test_two_policies_are_compared_task_by_task():
       ),
       (
         *estimates.paired([1, 1, 0], [0, 1, 0]),
-        *estimates.paired([1, 1 / 2, 0, 1], [1 / 2, 1 / 2, 0, 0]),
+        *estimates.paired([1, 1 / 2, 1, 1], [1 / 2, 1 / 2, 0, 0]),
       ),
       strict=True,
     )
