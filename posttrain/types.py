@@ -7,7 +7,7 @@ Axes: T tokens of a sample or a row; M micro-batches, B rows.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,12 @@ STOP_REASONS = (
   'overflow',
   'error',
 )
+
+
+def begins_turn(messages: Sequence[Message]) -> bool:
+  """Returns whether messages end in an assistant turn, to be continued."""
+  last = messages[-1] if messages else {'role': ''}
+  return last['role'] == 'assistant' and bool(last['content'].strip())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,17 +154,21 @@ class Rollout:
 
   @property
   def prompt(self) -> Messages:
-    """The messages before the first turn.
+    """The messages before the first turn, which the prompt's end may begin.
 
     The environment may rewrite the task's prompt, with the same number of
     messages. The task's prompt if an error came before the first message.
     """
-    return self.messages[: len(self.task.prompt)] or self.task.prompt
+    return self.messages[: self._first_turn] or self.task.prompt
 
   @property
   def completion_messages(self) -> Messages:
     """The messages after the prompt."""
-    return self.messages[len(self.task.prompt) :]
+    return self.messages[self._first_turn :]
+
+  @property
+  def _first_turn(self) -> int:
+    return len(self.task.prompt) - begins_turn(self.task.prompt)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -68,6 +68,10 @@ class Rendered:
   # Whether the last assistant turn is not closed: the ids end in a generation
   # prompt, or in a completion after one.
   open: bool = False
+  # Of an open turn: its content that is continued, and whether its header opens
+  # a thought.
+  given: str = ''
+  thinking: bool = False
 
   def __len__(self) -> int:
     return len(self.ids)
@@ -169,7 +173,7 @@ class Renderer:
     self.fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     self.embedding_rows = tokenizer.vocab_size
     # The last whole conversation and its ids: a group has one prompt.
-    self._last: tuple[tuple[str, bool], Rendered] | None = None
+    self._last: tuple[tuple[str, bool, bool], Rendered] | None = None
     # How calls are written after `with_tools`, and its renderers.
     self.style: tool_calls.Style | None = None
     self._with_tools: dict[str, Renderer] = {}
@@ -227,18 +231,25 @@ class Renderer:
     messages: Sequence[types.Message],
     *,
     add_generation_prompt: bool = False,
+    continue_final_message: bool = True,
   ) -> Rendered:
     """Renders a whole conversation; no token of it is `sampled`.
 
     Args:
       messages: the turns; roles of `types.ROLES`, contents of type str.
       add_generation_prompt: whether to append the header of an assistant turn.
+      continue_final_message: whether an assistant turn at the end is left open
+        instead, so that it is continued; not one of white space.
 
     Raises:
       ValueError: a message has another form, or the template raises an error.
     """
     return self.extend(
-      EMPTY, (), messages, add_generation_prompt=add_generation_prompt
+      EMPTY,
+      (),
+      messages,
+      add_generation_prompt=add_generation_prompt,
+      continue_final_message=continue_final_message,
     )
 
   def extend(
@@ -248,6 +259,7 @@ class Renderer:
     new: Sequence[types.Message],
     *,
     add_generation_prompt: bool = False,
+    continue_final_message: bool = True,
   ) -> Rendered:
     """Appends the ids of new messages; leaves the ids before unchanged.
 
@@ -262,6 +274,7 @@ class Renderer:
       messages: the turns that `rendered` covers.
       new: the turns to append.
       add_generation_prompt: whether to append the header of an assistant turn.
+      continue_final_message: as in `render`; only a turn of `new` is continued.
 
     Raises:
       Rewritten: with `new`, the template renders `messages` differently.
@@ -274,10 +287,13 @@ class Renderer:
       return rendered
     key = None
     if rendered is EMPTY and not start:
-      key = repr(messages), add_generation_prompt
+      key = repr(messages), add_generation_prompt, continue_final_message
       if self._last and self._last[0] == key:
         return self._last[1]
-    text = self._template.text(messages, add_generation_prompt)
+    continued = add_generation_prompt and continue_final_message
+    continued = continued and types.begins_turn(new)
+    prompt = add_generation_prompt and not continued
+    text = self._template.text(messages, prompt)
     skip = self._covered(rendered, messages[:start], text)
     if skip is None:
       raise Rewritten(
@@ -289,12 +305,19 @@ class Renderer:
       self._template,
       messages,
       text,
-      prompt=add_generation_prompt,
+      prompt=prompt,
       start=start,
       skip=skip,
       closed=not rendered.open,
     )
+    given, header = '', pieces[-1].text
+    if continued:  # without what follows the content
+      text = text.removesuffix(''.join(piece.text for piece in pieces[-2:]))
+      *_, (header, *_), (given, *_) = pieces = pieces[:-2]
     result = self._encode(rendered, pieces, text, open=add_generation_prompt)
+    if add_generation_prompt:
+      start, end = map(header.rfind, (tool_calls.THOUGHT, '</think>'))
+      result = dataclasses.replace(result, given=given, thinking=start > end)
     if key:
       self._last = key, result
     return result
@@ -308,14 +331,13 @@ class Renderer:
       content &= ids != stop
     return _join(
       rendered,
-      Rendered(
+      dataclasses.replace(
+        rendered,
         ids=ids,
         roles=np.full(len(ids), types.ROLES.index('assistant'), np.int8),
         is_content=content,
         sampled=np.ones(len(ids), bool),
         messages=np.full(len(ids), -1, np.int32),
-        text=rendered.text,
-        open=True,
       ),
     )
 
@@ -325,7 +347,8 @@ class Renderer:
     """Renders a demonstration, with the assistant turns marked as `sampled`.
 
     A turn is `sampled` from after its generation prompt up to and including its
-    eos. If the template rewrites earlier turns, a new sample begins, in which
+    eos; one that continues the last given message, from after that. If the
+    template rewrites earlier turns, a new sample begins, in which
     the earlier turns are rendered anew and not `sampled`. Messages after the
     last assistant turn are left out.
 
@@ -341,21 +364,31 @@ class Renderer:
         another header than its generation prompt, or closes it without a stop
         token.
     """
-    samples, done = [EMPTY], 0
     for index, message in enumerate(messages):
       check_message(message, f'messages[{index}]')
+    continued, split = (), messages
+    messages = joined(messages[:given], messages[given:])
+    if len(messages) < len(split):
+      given, continued = given - 1, split[given - 1 : given]
+    samples, done = [EMPTY], 0
+    for index, message in enumerate(messages):
       if message['role'] != 'assistant' or index < given:
         continue
+      before = (*messages[:index], *(continued if index == given else ()))
       try:
         opened = self.extend(
           samples[-1],
           messages[:done],
-          messages[done:index],
+          before[done:],
           add_generation_prompt=True,
         )
       except Rewritten:
         samples.append(EMPTY)
-        opened = self.render(messages[:index], add_generation_prompt=True)
+        opened = self.render(
+          before,
+          add_generation_prompt=True,
+          continue_final_message=index == given,
+        )
       samples[-1] = self._append_turn(opened, tuple(messages[: index + 1]))
       done = index + 1
     return samples if done else []
@@ -407,7 +440,8 @@ class Renderer:
       return None
     if not rendered.ends_in_completion:
       return start
-    content, space = messages[-1]['content'], len(rest) - len(rest.lstrip())
+    content = messages[-1]['content'][len(rendered.given) :]
+    space = len(rest) - len(rest.lstrip())
     for lead, completion in (
       (0, content),
       (0, content.strip()),
@@ -462,13 +496,26 @@ class Renderer:
     return _join(before, new)
 
 
+def joined(
+  prompt: Sequence[types.Message], answer: Sequence[types.Message]
+) -> types.Messages:
+  """Returns a conversation; the answer may continue the prompt's last turn."""
+  if not types.begins_turn(prompt) or [
+    message['role'] for message in answer[:1]
+  ] != ['assistant']:
+    return (*prompt, *answer)
+  content = prompt[-1]['content'] + answer[0]['content']
+  turn = {**prompt[-1], **answer[0], 'content': content}
+  return (*prompt[:-1], turn, *answer[1:])
+
+
 def _join(before: Rendered, after: Rendered) -> Rendered:
   """Concatenates tokens; `text` and `open` are those of `after`."""
   fields = ('ids', 'roles', 'is_content', 'sampled', 'messages')
   arrays = (
     np.concatenate([getattr(before, x), getattr(after, x)]) for x in fields
   )
-  return Rendered(*arrays, after.text, after.open)
+  return dataclasses.replace(after, **dict(zip(fields, arrays, strict=True)))
 
 
 def resolve(
@@ -491,13 +538,16 @@ def resolve(
     cfg.template_variables, 'config.tokenizer.template_variables'
   )
   template, special, stops = None, {}, ()
-  if cfg.chat_template is not None:
+  if cfg.chat_template == 'raw':
+    template = templates.RAW
+  elif cfg.chat_template is not None:
     try:
       template = pathlib.Path(cfg.chat_template).expanduser().read_text('utf-8')
     except (OSError, UnicodeDecodeError) as error:
       raise ValueError(
         'config.tokenizer.chat_template must name a text file, or be None for '
-        f"the directory's or the built-in one: got {cfg.chat_template!r}; "
+        "the directory's or the built-in one, or be 'raw': got "
+        f'{cfg.chat_template!r}; '
         f'{error}'
       ) from error
   folder = pathlib.Path(cfg.path or '').expanduser()

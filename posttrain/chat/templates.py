@@ -35,6 +35,11 @@ BUILT_IN_JINJA = (
   "{{ m['content'] }}{{ eos_token }}{% endfor %}"
   '{% if add_generation_prompt %}<|assistant|>{% endif %}'
 )
+# `config.tokenizer.chat_template='raw'`, for base models.
+RAW = (
+  "{{ bos_token }}{% for m in messages %}{{ m['content'] }}"
+  "{% if m['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+)
 
 # Contents by which a template is examined.
 MARK = '\uf8ffanswer\uf8ff'

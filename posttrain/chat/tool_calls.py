@@ -22,8 +22,7 @@ does not render that role.
     llama3   {"name": "add", "parameters": {"a": 1, "b": 2}}; {"name": ...}
     plain    add({"a": 1, "b": 2})
 
-1. Text up to the end of a thought (`</think>`) has no calls; a `</think>` in
-   the arguments of a call ends no thought.
+1. Thoughts (`outside_thoughts`) have no calls.
 2. Hermes, Qwen: any number of calls, with other text around them. Llama 3.1 and
    3.2: the turn is a call, or several with a `;` between them, perhaps after
    `<|python_tag|>`; its arguments may be called `arguments`. Plain: any number,
@@ -73,7 +72,12 @@ _KINDS = {
   type(None): 'null',
 }
 _OPEN, _CLOSE, _PYTHON = '<tool_call>', '</tool_call>', '<|python_tag|>'
-_THOUGHT = '</think>'
+THOUGHT = '<think>'
+_THOUGHTS = re.compile(
+  r'<think>.*?(?:</think>|\Z)'
+  r'|\A(?!\s*(?:<tool_call>|<\|python_tag\|>|\{))(?:(?!<think>).)*?</think>',
+  re.DOTALL,
+)
 _TAG = re.compile(r'</?tool_call>')
 _TAGGED = re.compile(r'<tool_call>(.*?)(?:</tool_call>|$)', re.DOTALL)
 _SPACE = re.compile(r'\s*')
@@ -112,21 +116,8 @@ def parse(
     names: the tools' names. A call of another name is returned as it is.
     truncated: whether the turn was cut off before its end.
   """
-  # The thought; its beginning may be in the prompt. A turn that begins with a
-  # call has none.
-  start, end = text.lstrip(), text.find(_THOUGHT)
-  if start.startswith('<think>'):
-    text = text[end:] if end >= 0 else ''
-  elif not start.startswith((_OPEN, _PYTHON, '{')):
-    position = 0
-    while 0 <= (begin := text.find('{', position)) < end:
-      read = _read(text, begin)
-      position = max(read.end, begin + 1)
-      if read.end > end and not read.error:
-        end = text.find(_THOUGHT, position)
-    text = text[max(end, 0) :]
-  calls = []
-  for call in _READERS[format](text.removeprefix(_THOUGHT), names):
+  text, calls = outside_thoughts(text), []
+  for call in _READERS[format](text, names):
     if len(calls) == MAX_CALLS:
       calls.append(_malformed(f'a turn must have at most {MAX_CALLS} calls'))
       break
@@ -143,6 +134,28 @@ def parse(
   if truncated and is_open and calls and calls[-1].error:
     calls[-1] = dataclasses.replace(calls[-1], error=_CUT)
   return calls
+
+
+def outside_thoughts(text: str) -> str:
+  """Returns a turn with spaces in place of its thoughts and their tags.
+
+  A thought is `<think>...</think>`; the first one may begin in the prompt, and
+  the last one need not end. A tag within a JSON object is text, and a turn that
+  begins with a call does not begin with a thought.
+  """
+  if 'think>' not in text:
+    return text
+  masked, position = '', 0  # braces in place of JSON
+  while (begin := text.find('{', position)) >= 0:
+    value = _read(text, begin)
+    end = max(value.end, begin + 1)
+    json_text = text[begin:end] if value.error else '{' * (end - begin)
+    masked, position = masked + text[position:begin] + json_text, end
+  shown, position, masked = '', 0, masked + text[position:]
+  for thought in _THOUGHTS.finditer(masked):
+    shown += text[position : thought.start()] + ' ' * len(thought[0])
+    position = thought.end()
+  return shown + text[position:]
 
 
 def _hermes(text: str, names: Collection[str]) -> Iterator[Call]:

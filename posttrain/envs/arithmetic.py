@@ -18,6 +18,7 @@ import re
 import numpy as np
 
 from posttrain import schema, types
+from posttrain.chat import tool_calls
 from posttrain.data import sources
 from posttrain.envs import base
 
@@ -43,8 +44,11 @@ def parse_answer(text: str) -> int | None:
 
 
 def grade(text: str, answer: int) -> types.Score:
-  """Grades an assistant turn: reward 1 if its last box holds the answer."""
-  parsed = parse_answer(text)
+  """Grades an assistant turn: reward 1 if its last box holds the answer.
+
+  A box in a thought, `<think>...</think>`, is none.
+  """
+  parsed = parse_answer(tool_calls.outside_thoughts(text))
   return types.Score(
     reward=float(parsed == answer),
     correct=parsed == answer,

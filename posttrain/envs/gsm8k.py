@@ -6,7 +6,8 @@ calculator marks (`<<48/2=24>>24`) that ends in a line `#### 24`.
 1. The prompt is the question, then the option `instruction`.
 2. The demonstration is the solution without its marks; its last line becomes
    `The answer is \boxed{24}.`
-3. An answer is correct if its number (`rewards.numeric`) equals the row's.
+3. An answer is correct if its number (`rewards.numeric`), outside of thoughts
+   (`<think>...</think>`), equals the row's.
 
 References: Cobbe et al., Training Verifiers to Solve Math Word Problems,
 arXiv 2110.14168.
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posttrain import schema, types
+from posttrain.chat import tool_calls
 from posttrain.data import preferences, row_files, sources
 from posttrain.envs import base
 from posttrain.rewards import numeric
@@ -46,6 +48,7 @@ def grade(
     A score with `formatted`: whether the last box holds a number; and
     `answer`: the number, in a box or not.
   """
+  text = tool_calls.outside_thoughts(text)
   number = numeric.final_answer(text, lenient=lenient, truncated=truncated)
   correct = numeric.equal(number, numeric.parse(answer))
   return types.Score(

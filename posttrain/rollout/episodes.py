@@ -58,7 +58,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from posttrain import processes, schema, types
-from posttrain.chat import rendering
+from posttrain.chat import rendering, tool_calls
 from posttrain.decode import requests
 from posttrain.envs import base
 from posttrain.rollout import calls, env_calls, side_by_side
@@ -130,16 +130,20 @@ class Transcript:
     else:
       start, num_old = 0, len(visible) - len(messages)
       rendered = self._renderer.render(
-        [conversation[i] for i in visible], add_generation_prompt=True
+        [conversation[i] for i in visible],
+        add_generation_prompt=True,
+        continue_final_message=bool(messages),
       )
       self._parts.append(_Part(rendered, visible))
       is_new = (rendered.messages < 0) | (rendered.messages >= num_old)
       num_new = int(is_new.sum())
+    # A turn that is to be continued becomes a message with its completion.
+    self._parts[-1].visible = visible[: len(visible) - bool(rendered.given)]
+    self.messages = conversation[: len(conversation) - bool(rendered.given)]
     if self._turn_messages:
       self.num_added += num_new
     else:
-      self._prompt_messages = len(conversation)
-    self.messages = conversation
+      self._prompt_messages = len(self.messages)
     return rendered.ids[start:]
 
   def _visible(self, indices: tuple[int, ...]) -> tuple[int, ...]:
@@ -150,7 +154,11 @@ class Transcript:
     return tuple(i for i in indices if i < self._prompt_messages or i >= first)
 
   def append_completion(self, completion: requests.Completion) -> str:
-    """Appends the policy's turn; returns its text without the stop token."""
+    """Appends the policy's turn; returns its text without the stop token.
+
+    The text begins with the tag of a thought that the prompt opens, and with
+    what the prompt has of the turn.
+    """
     ids = completion.ids
     if completion.stop_reason == 'eos':
       assert ids[-1] in self._renderer.stop_ids, 'eos is a stop token'
@@ -161,9 +169,10 @@ class Transcript:
     part.rendered = self._renderer.append(part.rendered, completion.ids)
     part.visible += (len(self.messages),)
     self._turn_messages.append(len(self.messages))
+    text = part.rendered.given + text
     self.messages += ({'role': 'assistant', 'content': text},)
     self.num_added += len(completion.ids)
-    return text
+    return tool_calls.THOUGHT * part.rendered.thinking + text
 
   def add_outcome(self, reward: float, stop_reason: str) -> None:
     """Records the last turn's reward and stop reason."""

@@ -180,10 +180,11 @@ class DatasetSampler:
       )
       must = "have a demonstration, such as a column 'completion'"
       raise ValueError(f'{where} must {must}: got none{hint}')
-    messages = (*task.prompt, *task.demonstration)
     try:
       renderer = self._renderer.with_tools(task.tools)
-      sequences = renderer.demonstrate(messages, len(task.prompt))
+      sequences = renderer.demonstrate(
+        (*task.prompt, *task.demonstration), len(task.prompt)
+      )
     except ValueError as error:
       raise ValueError(f'{where}: {error}') from None
     # Truncation keeps the first tokens of a sequence: a trained label remains
@@ -222,7 +223,7 @@ class DatasetSampler:
     return types.Rollout(
       uid,
       task,
-      messages,
+      rendering.joined(task.prompt, task.demonstration),
       tuple(s for s in samples if s.mask.any()),
       types.Score(None),
       'eos' if longest <= size else 'max_tokens',

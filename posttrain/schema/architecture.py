@@ -259,7 +259,8 @@ class Tokenizer(bounds.Options):
   # Path of a tokenizer.json, or of a HuggingFace directory with one; None = the
   # byte tokenizer, which has no file.
   path: bounds.FolderOrNone = None
-  # Path of a Jinja chat template; None = the directory's, or the built-in one.
+  # Path of a Jinja chat template; None = the directory's, or the built-in one;
+  # 'raw' = the contents alone, each answer with eos after it, for base models.
   chat_template: bounds.FileOrNone = None
   # Variables of the template besides messages and special tokens: a JSON
   # object, such as {"enable_thinking": false}; "today" is the date, such as

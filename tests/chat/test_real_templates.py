@@ -116,6 +116,12 @@ def test_texts_and_ids_equal_those_of_transformers(folders, name):
   transformers = pytest.importorskip('transformers')
   theirs = transformers.AutoTokenizer.from_pretrained(folders[name])
   ours, rendered = load(folders, name), 0
+
+  def render(messages, prompt):
+    return ours.render(
+      messages, add_generation_prompt=prompt, continue_final_message=False
+    )
+
   for messages, prompt in itertools.product(CONVERSATIONS, (False, True)):
     options = {'add_generation_prompt': prompt, **DATED.get(name, {})}
     try:
@@ -125,16 +131,16 @@ def test_texts_and_ids_equal_those_of_transformers(folders, name):
     except Exception as error:  # raised by the template
       assert 'emplate' in type(error).__name__, error
       with pytest.raises(ValueError, match='must be ones that config'):
-        ours.render(messages, add_generation_prompt=prompt)
+        render(messages, prompt)
       continue
     if S['content'] not in shown and S in messages:
       assert (
         name == 'mistral_nemo'
       )  # renders it only before an unanswered question
       with pytest.raises(ValueError, match=r'shows that of messages\[0\]'):
-        ours.render(messages, add_generation_prompt=prompt)
+        render(messages, prompt)
       continue
-    tokens = ours.render(messages, add_generation_prompt=prompt)
+    tokens = render(messages, prompt)
     assert tokens.text == shown
     assert tokens.ids.tolist() == theirs.apply_chat_template(
       list(messages), return_dict=False, **options
@@ -145,6 +151,42 @@ def test_texts_and_ids_equal_those_of_transformers(folders, name):
       assert text(ours, tokens.ids[mask]) == ''.join(contents)
     rendered += 1
   assert rendered >= 6, 'the template must render most conversations'
+
+
+@NAMES
+def test_a_continued_turn_has_the_text_of_transformers(folders, name):
+  transformers = pytest.importorskip('transformers')
+  theirs = transformers.AutoTokenizer.from_pretrained(folders[name])
+  chat, begun = load(folders, name), {'role': 'assistant', 'content': 'So, 4'}
+  shown = theirs.apply_chat_template(
+    [U, begun],
+    tokenize=False,
+    continue_final_message=True,
+    **DATED.get(name, {}),
+  )
+  prompt = chat.render([U, begun], add_generation_prompt=True)
+  assert prompt.text == shown and shown.endswith('So, 4')
+  assert (prompt.given, prompt.open) == ('So, 4', True)
+  # The rest of the turn is trained, and the next one closes it.
+  whole = {'role': 'assistant', 'content': 'So, 4 + 1'}
+  rest = {'role': 'assistant', 'content': ' + 1'}
+  (sample,) = chat.demonstrate([U, begun, rest], 2)
+  trained = text(chat, sample.ids[sample.sampled])
+  assert (
+    trained.startswith(' + 1') and trained[4:].strip() == chat.tokenizer.eos
+  )
+  assert chat.tokenizer.decode(sample.ids.tolist()) == chat.tokenizer.decode(
+    chat.render([U, whole]).ids.tolist()
+  )
+  sampled = chat.append(prompt, [*b' + 1', chat.tokenizer.eos_id])
+  try:
+    longer = chat.extend(sampled, [U, whole], [U2], add_generation_prompt=True)
+  except rendering.Rewritten:
+    return
+  assert (
+    longer.text == chat.render([U, whole, U2], add_generation_prompt=True).text
+  )
+  assert np.array_equal(longer.ids[: len(sampled)], sampled.ids)
 
 
 @NAMES

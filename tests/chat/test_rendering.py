@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain import types
+from posttrain import schema, types
 from posttrain.chat import rendering, tokenizers
 
 CHATML = """{{ bos_token }}{% for m in messages -%}
@@ -38,6 +38,15 @@ def assert_same(a, b):
   for field in ('ids', 'roles', 'is_content', 'sampled'):
     np.testing.assert_array_equal(getattr(a, field), getattr(b, field))
   assert a.open == b.open
+
+
+def test_raw_is_the_text_alone():
+  chat = rendering.load(schema.Tokenizer(chat_template='raw'))
+  (sample,) = chat.demonstrate(turns('u2+2=', 'a4'))
+  assert sample.ids.tolist() == [*b'2+2=4', 257]
+  assert sample.ids[sample.sampled].tolist() == [*b'4', 257]
+  prompt = chat.render(turns('u2+2='), add_generation_prompt=True)
+  assert prompt.ids.tolist() == [*b'2+2=']
 
 
 def test_fingerprints_of_tokenizers_and_templates_differ():
@@ -78,15 +87,20 @@ def test_every_assistant_turn_is_demonstrated_except_given_ones(template):
 def test_extend_equals_render_of_the_whole(template, messages, cut, prompt):
   chat, cut = make(template), min(cut, len(messages))
   old, new = messages[:cut], messages[cut:]
-  whole = chat.render(messages, add_generation_prompt=prompt)
-  part = chat.render(old)
-  assert_same(chat.extend(part, old, new, add_generation_prompt=prompt), whole)
-  np.testing.assert_array_equal(whole.ids[: len(part)], part.ids)
-  if new and new[0]['role'] == 'assistant':
-    part = chat.render(old, add_generation_prompt=True)
-    assert_same(
-      chat.extend(part, old, new, add_generation_prompt=prompt), whole
-    )
+  for continues in (False, True) if new else (False,):
+    options = {
+      'add_generation_prompt': prompt,
+      'continue_final_message': continues,
+    }
+    whole = chat.render(messages, **options)
+    part = chat.render(old)
+    assert_same(chat.extend(part, old, new, **options), whole)
+    np.testing.assert_array_equal(whole.ids[: len(part)], part.ids)
+    if new[:1] and new[0]['role'] == 'assistant' and (new[1:] or not continues):
+      part = chat.render(
+        old, add_generation_prompt=True, continue_final_message=False
+      )
+      assert_same(chat.extend(part, old, new, **options), whole)
 
 
 @TEMPLATES

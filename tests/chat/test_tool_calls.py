@@ -164,6 +164,10 @@ def test_thoughts_hold_no_calls(format):
   assert parse(f'<think>{text}</think>\n\n{text}', format) == [LOOK]
   assert parse(f'So {text}</think>It is 4.', format) == []
   assert parse(f'<think>{text}', format) == []
+  assert parse(f'<think>a</think> <think>{text}</think> 4', format) == []
+  assert parse(f'<think>a</think> 4 <think>{text}', format) == []
+  quoted = json.dumps({'at': f'</think>{text}'})
+  assert parse(f'<think>perhaps {quoted} or', format) == []
 
 
 @FORMATS
@@ -171,6 +175,21 @@ def test_the_end_of_a_thought_in_arguments_hides_no_call(format):
   call = tool_calls.Call('look', {'at': '</think>'})
   words = 'So ' * (format != 'llama3')
   assert parse(words + wrapped(format, call), format) == [call]
+
+
+@pytest.mark.parametrize(
+  ('text', 'shown'),
+  [
+    ('a {', 'a {'),
+    ('a </think>b', f'{" " * 10}b'),
+    ('<think>a</think>b<think>c', f'{" " * 16}b{" " * 8}'),
+    ('{"a": "<think>"} b', '{"a": "<think>"} b'),
+    ('{"a": "<think>b', '{"a": "        '),
+    ('b </think> c </think>', f'{" " * 10} c </think>'),
+  ],
+)
+def test_thoughts_are_blank(text, shown):
+  assert tool_calls.outside_thoughts(text) == shown
 
 
 @FORMATS

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from posttrain import schema
-from posttrain.envs import gsm8k, registry
+from posttrain.envs import arithmetic, gsm8k, registry
 
 DATA = os.environ.get('POSTTRAIN_DATA')
 needs_data = pytest.mark.skipif(
@@ -139,3 +139,18 @@ def test_real_files():
   pairs = gsm8k.read_solutions(f'{folder}/example_model_solutions.jsonl')
   # 2,429, of which three have the same words twice.
   assert len(pairs) == 2426 and len({str(x.prompt) for x in pairs}) == 731
+
+
+@pytest.mark.parametrize(
+  ('text', 'reward'),
+  [
+    ('<think>\\boxed{4}', 0),
+    ('<think>\\boxed{4}</think> It is four.', 0),
+    ('so \\boxed{4}</think>', 0),
+    ('<think>5</think> \\boxed{4}', 1),
+  ],
+)
+def test_an_answer_within_a_thought_is_none(text, reward):
+  grades = gsm8k.grade(text, '4', lenient=True), arithmetic.grade(text, 4)
+  assert [score.reward for score in grades] == [reward] * 2
+  assert [score.formatted for score in grades] == [bool(reward)] * 2

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from posttrain import schema, types
-from posttrain.chat import tool_calls
+from posttrain.chat import rendering, tokenizers, tool_calls
 from posttrain.data import sources
 from posttrain.envs import base, tools
 from posttrain.metrics import statistics
@@ -42,11 +42,11 @@ class Calculator(base.Env):
 
 
 class Episode:
-  def __init__(self, env):
-    self._env = env
+  def __init__(self, env, prompt=PROMPT):
+    self._env, self._prompt = env, prompt
 
   def reset(self):
-    return TASK.prompt
+    return self._prompt
 
   def call(self, name, arguments):
     assert name == 'divide'
@@ -175,6 +175,53 @@ def test_results_in_the_role_user_are_one_message():
   (message,) = turns.play(Episode(Calculator()), text, False, style)
   assert message['role'] == 'user'
   assert message['content'].startswith('1.0\nerror: divide must have the arg')
+
+
+OPEN = """{% for m in messages %}<|{{ m.role }}|>
+{%- if m.role == 'assistant' %}<think>{% endif %}{{ m.content }}<|end|>
+{%- endfor %}{% if add_generation_prompt %}<|assistant|><think>{% endif %}"""
+
+
+@pytest.mark.parametrize('begun', ['', 'So '])
+def test_a_thought_that_the_prompt_opens_has_no_calls(begun):
+  env, text = Calculator(), call('{"a": 1}')
+  renderer = rendering.Renderer(tokenizers.Bytes(), OPEN)
+  prompt = (*PROMPT, {'role': 'assistant', 'content': begun})[: 1 + bool(begun)]
+  env.make = lambda task: Episode(env, prompt)
+  task = dataclasses.replace(TASK, prompt=prompt)
+  rollout, _ = run([text], env, task, renderer)
+  assert env.texts == [(f'<think>{begun}{text}', False)]
+  assert rollout.messages[-1]['content'] == begun + text
+  rollout, _ = run([f'</think>{text}', 'Done.'], env, task, renderer)
+  assert replies(rollout) == ['1.0']
+
+
+def test_an_answer_that_the_prompt_begins_is_continued():
+  """The environment gets the whole turn; its sampled tokens train."""
+  begun = {'role': 'assistant', 'content': '<tool_call>{"name": '}
+  prompt, env = (*PROMPT, begun), Calculator()
+  env.make = lambda task: Episode(env, prompt)
+  rest = '"divide", "arguments": {"a": 8}}</tool_call>'
+  task = dataclasses.replace(TASK, prompt=prompt)
+  rollout, engine = run([rest, 'Eight.'], env, task)
+  whole = {**begun, 'content': begun['content'] + rest}
+  assert replies(rollout) == ['8.0'] and rollout.prompt == PROMPT
+  assert rollout.completion_messages[0] == whole
+  (sample,) = rollout.samples
+  assert fakes.RENDERER.tokenizer.decode(sample.ids[sample.mask]) == (
+    f'{rest}Eight.'
+  )
+  assert fakes.RENDERER.tokenizer.decode(engine.requests[0].ids).endswith(
+    begun['content']
+  )
+  # The same from rows of data.
+  demonstration = ({**begun, 'content': rest}, *rollout.messages[2:])
+  task = dataclasses.replace(task, tools=TOOLS, demonstration=demonstration)
+  sampler = samplers.DatasetSampler(schema.Dataset(), env, fakes.RENDERER, 999)
+  replayed = sampler.rollout(task, 0)
+  assert replayed.messages == rollout.messages
+  assert replayed.samples[0].mask.tolist() == sample.mask.tolist()
+  assert replayed.samples[0].ids.tolist() == sample.ids.tolist()
 
 
 def test_without_tools_a_turn_is_a_text_and_nothing_is_counted():
