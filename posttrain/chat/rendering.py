@@ -24,6 +24,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,11 @@ NO_TOKENIZER = (
   'AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of the package '
   'transformers writes one from other formats; a directory without any needs '
   'the files of the model that it was made from'
+)
+# Fields of messages whose text would be missing where nothing reads them.
+MEANINGS = frozenset(
+  'tool_calls function_call reasoning_content reasoning thinking refusal '
+  'images audio train training'.split()
 )
 _MOST_TOOLS = 64  # sets of tools whose renderers are kept
 # What to do about the messages of another format.
@@ -87,28 +93,80 @@ EMPTY = Rendered(
 )
 
 
-def check_message(message: Any, place: str) -> None:
-  """Checks that a value is a message.
+def normalize(
+  messages: Sequence[Any], place: str = 'messages'
+) -> types.Messages:
+  """Returns messages in the one form that templates get.
+
+  The forms of OpenAI's API become that of templates: `arguments` of calls as
+  JSON text are an object, a content is '' beside calls where it is null or
+  absent, a list of text parts is their text, and the role developer is system.
+  Fields that are null, and an empty list of calls, are left out.
 
   Args:
-    message: must be a mapping with a role of `types.ROLES` and a str content.
-    place: its name in the error, such as 'rows.jsonl:3: messages[0]'.
+    messages: mappings with a role of `types.ROLES` and a content.
+    place: their name in errors, such as 'rows.jsonl:3: messages'.
 
   Raises:
-    ValueError: the value is no message.
+    ValueError: a message has another form.
   """
+  return tuple(_normal(x, f'{place}[{i}]') for i, x in enumerate(messages))
+
+
+def _normal(message: Any, place: str) -> types.Message:
   if not isinstance(message, Mapping):
     raise ValueError(
       f'{place} must have a role and a content: got {message!r:.200}'
     )
+  message = {key: x for key, x in message.items() if x is not None}
+  if message.get('role') == 'developer':
+    message['role'] = 'system'
   role, content = message.get('role'), message.get('content')
   if role not in types.ROLES:
     hint = f'; {SHAREGPT}' if 'from' in message else ''
     raise ValueError(
       f'{place}.role must be one of {types.ROLES}: got {role!r:.200}{hint}'
     )
+  calls = message.pop('tool_calls', None)
+  if calls:
+    calls = calls if isinstance(calls, list | tuple) else [calls]
+    message['tool_calls'] = [
+      _normal_call(x, f'{place}.tool_calls[{i}]') for i, x in enumerate(calls)
+    ]
+    content = '' if content is None else content
+  if isinstance(content, list | tuple):
+    parts = [x.get('text') for x in content if isinstance(x, Mapping)]
+    if len(parts) == len(content) and all(isinstance(x, str) for x in parts):
+      content = ''.join(parts)
   if not isinstance(content, str):
-    raise ValueError(f'{place}.content must be a string: got {content!r:.200}')
+    raise ValueError(
+      f'{place}.content must be a string, or parts of text: got '
+      f'{content!r:.200}'
+    )
+  weights = (0, 1) if role == 'assistant' else (0,)
+  if message.get('weight', 0) not in weights:
+    raise ValueError(
+      f'{place}.weight must be 0, or 1 in a turn of the assistant: got '
+      f'{message["weight"]!r:.200}'
+    )
+  return {**message, 'content': content}
+
+
+def _normal_call(call: Any, place: str) -> Mapping[str, Any]:
+  """Returns a call whose arguments are an object."""
+  function = call.get('function', call) if isinstance(call, Mapping) else None
+  arguments = (
+    function.get('arguments', {}) if isinstance(function, Mapping) else None
+  )
+  if isinstance(arguments, str):
+    arguments = disk.parse_json(arguments or '{}', f'{place}: arguments')
+  if not isinstance(arguments, Mapping) or not function.get('name'):
+    raise ValueError(
+      f'{place} must be {{"type": "function", "function": {{"name": ..., '
+      f'"arguments": {{...}}}}}}: got {call!r:.200}'
+    )
+  function = {**function, 'arguments': arguments}
+  return {**call, 'function': function} if 'function' in call else function
 
 
 def load(cfg: schema.Tokenizer) -> 'Renderer':
@@ -172,6 +230,8 @@ class Renderer:
       parts += [list(self.stop_ids[1:]), variables]
     self.fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     self.embedding_rows = tokenizer.vocab_size
+    # The fields of messages that the template may read: all its words.
+    self.fields = {'role', 'content', *re.findall(r'\w+', template or '')}
     # The last whole conversation and its ids: a group has one prompt.
     self._last: tuple[tuple[str, bool, bool], Rendered] | None = None
     # How calls are written after `with_tools`, and its renderers.
@@ -280,9 +340,7 @@ class Renderer:
       Rewritten: with `new`, the template renders `messages` differently.
       ValueError: as `render`.
     """
-    messages, start = (*messages, *new), len(messages)
-    for index, message in enumerate(messages[start:], start):
-      check_message(message, f'messages[{index}]')
+    messages, start = self._checked((*messages, *new)), len(messages)
     if rendered.open and not rendered.ends_in_completion and not new:
       return rendered
     key = None
@@ -347,10 +405,10 @@ class Renderer:
     """Renders a demonstration, with the assistant turns marked as `sampled`.
 
     A turn is `sampled` from after its generation prompt up to and including its
-    eos; one that continues the last given message, from after that. If the
-    template rewrites earlier turns, a new sample begins, in which
-    the earlier turns are rendered anew and not `sampled`. Messages after the
-    last assistant turn are left out.
+    eos; one that continues the last given message, from after that; none whose
+    `weight` is 0. If the template rewrites earlier turns, a new sample begins,
+    in which the earlier turns are rendered anew and not `sampled`. Messages
+    after the last such turn are left out.
 
     Args:
       messages: the conversation.
@@ -364,15 +422,15 @@ class Renderer:
         another header than its generation prompt, or closes it without a stop
         token.
     """
-    for index, message in enumerate(messages):
-      check_message(message, f'messages[{index}]')
+    messages = self._checked(messages)
     continued, split = (), messages
     messages = joined(messages[:given], messages[given:])
     if len(messages) < len(split):
       given, continued = given - 1, split[given - 1 : given]
     samples, done = [EMPTY], 0
     for index, message in enumerate(messages):
-      if message['role'] != 'assistant' or index < given:
+      is_turn = message['role'] == 'assistant' and message.get('weight', 1)
+      if index < given or not is_turn:
         continue
       before = (*messages[:index], *(continued if index == given else ()))
       try:
@@ -392,6 +450,19 @@ class Renderer:
       samples[-1] = self._append_turn(opened, tuple(messages[: index + 1]))
       done = index + 1
     return samples if done else []
+
+  def _checked(self, messages: Sequence[types.Message]) -> types.Messages:
+    """Returns normal messages; refuses what the template would drop."""
+    messages = normalize(messages)
+    for index, message in enumerate(messages):
+      for name in MEANINGS & message.keys() - self.fields:
+        if message[name]:
+          raise ValueError(
+            f'messages[{index}].{name} must be left out, or be read by config.'
+            'tokenizer.chat_template, which drops it: got '
+            f'{message[name]!r:.80}'
+          )
+    return messages
 
   def _append_turn(
     self, opened: Rendered, messages: types.Messages

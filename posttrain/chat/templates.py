@@ -63,17 +63,7 @@ class BuiltIn:
     Args:
       messages: the messages.
       prompt: whether to add the header of an assistant turn.
-
-    Raises:
-      ValueError: a message has tool calls.
     """
-    for index, message in enumerate(messages):
-      if message.get('tool_calls'):
-        raise ValueError(
-          f'messages[{index}] must be plain text under the built-in '
-          'template: got tool_calls; write the call into content, or set '
-          'config.tokenizer.chat_template'
-        )
     text = ''.join(self._form % (m['role'], m['content']) for m in messages)
     if prompt:
       text += BUILT_IN.partition('{content}')[0].format(role='assistant')

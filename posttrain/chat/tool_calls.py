@@ -467,6 +467,8 @@ def _fits(value: Any, schema: Any) -> bool:
   if 'items' in schema and isinstance(value, list):
     if not all(_fits(item, schema['items']) for item in value):
       return False
+  if isinstance(value, float) and value.is_integer():  # 3.0 is one in a schema
+    value = int(value)
   # Not isinstance: a boolean is an int in Python, but no number in JSON.
   return not kinds or any(type(value) in _CLASSES[kind] for kind in kinds)
 

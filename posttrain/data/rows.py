@@ -266,6 +266,4 @@ def _messages(value: Any, column: str, where: str) -> types.Messages:
     raise ValueError(
       f'{where}: {column} must be {text}a list of messages: got {value!r:.200}'
     )
-  for index, message in enumerate(value):
-    rendering.check_message(message, f'{where}: {column}[{index}]')
-  return tuple(value)
+  return rendering.normalize(value, f'{where}: {column}')

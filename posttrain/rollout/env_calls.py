@@ -350,16 +350,13 @@ def _wrong(method: str, expected: str, got: Any) -> ResultError:
 
 
 def _messages(messages: Any, method: str) -> types.Messages:
-  """Returns a copy of the messages, which are checked."""
+  """Returns a copy of the messages in their normal form."""
   if not isinstance(messages, list | tuple):
     raise _wrong(method, 'a tuple of messages', messages)
-  messages = tuple(copy.deepcopy(message) for message in messages)
-  for index, message in enumerate(messages):
-    try:
-      rendering.check_message(message, f'messages[{index}] of the environment')
-    except ValueError as error:
-      raise ResultError(f'{method}: {error}') from None
-  return messages
+  try:
+    return rendering.normalize(copy.deepcopy(messages))
+  except ValueError as error:
+    raise ResultError(f'{method}: {error}') from None
 
 
 def _number(

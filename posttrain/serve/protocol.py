@@ -13,7 +13,6 @@
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -354,7 +353,7 @@ def check_model(model: Any, name: str) -> None:
 
 def _conversation(messages: list[Any], served: worker.Worker) -> Prompt:
   """Checks messages by their form and size, and renders them."""
-  renderer, joined = served.policy.renderer, []
+  renderer = served.policy.renderer
   must = 'be left out: the model has no tokenizer; send ids to /v1/completions'
   require(renderer, 'messages', must, messages)
   assert renderer is not None
@@ -364,30 +363,15 @@ def _conversation(messages: list[Any], served: worker.Worker) -> Prompt:
   ok = ok and size <= (CHARACTERS_PER_TOKEN + 16) * most
   got = f'{len(messages)} messages of {size} characters'
   require_fit(ok, 'messages', got, served.capacity)
-  # The fields that the template may read: all its words. Without a template the
-  # renderer refuses tool calls itself.
-  template = renderer.template or 'tool_calls'
-  words = {'role', 'content', *re.findall(r'\w+', template)}
   for i, message in enumerate(messages):
     place = f'messages[{i}]'
     require(isinstance(message, dict), place, 'be an object', message)
-    for name, value in message.items():
-      ok = name in words or not value
+    for name in message.keys() - renderer.fields - {'tool_call_id'}:
       must, code = 'be left out: nothing reads it', 'unsupported_field'
-      require(ok, f'{place}.{name}', must, value, code)
-    # The newer name of the role with the instructions.
-    if message.get('role') == 'developer':
-      message = {**message, 'role': 'system'}
-    parts = message.get('content')
-    if isinstance(parts, list):
-      for part in parts:
-        ok = isinstance(part, dict) and part.keys() == {'type', 'text'}
-        ok = ok and part['type'] == 'text' and isinstance(part['text'], str)
-        require(ok, f'{place}.content', 'be text, or parts of text', part)
-      message = {**message, 'content': ''.join(x['text'] for x in parts)}
-    joined.append(message)
+      got = message[name]
+      require(not got, f'{place}.{name}', must, got, code)
   try:
-    rendered = renderer.render(joined, add_generation_prompt=True)
+    rendered = renderer.render(messages, add_generation_prompt=True)
   except ValueError as error:
     raise Refused(400, f'{error}', 'messages') from error
   return Prompt(_ids(rendered.ids, 'messages', served), rendered.text)

@@ -1,5 +1,7 @@
 """Messages -> ids: attribution, and earlier ids that never change."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -119,6 +121,97 @@ def test_sampled_ids_are_unchanged_and_the_turn_is_closed(template, stopped):
   np.testing.assert_array_equal(
     full.ids[full.ids != 255], expected.ids[expected.ids != ord('?')]
   )
+
+
+def _calling(arguments, **fields):
+  function = {'name': 'add', 'arguments': arguments}
+  call = {'id': 'c1', 'type': 'function', 'function': function}
+  return {'role': 'assistant', 'content': '', 'tool_calls': [call], **fields}
+
+
+@pytest.mark.parametrize(
+  ('message', 'normal'),
+  [
+    (_calling('{"a": 1}'), _calling({'a': 1})),
+    (_calling(''), _calling({})),
+    (_calling({'a': 1}, content=None), _calling({'a': 1})),
+    (
+      {'role': 'assistant', 'tool_calls': [{'name': 'f', 'arguments': '{}'}]},
+      {
+        'role': 'assistant',
+        'content': '',
+        'tool_calls': [{'name': 'f', 'arguments': {}}],
+      },
+    ),
+    (
+      {'role': 'developer', 'content': 'a', 'tool_calls': []},
+      {'role': 'system', 'content': 'a'},
+    ),
+    (
+      {'role': 'tool', 'tool_call_id': 'c1', 'content': 'a', 'name': None},
+      {'role': 'tool', 'tool_call_id': 'c1', 'content': 'a'},
+    ),
+    (
+      {
+        'role': 'user',
+        'content': [
+          {'type': 'text', 'text': 'a'},
+          {'type': 'text', 'text': 'b'},
+        ],
+      },
+      {'role': 'user', 'content': 'ab'},
+    ),
+  ],
+)
+def test_messages_have_one_form(message, normal):
+  assert rendering.normalize([message]) == (normal,)
+  assert rendering.normalize([normal]) == (normal,)
+
+
+@pytest.mark.parametrize(
+  ('message', 'words'),
+  [
+    (_calling('{"a"'), 'm[0].tool_calls[0]: arguments'),
+    (_calling('[1]'), 'm[0].tool_calls[0] must be'),
+    (_calling({}, tool_calls=['add']), 'm[0].tool_calls[0] must be'),
+    (_calling({}, tool_calls=3), 'm[0].tool_calls[0] must be'),
+    ({'role': 'assistant'}, 'm[0].content'),
+    ({'role': 'user', 'content': [{'type': 'image_url'}]}, 'm[0].content'),
+    ({'role': 'user', 'content': 'a', 'weight': 1}, 'm[0].weight'),
+    ({'role': 'assistant', 'content': 'a', 'weight': 0.5}, 'm[0].weight'),
+  ],
+)
+def test_messages_of_no_form_are_refused(message, words):
+  with pytest.raises(ValueError, match=re.escape(words)):
+    rendering.normalize([message], 'm')
+
+
+@pytest.mark.parametrize(
+  'field', [*_calling({}).keys() - {'role', 'content'}, 'reasoning_content']
+)
+def test_fields_that_a_template_drops_are_refused(field):
+  question, answer = turns('ua')[0], _calling({'a': 1}, reasoning_content='so')
+  answer = {k: answer[k] for k in ('role', 'content', field)}
+  for chat in (make(), make(CHATML)):
+    with pytest.raises(ValueError, match=rf'messages\[1\].{field} must be'):
+      chat.demonstrate([question, answer])
+  reading = CHATML.replace('m.content', f'm.{field} ~ m.content')
+  (sample,) = make(reading).demonstrate([question, answer])
+  assert sample.sampled.any()
+
+
+def test_turns_of_weight_0_are_context():
+  (sample,) = make().demonstrate(
+    [
+      {'role': 'user', 'content': 'a'},
+      {'role': 'assistant', 'content': 'bad', 'weight': 0},
+      {'role': 'user', 'content': 'b'},
+      {'role': 'assistant', 'content': 'good', 'weight': 1},
+    ]
+  )
+  assert bytes(sample.ids[sample.sampled][:-1].tolist()) == b'good'
+  text = bytes(i for i in sample.ids.tolist() if i < 256)
+  assert b'bad' in text
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def tool(name='look', **parameters):
 @pytest.mark.parametrize(
   ('schema', 'good', 'bad'),
   [
-    ({'type': 'integer'}, [1], [1.0, '1', True]),
+    ({'type': 'integer'}, [1, 1.0], [1.5, '1', True]),
     ({'type': 'array', 'items': {'type': 'integer'}}, [[], [1]], [['1'], {}]),
     ({'type': ['integer', 'null']}, [1, None], ['a']),
     ({'anyOf': [{'type': 'string'}, {'type': 'array'}]}, ['a', []], [1]),
