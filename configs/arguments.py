@@ -13,8 +13,6 @@ from posttrain import schema
 from posttrain.data import row_files
 from posttrain.util import errors, hub
 
-# How names of files of rows end, see `posttrain.data.row_files`.
-ROW_FILES = ('.jsonl', '.parquet', '.arrow', '.feather', '.csv')
 NAME = "the argument after the recipe's name"
 _REWARD = 'reward='  # begins the part of a reward model's run
 
@@ -101,12 +99,15 @@ def parse_own(
   _check_filled(parts, argument)
   for part in parts:
     kinds.setdefault(_kind_of(part, rewards, form), []).append(part)
-  folders, files = kinds.get('folder', []), kinds.get('file', [])
+  folders, files = kinds.get('folder', []), _joined(kinds.get('file', []))
   presets, words = kinds.get('preset', []), frozenset(kinds.get('word', []))
   needed = 'tiny' not in words
   problems = (
     (len(folders) + len(presets) > 1, 'one model'),
-    (len(files) > 2, 'two data sets at most'),
+    (
+      len(files) > 2,
+      'two data sets at most (of several files: a folder, or x-*.jsonl)',
+    ),
     ('lora' in words and not lora, 'no lora: its head could not train'),
     ('lora' in words and not folders, 'a directory, whose weights lora adapts'),
     (needed and not folders + presets, 'a model'),
@@ -153,6 +154,18 @@ def _check_filled(parts: Sequence[str], argument: str) -> None:
 
 def _path(part: str) -> str:
   return os.path.expanduser(part.removeprefix(_REWARD))
+
+
+def _joined(files: Sequence[str]) -> list[str]:
+  """Returns data sets; shards of one, as x-00000-of-00002, become a pattern."""
+  patterns = [re.sub(r'-\d+-of-', '-*-of-', x) for x in files]
+  joined = []
+  for pattern, file in zip(patterns, files, strict=True):
+    if pattern == file or patterns.count(pattern) == 1:
+      joined.append(file)
+    elif pattern not in joined:
+      joined.append(pattern)
+  return joined
 
 
 def _data(part: str) -> str:
@@ -227,12 +240,14 @@ def _kind_of(part: str, rewards: bool, form: str) -> str:
   if part.startswith(_REWARD) and rewards:
     if os.path.isdir(path):
       return 'reward model'
+  elif os.path.isdir(path) and not os.path.exists(f'{path}/config.json'):
+    return 'file' if row_files.files(path) else 'folder'
   elif os.path.isdir(path) or hub.folder(part) is not None:
     return 'folder'
   elif row_files.is_tfds(part):
     return 'file'
-  elif part.lower().endswith(ROW_FILES):
-    if os.path.isfile(path):
+  elif part.lower().endswith(row_files.ENDINGS):
+    if row_files.files(path):
       return 'file'
   elif part in schema.PRESETS:
     return 'preset'
@@ -257,7 +272,7 @@ def _form(rewards: bool, lora: bool) -> str:
   )
   return (
     'its parts are a HuggingFace directory (or a preset, such as small), data '
-    f'({", ".join(ROW_FILES)}, or tfds:NAME), further data that is held out'
+    f'({", ".join(row_files.ENDINGS)}, or tfds:NAME), others that are held out'
     f'{functions}, {words}, as in RECIPE:DIR,data.jsonl'
     f'{",module:function" if rewards else ""}'
   )

@@ -63,6 +63,8 @@ class Task:
   # standard format, and not as messages.
   as_text: bool = False
   tools: Tools | None = None
+  # Variables of the chat template for this task, such as enable_thinking.
+  variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

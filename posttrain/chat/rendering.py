@@ -25,7 +25,7 @@ import hashlib
 import json
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -179,6 +179,19 @@ def load(cfg: schema.Tokenizer) -> 'Renderer':
   return Renderer(tokenizers.load(tokenizer), *settings)
 
 
+def check_variables(
+  variables: Mapping[str, Any],
+  reads: Collection[str],
+  place: str = 'chat_template_kwargs',
+) -> None:
+  """Raises ValueError for variables that the chat template does not read."""
+  if unread := variables.keys() - set(reads):
+    raise ValueError(
+      f'{place} must be some that the chat template reads: got '
+      f'{sorted(unread)!r:.200}, expected some of {sorted(reads)!r:.200}'
+    )
+
+
 def check_fingerprint(ours: str, theirs: str, what: str, where: str) -> None:
   """Checks that a renderer is that of a checkpoint.
 
@@ -264,23 +277,40 @@ class Renderer:
     renderer._with_tools = {}
     return renderer
 
-  def with_tools(self, described: types.Tools | None) -> 'Renderer':
+  def of(self, task: Any) -> 'Renderer':
+    """Returns the renderer of the `tools` and `variables` of a task or pair."""
+    return self.with_tools(task.tools, task.variables)
+
+  def with_tools(
+    self,
+    described: types.Tools | None,
+    variables: Mapping[str, Any] | None = None,
+  ) -> 'Renderer':
     """Returns a renderer whose template describes tools.
 
     Its `style` says how the policy calls them; its fingerprint is the same.
 
+    Args:
+      described: the tools; None = none.
+      variables: further variables of the template, such as enable_thinking.
+
     Raises:
-      ValueError: see `tool_calls.make_template`.
+      ValueError: see `tool_calls.make_template`; or the template does not read
+        a variable.
     """
-    if described is None:
+    if described is None and not variables:
       return self
-    key = repr(described)
+    key = repr((described, variables))
     if key not in self._with_tools:
       renderer = copy.copy(self)
       renderer._last = None
-      renderer._template, renderer.style = tool_calls.make_template(
-        self._template, self.tokenizer.bos, self._stops, described
-      )
+      if variables:
+        check_variables(variables, self._template.reads)
+        renderer._template = self._template.with_variables(variables)
+      if described is not None:
+        renderer._template, renderer.style = tool_calls.make_template(
+          renderer._template, self.tokenizer.bos, self._stops, described
+        )
       if len(self._with_tools) == _MOST_TOOLS:
         self._with_tools.clear()
       self._with_tools[key] = renderer
@@ -649,12 +679,7 @@ def resolve(
         )
       template = by_name['default']
   reads = set() if template is None else templates.Jinja(template, {}).reads
-  if unread := own.keys() - reads:
-    raise ValueError(
-      'config.tokenizer.template_variables must be some that the chat '
-      f'template reads: got {sorted(unread)!r:.200}, expected some of '
-      f'{sorted(reads)!r:.200}'
-    )
+  check_variables(own, reads, 'config.tokenizer.template_variables')
   variables = {**special, **own}
   if is_folder:
     eos, pad = cfg.eos, cfg.pad

@@ -20,7 +20,7 @@ import datetime
 import functools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from posttrain import types
@@ -127,10 +127,10 @@ class Jinja:
     if 'strftime_now' in self.reads:
       self.reads.add('today')
 
-  def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> 'Jinja':
-    """Returns the template with a value of its variable `tools`."""
+  def with_variables(self, variables: Mapping[str, Any]) -> 'Jinja':
+    """Returns the template with values of further variables."""
     template = copy.copy(self)
-    template._variables = {**self._variables, 'tools': tools}
+    template._variables = {**self._variables, **variables}
     return template
 
   def text(self, messages: types.Messages, prompt: bool = False) -> str:

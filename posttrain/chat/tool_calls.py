@@ -503,7 +503,7 @@ def make_template(
   role = 'tool' if shown.count(templates.MARK) == 1 else 'user'
   native = 'tools' in template.reads and format != 'plain'
   if format == 'auto' and native:  # the one in which it renders a call
-    probing = template.with_tools([_PROBE])
+    probing = template.with_variables({'tools': [_PROBE]})
     opened = templates.rendered(probing, templates.QUESTION, prompt=True)
     text = templates.rendered(probing, templates.QUESTION, _CALLING)
     text = text.removeprefix(opened)
@@ -522,7 +522,7 @@ def make_template(
       )
   style = Style('plain' if format == 'auto' else format, role)
   if native:
-    return template.with_tools(schemas), style
+    return template.with_variables({'tools': schemas}), style
   description = describe(schemas, style.format)
   if isinstance(template, templates.BuiltIn):
     head = templates.BUILT_IN.format(

@@ -39,7 +39,11 @@ from posttrain.chat import rendering
 from posttrain.data import packing, row_files, rows, sources
 from posttrain.util import disk
 
-COLUMNS = ('prompt', 'chosen', 'rejected', 'completion', 'label', 'margin')
+_PAIR = ('prompt', 'chosen', 'rejected', 'margin')
+_LABELED = ('prompt', 'completion', 'label')
+COLUMNS = tuple(dict.fromkeys(_PAIR + _LABELED))
+# Labels of KTO, as text in small letters.
+_GOOD, _BAD = ('true', '1', '1.0', 'yes'), ('false', '0', '0.0', 'no')
 # What a preference may have, for errors.
 _FORM = (
   "'prompt', 'chosen' and 'rejected', or 'prompt', 'completion' and 'label'"
@@ -58,6 +62,9 @@ class Preference:
   where: str  # 'file:line', for error messages
   margin: float = 0.0
   info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  # See `rows.Row`.
+  tools: types.Tools | None = None
+  variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def read(
@@ -87,6 +94,8 @@ def write(path: str | pathlib.Path, pairs: Sequence[Preference]) -> None:
   with disk.replacing(path) as file:
     for pair in pairs:
       row = {**pair.info, 'prompt': pair.prompt}
+      row |= {'tools': pair.tools.schemas} if pair.tools else {}
+      row |= {'chat_template_kwargs': pair.variables} if pair.variables else {}
       if pair.chosen and pair.rejected:
         row |= {'chosen': pair.chosen, 'rejected': pair.rejected}
         row |= {'margin': pair.margin} if pair.margin else {}
@@ -132,10 +141,12 @@ def parse(
       equal.
   """
   raw = rows.renamed(raw, columns, where) if columns else raw
-  named = {column for column in COLUMNS if column in raw}
-  info = {key: value for key, value in raw.items() if key not in COLUMNS}
-  is_label = named == {'prompt', 'completion', 'label'}
-  if not is_label and named - {'prompt', 'margin'} != {'chosen', 'rejected'}:
+  is_pair = {'chosen', 'rejected'} <= raw.keys()
+  is_label = not is_pair and {'prompt', 'completion', 'label'} <= raw.keys()
+  read = _PAIR if is_pair else _LABELED
+  info = {key: value for key, value in raw.items() if key not in read}
+  options = rows.template_options(info, where)
+  if not is_pair and not is_label:
     got = rows.wrong_columns(raw, COLUMNS, columns, _KEY)
     raise ValueError(f'{where}: a preference must have {_FORM}: {got}')
   if 'prompt' in raw:
@@ -159,12 +170,14 @@ def parse(
       )
   if is_label:
     answer = rows.answer_of(raw, 'completion', prompt, where)
-    if not isinstance(raw['label'], bool):
+    label = str(raw['label']).lower()
+    if label not in (*_GOOD, *_BAD):
       raise ValueError(
-        f'{where}: label must be true or false: got {raw["label"]!r:.200}'
+        f'{where}: label must be true or false, 1 or 0: got '
+        f'{raw["label"]!r:.200}'
       )
-    answers = (answer, None) if raw['label'] else (None, answer)
-    return Preference(prompt, *answers, where, info=info)
+    answers = (answer, None) if label in _GOOD else (None, answer)
+    return Preference(prompt, *answers, where, info=info, **options)
   chosen, rejected = (
     rows.answer_of(raw, column, prompt, where)
     for column in ('chosen', 'rejected')
@@ -182,7 +195,9 @@ def parse(
       f'{where}: margin must be a number of at most {_MAX_MARGIN:g}: got '
       f'{margin!r:.200}'
     )
-  return Preference(prompt, chosen, rejected, where, float(margin), info)
+  return Preference(
+    prompt, chosen, rejected, where, float(margin), info, **options
+  )
 
 
 # The arrays of an answer, see `_sample`.
@@ -351,7 +366,9 @@ def _sample(
   if answer is None:
     return None
   try:
-    parts = renderer.demonstrate((*row.prompt, *answer), len(row.prompt))
+    parts = renderer.of(row).demonstrate(
+      (*row.prompt, *answer), len(row.prompt)
+    )
   except ValueError as error:
     raise ValueError(f'{row.where}: {error}') from None
   if len(parts) != 1:

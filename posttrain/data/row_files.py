@@ -1,11 +1,13 @@
 """Data sets of rows: JSONL, Parquet, Arrow and CSV files, and TFDS.
 
-A file's kind is the ending of its name; a folder, or a name that begins with
-`tfds:`, is a TFDS data set. A row is a mapping from column to value.
+A file's kind is the ending of its name; a folder without such files, or a name
+that begins with `tfds:`, is a TFDS data set. Several files are one data set
+(`files`). A row is a mapping from column to value.
 
-JSONL has one JSON object per line; blank lines are allowed. A table stores each
-field in every row, so that a missing one is null: nulls are left out, also
-inside of messages. CSV values are strings; an empty one is an empty string.
+JSONL has one JSON object per line; blank lines are allowed. A table, and JSONL
+that was written from one, stores each field in every row, so that a missing one
+is null: nulls are left out, also inside of messages. CSV values are strings; an
+empty one is an empty string.
 
 TFDS data sets are in ArrayRecord, written and read without tensorflow; nothing
 is downloaded.
@@ -22,7 +24,10 @@ but is not that of insertion; texts come back as bytes.
 """
 
 import array
+import bisect
 import csv
+import glob
+import itertools
 import json
 import os
 import pathlib
@@ -38,6 +43,9 @@ from posttrain.util import errors
 Objects = Sequence[tuple[Mapping[str, Any], str]]
 
 TABLES = ('.parquet', '.arrow', '.feather', '.csv')
+ENDINGS = ('.jsonl', *TABLES)
+# Names of a held-out split, in order of preference.
+_HELD_OUT = ('eval', 'validation', 'valid', 'val', 'dev', 'test')
 _MAX_FIELD = 2**26  # bytes of a row in CSV
 _BATCH = 1024  # rows that are converted at a time
 
@@ -69,26 +77,82 @@ def objects(path: str | pathlib.Path, split: str = 'train') -> Objects:
   """Returns (row, 'file:row') of each row of a data set.
 
   Args:
-    path: a folder or name of a TFDS data set; a table if the path ends in
-      .parquet, .arrow, .feather or .csv; else JSONL.
-    split: 'train' or 'eval', of a TFDS data set whose name has none.
+    path: see `files`; or a folder or name of a TFDS data set. A file is a table
+      if it ends in .parquet, .arrow, .feather or .csv; else JSONL.
+    split: 'train' or 'eval', of a folder, or a TFDS name that has none.
 
   Raises:
     ValueError: as `Lines`, `Table` and `Examples`.
   """
-  if is_tfds(path) or os.path.isdir(path):
+  parts = [
+    Table(x) if x.suffix.lower() in TABLES else Lines(x)
+    for x in files(path, split)
+  ]
+  if not parts and (is_tfds(path) or os.path.isdir(path)):
     return Examples(path, split)
-  if not os.path.isfile(path):
+  if not parts:
     raise ValueError(f'a file of rows must exist: got {os.fspath(path)!r:.200}')
-  is_table = pathlib.Path(path).suffix.lower() in TABLES
-  return Table(path) if is_table else Lines(path)
+  return Joined(parts) if parts[1:] else parts[0]
 
 
-def fingerprint(path: str | pathlib.Path) -> str:
-  """Returns the sha256, hex, of a data set's content, of all its splits."""
-  name = os.fspath(path)
-  folder = find_tfds(name)[0] if is_tfds(name) else name
+def files(path: str | pathlib.Path, split: str = 'train') -> list[pathlib.Path]:
+  """Returns the files of a data set, in order; [] of a TFDS data set.
+
+  Args:
+    path: a file; a pattern, as 'data/train-*.parquet'; or a folder, of whose
+      files those count that have the split's name in front, or their folder;
+      without any, those without a split's name.
+    split: 'train' or 'eval'.
+  """
+  folder = pathlib.Path(path).expanduser()
+  if is_tfds(path) or folder.is_file():
+    return [] if is_tfds(path) else [folder]
+  parts = sorted(
+    [*folder.glob('*'), *folder.glob('*/*')]
+    if folder.is_dir()
+    else map(pathlib.Path, glob.glob(str(folder)))
+  )
+  parts = [x for x in parts if x.suffix.lower() in ENDINGS]
+  if not folder.is_dir():
+    return parts
+  by_split: dict[str, list[pathlib.Path]] = {}
+  for file in parts:
+    heads = {re.split(r'[\W_]', x)[0] for x in file.relative_to(folder).parts}
+    names = (x for x in ('train', *_HELD_OUT) if x in heads)
+    by_split.setdefault(next(names, ''), []).append(file)
+  held_out = next((by_split[x] for x in _HELD_OUT if x in by_split), None)
+  if split != 'train':
+    return held_out or ([] if 'train' in by_split else parts)
+  return by_split.get('train') or by_split.get('') or []
+
+
+def fingerprint(path: str | pathlib.Path, split: str = 'train') -> str:
+  """Returns the sha256, hex, of a data set's content; of TFDS, all splits."""
+  name, parts = os.fspath(path), files(path, split)
+  if parts[1:]:
+    hashes = (sources.file_fingerprint(x).encode() for x in parts)
+    return sources.fingerprint(*hashes)
+  folder = find_tfds(name)[0] if is_tfds(name) else (*parts, name)[0]
   return sources.file_fingerprint(pathlib.Path(folder))
+
+
+class Joined(Objects):
+  """The rows of several files, one file after another."""
+
+  def __init__(self, parts: Sequence[Objects]):
+    self._parts = parts
+    self._ends = list(itertools.accumulate(map(len, parts)))
+
+  def __len__(self) -> int:
+    return self._ends[-1]
+
+  def __getitem__(self, index: int) -> tuple[Mapping[str, Any], str]:
+    index = range(len(self))[index]
+    part = bisect.bisect(self._ends, index)
+    return self._parts[part][index - self._ends[part]]
+
+  def __iter__(self) -> Iterator[tuple[Mapping[str, Any], str]]:
+    return itertools.chain.from_iterable(self._parts)
 
 
 class Lines(Objects):
@@ -141,7 +205,7 @@ class Lines(Objects):
         f'{where}: a line of JSONL must be one JSON object in UTF-8, not '
         f'{line!r:.60}: {problem}'
       )
-    return row, where
+    return _value(row), where
 
 
 class Table(Objects):
@@ -184,12 +248,9 @@ class Table(Objects):
   def _rows(
     self, start: int, count: int
   ) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yields rows of the table; ValueError for a value that JSON lacks."""
     values = self._table.slice(start, count).to_pylist()
     for number, row in enumerate(values, start + 1):
-      where = f'{self._path}:{number}'
-      items = ((key, value) for key, value in row.items() if value is not None)
-      yield {key: _value(x, f'{where}: {key}') for key, x in items}, where
+      yield _value(row), f'{self._path}:{number}'
 
 
 def _table(path: str | pathlib.Path):
@@ -220,21 +281,15 @@ def _table(path: str | pathlib.Path):
       return pa.ipc.open_stream(source).read_all()
 
 
-def _value(value: Any, where: str) -> Any:
-  """Returns a value as JSON would have it, without nulls in objects.
-
-  Raises:
-    ValueError: JSON has no such value.
-  """
+def _value(value: Any) -> Any:
+  """Returns a value as JSON would have it, without nulls in objects."""
   if isinstance(value, dict):
-    return {k: _value(v, where) for k, v in value.items() if v is not None}
+    return {k: _value(v) for k, v in value.items() if v is not None}
   if isinstance(value, list):
-    return [_value(item, where) for item in value]
+    return [_value(item) for item in value]
   if value is None or isinstance(value, str | bool | int | float):
     return value
-  raise ValueError(
-    f'{where} must hold texts, numbers, lists and objects: got {value!r:.200}'
-  )
+  return f'{len(value)} bytes' if isinstance(value, bytes) else str(value)
 
 
 PREFIX = 'tfds:'
@@ -302,9 +357,6 @@ def find_tfds(text: str) -> tuple[str, str]:
 
 
 VERSION = '1.0.0'
-
-# Names of a held-out split, in order of preference.
-_HELD_OUT = ('eval', 'validation', 'test')
 
 
 def write_tfds(

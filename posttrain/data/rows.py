@@ -3,7 +3,8 @@
 Accepted columns: `prompt` and `completion`, each a string or a list of
 messages, the completion with or without the prompt before it; `prompt` alone,
 for answers that are sampled; or `messages`, which is split before its first
-assistant turn. Other columns are kept in `info`; `tools` is read as well.
+assistant turn (`prompt` may repeat it). Other columns are kept in `info`;
+`tools` and `chat_template_kwargs` are read as well.
 Columns of other names are renamed first (`renamed`).
 """
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from posttrain import types
 from posttrain.chat import rendering, tool_calls
-from posttrain.util import errors
+from posttrain.util import disk, errors
 
 COLUMNS = ('prompt', 'completion', 'messages')
 # What a row may have, for errors.
@@ -39,6 +40,8 @@ class Row:
   info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   as_text: bool = False  # the prompt is a string in the file
   tools: types.Tools | None = None  # of the column `tools`; calls are not read
+  # Variables of the chat template, of the column `chat_template_kwargs`.
+  variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Rows(Sequence[Row]):
@@ -178,13 +181,20 @@ def parse(
   raw = renamed(raw, columns, where) if columns else raw
   named = tuple(column for column in COLUMNS if column in raw)
   info = {key: value for key, value in raw.items() if key not in COLUMNS}
-  if named == ('messages',):
+  if 'messages' in named and 'completion' not in named:
     turns = _messages(raw['messages'], 'messages', where)
     roles = [turn['role'] for turn in turns]
     if 'assistant' not in roles:
       raise ValueError(f'{where}: messages must hold an assistant turn')
     first = roles.index('assistant')
     prompt, completion = turns[:first], turns[first:]
+    if 'prompt' in named:  # as data sets repeat it
+      repeated = turns_of(raw['prompt'], 'prompt', 'user', where)
+      if prompt[-len(repeated) :] != repeated:
+        raise ValueError(
+          f'{where}: prompt must be what messages have before the first '
+          f'assistant turn: got {raw["prompt"]!r:.200}; rename one of them'
+        )
   elif named in (('prompt', 'completion'), ('prompt',)):
     prompt = turns_of(raw['prompt'], 'prompt', 'user', where)
     completion = ()
@@ -193,21 +203,38 @@ def parse(
   else:
     got = wrong_columns(raw, COLUMNS, columns, key)
     raise ValueError(f'{where}: a row must have {FORM}: {got}')
-  as_text = isinstance(raw.get('prompt'), str)
-  # A list of tools or its JSON.
-  tools = info.get('tools')
-  try:
-    if isinstance(tools, str) and tools.strip():
-      tools = json.loads(tools)
-    tools = (
-      types.Tools(tuple(tool_calls.plain(tools)), 'text') if tools else None
-    )
-  except ValueError as error:
-    raise ValueError(
-      f'{where}: column tools: {error}; a column of another meaning needs '
-      'another name, by the option `columns`'
-    ) from None
-  return Row(prompt, completion, where, info, as_text, tools)
+  as_text = isinstance(raw.get('prompt'), str) and 'messages' not in named
+  return Row(
+    prompt, completion, where, info, as_text, **template_options(info, where)
+  )
+
+
+def template_options(info: Mapping[str, Any], where: str) -> dict[str, Any]:
+  """Reads the columns for the chat template, each a value or its JSON.
+
+  Returns:
+    `tools` and `variables` of a row.
+
+  Raises:
+    ValueError: a column has another form.
+  """
+  values = []
+  for column in ('tools', 'chat_template_kwargs'):
+    value, place = info.get(column), f'{where}: column {column}'
+    try:
+      if isinstance(value, str) and value.strip():
+        value = disk.parse_json(value, 'it')
+      if value and column == 'tools':
+        value = types.Tools(tuple(tool_calls.plain(value)), 'text')
+      elif value and not isinstance(value, Mapping):
+        raise ValueError(f'it must be an object: got {value!r:.80}')
+    except ValueError as error:
+      raise ValueError(
+        f'{place}: {error}; a column of another meaning needs another name, by '
+        'the option `columns`'
+      ) from None
+    values.append(value)
+  return {'tools': values[0] or None, 'variables': values[1] or {}}
 
 
 def wrong_columns(

@@ -16,6 +16,7 @@ that cannot be graded has reward None and is left out of its group; it is never
 
 import abc
 import dataclasses
+import glob
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -155,7 +156,7 @@ def find(env: str, field: str, path: str) -> pathlib.Path:
     ValueError: the file does not exist; names the key.
   """
   file = pathlib.Path(os.path.expandvars(path)).expanduser()
-  if not file.exists():
+  if not file.exists() and not glob.glob(str(file)):
     raise ValueError(
       f'envs.{env}.env.{field} must name an existing file: got {str(file)!r}'
     )

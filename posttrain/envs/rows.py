@@ -18,7 +18,8 @@ class Rows(base.Env):
   the environment's messages; a row that is only a prompt has none. The answer
   is the column `answer`, or the demonstration's first message. The column
   `tools`, a list of tools or its JSON, lists the tools in the prompt; calls
-  are not read.
+  are not read. The column `chat_template_kwargs` has variables of the chat
+  template.
   """
 
   max_turns = 1
@@ -61,7 +62,7 @@ class Rows(base.Env):
         path = base.find(self.name, field, path)
       key = f'config.STAGE.envs.{self.name}.env.columns'
       parsed = row_files.read(path, self._cfg.columns, split, key)
-      self._read[field] = parsed, row_files.fingerprint(path)
+      self._read[field] = parsed, row_files.fingerprint(path, split)
       if len(self._read) == 2:
         trained, held_out = (
           np.unique(self._read[x][0].hashes) for x in ('path', 'eval_path')
@@ -91,6 +92,7 @@ class Rows(base.Env):
       info=row.info,
       as_text=row.as_text,
       tools=row.tools,
+      variables=row.variables,
     )
 
 

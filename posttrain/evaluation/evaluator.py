@@ -384,7 +384,7 @@ def max_episode_length(
 
 def _prompt_length(renderer: rendering.Renderer, task: types.Task) -> int:
   try:
-    renderer = renderer.with_tools(task.tools)
+    renderer = renderer.of(task)
     return len(renderer.render(task.prompt, add_generation_prompt=True))
   except ValueError as error:
     raise ValueError(

@@ -120,7 +120,7 @@ class Measures:
       (index, part)
       for index, task in enumerate(tasks)
       if task.demonstration is not None
-      for part in self._renderer.with_tools(task.tools).demonstrate(
+      for part in self._renderer.of(task).demonstrate(
         (*task.prompt, *task.demonstration), len(task.prompt)
       )
     ]

@@ -315,7 +315,7 @@ class EpisodeRun:
     assert spec.env.max_turns >= 1 and spec.max_tokens >= 1
     assert uid_of(spec.uid) == spec.uid, f'uids leave bits for restarts: {spec}'
     self._spec, self._engine, self._max_length = spec, engine, max_length
-    renderer = renderer.with_tools(spec.task.tools)
+    renderer = renderer.of(spec.task)
     self._stop_ids, self._style = renderer.stop_ids, renderer.style
     self._transcript = Transcript(renderer, spec.keep_exchanges)
     self.env: env_calls.EpisodeCalls = env_calls.Calls(spec.env, spec.task)

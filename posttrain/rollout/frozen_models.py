@@ -317,7 +317,7 @@ class References:
   def _head(self, sample: types.Sample, hint: types.Messages) -> '_Head':
     """Returns what a sample begins with in the reference's context."""
     task, ids = sample.task, sample.ids
-    renderer = self._renderer.with_tools(task.tools if task else None)
+    renderer = self._renderer.of(task) if task else self._renderer
 
     own = ids
     if task is not None:

@@ -115,6 +115,8 @@ def make(
           rejected,
           f'{name}/{task.id}',
           info={'env': name, 'id': task.id},
+          tools=task.tools,
+          variables=task.variables,
         )
         for same in (list(by_prompt.values()) or [[]])
         for chosen, rejected in _choose(same, cfg.per_prompt, count)

@@ -133,7 +133,7 @@ class ModelSampler:
     """
     where = _where(task)
     try:
-      renderer = self._renderer.with_tools(task.tools)
+      renderer = self._renderer.of(task)
       prompt = renderer.render(task.prompt, add_generation_prompt=True)
     except ValueError as error:
       raise ValueError(f'{where}: {error}') from None
@@ -181,7 +181,7 @@ class DatasetSampler:
       must = "have a demonstration, such as a column 'completion'"
       raise ValueError(f'{where} must {must}: got none{hint}')
     try:
-      renderer = self._renderer.with_tools(task.tools)
+      renderer = self._renderer.of(task)
       sequences = renderer.demonstrate(
         (*task.prompt, *task.demonstration), len(task.prompt)
       )

@@ -1,9 +1,12 @@
 """Preferences: accepted forms, errors, writing, and packing of pairs."""
 
+import json
+
 import numpy as np
 import pytest
 
 from posttrain import types
+from posttrain.chat import rendering, tokenizers
 from posttrain.data import preferences
 
 USER = {'role': 'user', 'content': 'What is 1 + 2?'}
@@ -43,11 +46,45 @@ def test_a_labelled_answer_is_chosen_or_rejected():
 
 
 @pytest.mark.parametrize(
+  ('label', 'is_good'),
+  [(1, True), (0.0, False), ('True', True), ('0', False), ('no', False)],
+)
+def test_labels_of_tables(label, is_good):
+  pair = parse(prompt='1 + 2?', completion='3', label=label)
+  assert (pair.chosen is not None) == is_good != (pair.rejected is not None)
+
+
+def test_columns_that_a_pair_does_not_need_are_kept():
+  pair = parse(prompt='a', chosen='b', rejected='c', label=1, messages=[USER])
+  assert pair.info == {'label': 1, 'messages': [USER]}
+
+
+def test_tools_and_variables_of_pairs_are_rendered(tmp_path):
+  chat = rendering.Renderer(
+    tokenizers.Bytes(),
+    '{{ tools | tojson }}{{ mood }}{% for m in messages %}{{ m.role }}: '
+    '{{ m.content }}{{ eos_token }}{% endfor %}'
+    '{% if add_generation_prompt %}assistant: {% endif %}',
+  )
+  tool = {'type': 'function', 'function': {'name': 'add'}}
+  row = {'prompt': 'a', 'chosen': 'b', 'rejected': 'c'}
+  row |= {'tools': json.dumps([tool]), 'chat_template_kwargs': {'mood': 'sad'}}
+  preferences.write(tmp_path / 'x.jsonl', [parse(**row)])
+  for pair in (parse(**row), *preferences.read(tmp_path / 'x.jsonl')):
+    ((tokens,),) = (preferences.tokenize([pair], chat, 999, 'error'),)
+    text = bytes(i for i in tokens.chosen.ids.tolist() if i < 256).decode()
+    assert text.startswith(json.dumps([tool]) + 'sad')
+  with pytest.raises(ValueError, match='chat_template_kwargs .*moods'):
+    pair = parse(**{**row, 'chat_template_kwargs': {'moods': 1}})
+    preferences.tokenize([pair], chat, 999, 'error')
+
+
+@pytest.mark.parametrize(
   ('raw', 'words'),
   [
     ({'prompt': 'a', 'chosen': 'b'}, 'got columns'),
     ({'prompt': 'a', 'chosen': 'b', 'rejected': 'b'}, 'another answer'),
-    ({'prompt': 'a', 'completion': 'b', 'label': 1}, 'true or false'),
+    ({'prompt': 'a', 'completion': 'b', 'label': 2}, 'true or false'),
     (
       {'prompt': 'a', 'chosen': 'b', 'rejected': 'c', 'margin': True},
       'margin must be',

@@ -1,5 +1,6 @@
 """Files of rows: accepted forms, and errors that name the row."""
 
+import datetime
 import json
 
 import pyarrow as pa
@@ -165,8 +166,89 @@ def test_a_malformed_file_is_named(tmp_path, name, content, message):
     list(row_files.objects(tmp_path / name))
 
 
-def test_values_that_json_lacks_are_refused_by_row(tmp_path):
-  table = pa.table({'prompt': ['a', 'b'], 'x': pa.array([None, b'x'])})
+def test_values_that_json_lacks_are_texts(tmp_path):
+  values = {'x': [None, b'x'], 'day': [datetime.date(2025, 1, 31), None]}
+  table = pa.table({'prompt': ['a', 'b'], **values})
   parquet.write_table(table, tmp_path / 'a.parquet')
-  with pytest.raises(ValueError, match=r'a.parquet:2: x must hold texts'):
-    list(row_files.objects(tmp_path / 'a.parquet'))
+  rows = [row for row, _ in row_files.objects(tmp_path / 'a.parquet')]
+  assert rows == [
+    {'prompt': 'a', 'day': '2025-01-31'},
+    {'prompt': 'b', 'x': '1 bytes'},
+  ]
+
+
+def test_jsonl_that_was_written_from_a_table_reads_as_the_table(tmp_path):
+  call = {'function': {'name': 'f', 'arguments': {'a': 1}}}
+  other = {'function': {'name': 'g', 'arguments': {'b': [None, 2]}}}
+  table = pa.Table.from_pylist(
+    [
+      {'messages': [USER, {**ASSISTANT, 'tool_calls': [x]}], **more}
+      for x, more in ((call, {'level': 3}), (other, {}))
+    ]
+  )
+  parquet.write_table(table, tmp_path / 'a.parquet')
+  write(tmp_path / 'a.jsonl', *table.to_pylist())
+  both = [
+    [row for row, _ in row_files.objects(tmp_path / name)]
+    for name in ('a.parquet', 'a.jsonl')
+  ]
+  assert both[0] == both[1] and 'null' not in json.dumps(both[0][0])
+  assert both[0][1]['messages'][1]['tool_calls'] == [other]
+
+
+@pytest.mark.parametrize(
+  ('prompt', 'is_right'), [('hé', True), ([USER], True), ('Be brief.', False)]
+)
+def test_a_prompt_beside_messages_repeats_their_beginning(
+  tmp_path, prompt, is_right
+):
+  system = {'role': 'system', 'content': 'Be brief.'}
+  row = {'prompt': prompt, 'messages': [system, USER, ASSISTANT], 'level': 3}
+  if is_right:
+    parsed = read_one(tmp_path, row)
+    assert (parsed.prompt, parsed.as_text) == ((system, USER), False)
+    assert parsed.info == {'level': 3}
+  else:
+    with pytest.raises(ValueError, match='rows.jsonl:1: prompt must be'):
+      read_one(tmp_path, row)
+
+
+@pytest.mark.parametrize(
+  ('names', 'path', 'train', 'held_out'),
+  [
+    ('a.jsonl b.jsonl', '*.jsonl', '12', '12'),
+    ('a.jsonl b.jsonl', '', '12', '12'),
+    ('test.jsonl train-0-of-2.jsonl train-1-of-2.jsonl', '', '23', '1'),
+    ('test.jsonl train-0-of-2.jsonl train-1-of-2.jsonl', 'tr*', '23', '23'),
+    ('README.md data/train-0.jsonl data/validation-0.jsonl', '', '2', '3'),
+    ('test/0.jsonl train/0.jsonl train/1.jsonl', '', '23', '1'),
+    ('a.jsonl test.jsonl', '', '1', '2'),
+    ('train.jsonl', '', '1', ''),
+  ],
+)
+def test_several_files_are_one_data_set(tmp_path, names, path, train, held_out):
+  for number, name in enumerate(names.split(), 1):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    write(tmp_path / name, {'n': number})
+  prints = {}
+  for split, expected in (('train', train), ('eval', held_out)):
+    if not expected:
+      assert row_files.files(tmp_path, split) == []
+      continue
+    objects = row_files.objects(f'{tmp_path}/{path}', split)
+    assert [row['n'] for row, _ in objects] == [*map(int, expected)]
+    assert [objects[i] for i in range(len(objects))] == [*objects]
+    prints[row_files.fingerprint(f'{tmp_path}/{path}', split)] = expected
+  assert len(prints) == len({train, held_out} - {''})
+
+
+@pytest.mark.parametrize(
+  ('column', 'value', 'words'),
+  [
+    ('tools', 'hammer', 'column tools: .*the option `columns`'),
+    ('chat_template_kwargs', [1], 'column chat_template_kwargs: .*object'),
+  ],
+)
+def test_columns_for_the_template_are_checked(tmp_path, column, value, words):
+  with pytest.raises(ValueError, match=f'rows.jsonl:1: {words}'):
+    read_one(tmp_path, {'prompt': 'a', column: value})
