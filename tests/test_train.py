@@ -39,7 +39,8 @@ def finished(tmp_path_factory):
 def _rows(workdir):
   rows = writers.read(str(workdir / 'metrics.jsonl'))
   return [
-    {k: v for k, v in row.items() if not k.startswith('time/')} for row in rows
+    {k: v for k, v in row.items() if not k.startswith(('time/', 'memory/'))}
+    for row in rows
   ]
 
 

@@ -32,7 +32,8 @@ import orbax.checkpoint as ocp
 from experiments.benchmarks import timing
 from experiments.trials import base
 
-TIMED = '^time/|^rewards/.*/seconds/'  # metrics that differ between runs
+# Metrics that differ between runs.
+TIMED = '^time/|^memory/|^rewards/.*/seconds/'
 # Phase -> largest delay of the kill after the phase begins, in seconds.
 DELAYS = {'rollout': 0.01, 'update': 0.005, 'save': 0.08, 'eval': 0.02}
 RECIPES = {  # second stage, the one with the phase 'rollout' -> its recipe

@@ -50,6 +50,37 @@ def formatted(row: Mapping[str, Any], key: str, style: str) -> Value:
   return Value(style.format(row[key]), f'[{low}, {high}]')
 
 
+def change(
+  first: Mapping[str, Any], last: Mapping[str, Any], key: str
+) -> tuple[float, float, float, str] | None:
+  """Returns the change of a metric between two rows, and its 95 % bounds.
+
+      d = b - a,    d - sqrt((b - b_low)^2 + (a_high - a)^2)
+                to  d + sqrt((b_high - b)^2 + (a - a_low)^2)
+
+  As if both rows had tasks of their own: where they share them, `paired` is
+  narrower.
+
+  Returns:
+    (change, low, high, whether 0 is between them in words); None where a value
+    or a bound is missing.
+
+  References:
+    Newcombe, Interval Estimation for the Difference between Independent
+    Proportions, Statistics in Medicine 1998, method 10.
+  """
+  name, _, env = key.rpartition('/')
+  keys = key, *(f'{name}{side}/{env}' for side in BOUNDS)
+  values = [row.get(x) for row in (first, last) for x in keys]
+  if None in values:
+    return None
+  a, a_low, a_high, b, b_low, b_high = values
+  low = b - a - math.hypot(b - b_low, a_high - a)
+  high = b - a + math.hypot(b_high - b, a - a_low)
+  words = f'{"no " * (low <= 0 <= high)}more than chance explains'
+  return b - a, low, high, words
+
+
 def pass_at(n: int, correct: int, k: int) -> float:
   """Returns the probability that k of n answers hold a correct one.
 

@@ -183,12 +183,11 @@ def bounds(
 ) -> dict[str, float]:
   """Returns {'<name>_low', '<name>_high'} of the mean over all known values.
 
-  {} without a known value.
+  {} without a known value, or without an interval.
 
   Args:
     name: the mean's name.
-    tasks: the values of each task's answers, in [0, 1]; see
-      `estimates.interval`.
+    tasks: the values of each task's answers; see `estimates.of_rewards`.
   """
   known = [
     values
@@ -197,11 +196,11 @@ def bounds(
   ]
   if not known:
     return {}
-  interval = estimates.interval(
+  interval = estimates.of_rewards(
     [float(np.mean(task)) for task in known], [len(task) for task in known]
   )
-  low, high = (f'{name}{side}' for side in estimates.BOUNDS)
-  return {low: interval[0], high: interval[1]}
+  sides = zip(estimates.BOUNDS, interval or (), strict=False)
+  return {f'{name}{side}': value for side, value in sides}
 
 
 def _rate(name: str, values: Sequence[float]) -> dict[str, float]:

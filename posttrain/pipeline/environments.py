@@ -211,6 +211,9 @@ class Environment:
       alive = statistics.survivors(rollouts)
       values = {
         **statistics.summarize(rollouts),
+        **statistics.bounds(
+          'reward', [[r.score.reward for r in x] for x in graded.usable]
+        ),
         **statistics.stops(rollouts),
         **(statistics.entropy(rollouts) if self.sampler.on_policy else {}),
         **statistics.samples(rollouts),

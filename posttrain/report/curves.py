@@ -218,79 +218,62 @@ def draw(rows: runs.Rows) -> Any:
     The figure; None without data.
   """
   # matplotlib takes most of a second to import, which a page does without.
-  import matplotlib
-  from matplotlib import figure, ticker
+  from matplotlib import figure
 
-  data = build([runs.Run('', '', rows, {}, {}, None)])
+  # So few points are means over several steps, which is all the smoothing.
+  data = build([runs.Run('', '', rows, {}, {}, None)], values=0)
   panels = [panel for panel in data['panels'] if not panel['group']]
   stages = data['runs'][0]['stages']
   if not panels:
     return None
   columns = min(3, len(panels))
   lines = -(-len(panels) // columns)
-  style = {
-    'font.size': 9,
-    'axes.edgecolor': RULE,
-    'axes.linewidth': 0.8,
-    'axes.unicode_minus': False,
-    'text.color': INK,
-    'xtick.color': MUTED,
-    'ytick.color': MUTED,
-  }
-  with matplotlib.rc_context(style):
-    drawn = figure.Figure((3.4 * columns, 2.3 * lines), layout='constrained')
-    axes = drawn.subplots(lines, columns, squeeze=False).ravel()
-    for axis in axes[len(panels) :]:
-      axis.set_axis_off()
-    for axis, panel in zip(axes, panels, strict=False):
-      axis.set_title(panel['title'], loc='left', fontsize=10, weight='bold')
-      axis.spines[['top', 'right', 'left']].set_visible(False)
-      axis.tick_params(length=0)
-      axis.grid(axis='y', color=RULE, linewidth=0.6)
-      kind, colors = panel['kind'], {}
-      for line in panel['lines']:
-        x = np.array(stages[line['stage']]['grids'][line['grid']]['step'])
-        y = np.array(line['y'], np.float64)
-        label = line['label']
-        is_new = label not in colors
-        color = colors.setdefault(label, COLORS[len(colors) % len(COLORS)])
-        if kind == 'noisy' and len(y) > 60:
-          axis.plot(x, y, color=color, alpha=0.25, linewidth=0.8)
-          # Centred means over a thirtieth of the points, fewer at the ends.
-          known, window = np.isfinite(y), np.ones(len(y) // 30)
-          count = np.convolve(known, window, 'same')
-          total = np.convolve(np.where(known, y, 0), window, 'same')
-          y = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-        # Between two evaluations nothing is measured.
-        joined = line['grid'] == 'train' or (np.diff(x) <= 1).all()
-        points = not joined or kind == 'rate' or len(y) < 3
-        axis.plot(
-          x,
-          y,
-          color=color,
-          linewidth=1.6 if joined else 0,
-          marker='o' if points else None,
-          markersize=3.5,
-          label=label if is_new else None,
-        )
-      if kind == 'rate':
-        axis.set_ylim(-0.03, 1.03)
-        axis.yaxis.set_major_formatter(lambda value, _: f'{value:.0%}')
-      elif kind != 'log':
-        axis.set_ylim(bottom=min(0, axis.get_ylim()[0]))
-      elif any(y and y > 0 for line in panel['lines'] for y in line['y']):
-        axis.set_yscale('log')
-      if kind == 'sum':
-        axis.yaxis.set_major_formatter(ticker.EngFormatter(sep=''))
-      if len(colors) > 1:
-        axis.legend(frameon=False, fontsize=8)
-      for stage in stages[1:]:
-        axis.axvline(
-          stage['start']['step'], color=MUTED, linewidth=0.8, linestyle=':'
-        )
-      names = ' | '.join(stage['name'] for stage in stages)
-      axis.set_xlabel(f'{names} step', color=MUTED, fontsize=8, loc='right')
+  drawn = figure.Figure((3.4 * columns, 2.3 * lines), layout='constrained')
+  axes = drawn.subplots(lines, columns, squeeze=False).ravel()
+  for axis in axes[len(panels) :]:
+    axis.set_axis_off()
+  for axis, panel in zip(axes, panels, strict=False):
+    frame(axis, panel['title'])
+    kind, colors = panel['kind'], {}
+    for line in panel['lines']:
+      x = np.array(stages[line['stage']]['grids'][line['grid']]['step'])
+      y = np.array(line['y'], np.float64)
+      label = line['label']
+      is_new = label not in colors
+      color = colors.setdefault(label, COLORS[len(colors) % len(COLORS)])
+      # Between two evaluations nothing is measured.
+      joined = line['grid'] == 'train' or (np.diff(x) <= 1).all()
+      axis.plot(
+        x,
+        y,
+        color=color,
+        linewidth=1.6 if joined else 0,
+        marker='' if joined and len(y) > 2 else 'o',
+        markersize=3.5,
+        label=label if is_new else None,
+      )
+    if kind == 'rate':
+      axis.set_ylim(-0.03, 1.03)
+      axis.yaxis.set_major_formatter('{x:.0%}')
+    elif kind != 'log':
+      axis.set_ylim(bottom=min(0, axis.get_ylim()[0]))
+    elif any(y and y > 0 for line in panel['lines'] for y in line['y']):
+      axis.set_yscale('log')
+    if len(colors) > 1:
+      axis.legend(frameon=False, fontsize=8)
+    for stage in stages[1:]:
+      axis.axvline(stage['start']['step'], color=MUTED, linestyle=':')
+    names = ' | '.join(stage['name'] for stage in stages)
+    axis.set_xlabel(f'{names} step', color=MUTED, fontsize=8, loc='right')
   return drawn
+
+
+def frame(axis: Any, title: str) -> None:
+  """Gives axes of matplotlib the title and the look of the page's panels."""
+  axis.set_title(title, loc='left', fontsize=10, weight='bold', color=INK)
+  axis.spines[['top', 'right', 'left']].set_visible(False)
+  axis.tick_params(length=0, labelsize=9, colors=MUTED)
+  axis.grid(axis='y', color=RULE, linewidth=0.6)
 
 
 def summary(run: runs.Run) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ PANELS = (  # title, metric or its prefix, how it is drawn
   ('Pass rate of k answers', 'eval/pass@', 'rate'),
   ('Format rate', 'eval/format_rate/', 'rate'),
   ('Reward of rollouts', 'rollout/reward/', 'noisy'),
+  ('Groups with credit', 'rollout/mixed_groups/', 'rate'),
   ('Entropy, nats per token', 'eval/entropy/', 'plain'),
   ('Length of answers, tokens', 'eval/length/', 'plain'),
   ('KL to the start, nats per token', 'eval/kl/', 'plain'),
@@ -37,6 +38,7 @@ PANELS = (  # title, metric or its prefix, how it is drawn
   ('Gradient norm', 'optim/grad_norm', 'noisy'),
   ('Learning rate', 'optim/lr', 'plain'),
   ('Tokens trained on', 'batch/tokens', 'sum'),
+  ('Memory, GiB', 'memory/', 'plain'),
 )
 
 # Beside `statistics.MEASURES`: key, title, format, rest of the metric.
@@ -289,6 +291,7 @@ def headlines(run: Run) -> list[Row]:
         'title': title,
         'first': estimates.formatted(first, key, measure.style),
         'last': estimates.formatted(last, key, measure.style),
+        'words': (estimates.change(first, last, key) or [''])[-1],
         'change': text.replace('-', '\N{MINUS SIGN}'),
         'moved': last is not first,
         'where': f'{last["stage"]}, step {last["step"]:,}',
@@ -314,7 +317,10 @@ def _evaluated(row: Row) -> dict[tuple[str, str], estimates.Value]:
     for key in row:
       if match := _match(measure, key, row):
         cells[match] = estimates.formatted(row, key, measure.style)
-  return dict(sorted(cells.items(), key=lambda item: item[0][0]))
+  # Numbers of the suite come last.
+  return dict(
+    sorted(cells.items(), key=lambda x: (x[0][0] == 'suite', x[0][0]))
+  )
 
 
 # --- Facts beside the metrics -----------------------------------------------

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import resource
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -66,6 +67,7 @@ class Logbook:
   def write(self, step: int, values: dict[str, Any]) -> None:
     """Writes and shows a row, with the seconds since the last one.
 
+    `memory/*` are GiB: of the first device, and the host's peak.
     `time/programs` counts all programs that the stage has compiled so far;
     `time/compile` lies within the other times, `time/scoring` within
     `time/rollout`.
@@ -85,12 +87,17 @@ class Logbook:
       speed = values['batch/tokens'] / times['time/update']
       times['time/tokens_per_second'] = speed
     times |= self.shared.seconds.add(times)
-    row = self.writer.write(self.stage, step, {**values, **times})
+    # CPUs have no statistics.
+    stats = jax.local_devices()[0].memory_stats() or {}
+    used = {f'memory/{k}': n / 2**30 for k, n in stats.items() if 'in_use' in k}
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    used['memory/host_peak'] = kilobytes / 2**20
+    row = self.writer.write(self.stage, step, {**values, **times, **used})
     if report is not None:
       report.log(row)
     # Few numbers are shown, by short names: rewards, or else the loss; and pass
     # rates, after an evaluation.
-    rewards = [x for x in values if x.startswith('rollout/reward')]
+    rewards = [x for x in values if x.startswith('rollout/reward/')]
     rates = [
       x
       for x in values

@@ -536,6 +536,8 @@ def results(run: schema.Run, workdir: str) -> list[str]:
 def evaluated(run: schema.Run, rows: list[writers.Row]) -> list[str]:
   """Returns a table of the main evaluated numbers; [] without any.
 
+  And a sentence on whether the first of them changed in the last stage.
+
   A column for the first evaluation, and one for the weights that each stage
   hands on.
 
@@ -568,6 +570,14 @@ def evaluated(run: schema.Run, rows: list[writers.Row]) -> list[str]:
     cells.append(line)
   if len(cells) == 1:
     return []
+  *_, before, after = columns.values()
+  for key in statistics.held_out(known):
+    if gain := estimates.change(before, after, key):
+      note += [
+        f'{list(columns)[-1]}: {key.removeprefix("eval/")} changed by '
+        '{:+.3f} [{:+.3f}, {:+.3f}], {}'.format(*gain)
+      ]
+      break
   return comparison.layout(cells, 1) + note
 
 

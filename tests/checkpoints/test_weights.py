@@ -77,7 +77,7 @@ def options(folder):
 
 def rows(workdir):
   return [
-    {k: v for k, v in row.items() if not k.startswith('time/')}
+    {k: v for k, v in row.items() if not k.startswith(('time/', 'memory/'))}
     for row in writers.read(str(workdir / 'metrics.jsonl'))
   ]
 

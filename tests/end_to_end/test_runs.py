@@ -60,7 +60,8 @@ def _write(path, rows):
 def _rows(workdir):
   rows = writers.read(str(workdir / 'metrics.jsonl'))
   return [
-    {k: v for k, v in row.items() if not k.startswith('time/')} for row in rows
+    {k: v for k, v in row.items() if not k.startswith(('time/', 'memory/'))}
+    for row in rows
   ]
 
 

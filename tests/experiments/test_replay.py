@@ -73,7 +73,7 @@ def _check_equal(finished, workdir):
   truth = [row for row in truth if row['step']]
   assert len({row['loss/total'] for row in rows} - {0}) == STEPS
   for row, true in zip(rows, truth, strict=True):
-    names = {key for key in row if not key.startswith('time/')}
+    names = {key for key in row if not key.startswith(('time/', 'memory/'))}
     assert {'loss/rl', 'loss/ref_kl', 'optim/grad_norm', 'entropy'} <= names
     assert {k: row[k] for k in names} == {k: true[k] for k in names}
 

@@ -136,6 +136,22 @@ def test_runs_are_overlaid_each_in_its_color_and_can_be_hidden(
   tab.locator('#runs').get_by_role('button', name='run1').click()
   names = plot(tab, 'Training loss', 'plot.data.map(x => x.name)')
   assert set(names) == {'run2'}
+  tab.locator('#runs').get_by_role('button', name='run1').click()
+  tab.check('#mean')
+  names = plot(tab, 'Training loss', 'plot.data.map(x => x.name)')
+  assert 'mean of 2 runs' in names
+  tab.locator('.sortable').get_by_role('button', name='run').click()
+  rows = tab.locator('.sortable tbody tr td:first-child')
+  assert rows.all_text_contents() == ['run2', 'run1']
+
+
+def test_all_panels_are_drawn_without_scrolling(open_page, paths):
+  for path in paths:
+    tab = open_page(path)
+    tab.wait_for_function(
+      '[...document.querySelectorAll(".card")].every('
+      'x => !x.offsetParent || x.querySelector(".main-svg"))'
+    )
 
 
 def test_a_live_page_loads_itself_again_where_it_was(open_page, tmp_path):

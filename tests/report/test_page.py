@@ -113,6 +113,69 @@ def test_compiling_is_subtracted_from_the_other_times(row, expected):
 HOSTILE = '</script><!--<script>\u2028\0\x1b[0m\ud800\r<img onerror=x> {{ 1 }}'
 
 
+@pytest.mark.parametrize(
+  ('values', 'shown'),
+  [
+    (
+      {
+        'rollout/reward/a': 0.5,
+        'rollout/mixed_groups/a': 0.5,
+        'rollout/entropy/a': 0.5,
+        'mismatch/max': 1e-6,
+        'rollout/length/a': 3.0,
+        'eval/nll/a': 1.0,
+      },
+      'Reward of rollouts|Groups with credit|rollout/entropy|'
+      'Sampler against trainer, |nats||rollout/length',
+    ),
+    (
+      {'eval/nll/a': 1.0, 'loss/total': 1.0, 'optim/grad_norm': 1.0},
+      'Held-out NLL, nats per token|Gradient norm',
+    ),
+    ({'mine': 1.0}, ''),
+  ],
+)
+def test_the_first_panels_tell_whether_it_learns(tmp_path, values, shown):
+  example.save(tmp_path, '../metrics', [{'stage': 's', 'step': 1} | values])
+  (tmp_path / 'config.json').write_text(
+    '{"stages": ["s"], "s": {"envs": {"a": {}}}}'
+  )
+  text = text_of(tmp_path)
+  learning, _, others = text.partition('<h2>Learning curves</h2>')
+  learning = learning.partition('<h2>Is it learning?</h2>')[2]
+  titles = re.findall('<figcaption><b>(.*?)</b>', learning)
+  assert '|'.join(titles) == shown
+  assert learning.count('<b>Should:</b>') == len(titles)
+  assert learning.count('<li>') == 3 * len(titles)
+  for title in titles:  # once
+    assert f'<figcaption><b>{title}</b>' not in others
+
+
+def test_several_runs_have_a_table(tmp_path):
+  workdirs = [
+    str(example.make_run(tmp_path / x, i)) for i, x in enumerate('ab')
+  ]
+  for seed, workdir in enumerate(workdirs):
+    with open(f'{workdir}/config.json', 'w') as f:
+      json.dump({'seed': seed}, f)
+  page.write_all(workdirs, f'{tmp_path}/both.html')
+  text = (tmp_path / 'both.html').read_text()
+  table = text.partition('<h2>Runs</h2>')[2].partition('</section>')[0]
+  cells = [
+    re.findall(r'<td[^>]*>(.*?)</td>', line)
+    for line in re.findall('<tr><td>.*?</tr>', table, re.DOTALL)
+  ]
+  assert [line[:2] for line in cells] == [
+    ['a', 'unfinished'],
+    ['b', 'unfinished'],
+  ]
+  assert cells[0][2:4] == [
+    '75.0% <small>[65.0%, 85.0%]</small>',
+    '+75.0 points',
+  ]
+  assert 'id="mean" type="checkbox" checked' in text  # seeds alone differ
+
+
 def test_texts_from_outside_stay_texts(tmp_path):
   row = {'stage': f'a{HOSTILE}', 'step': 1, f'mine/{HOSTILE}': 1.5}
   (tmp_path / 'metrics.jsonl').write_text(json.dumps(row) + '\n')

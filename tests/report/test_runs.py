@@ -62,6 +62,7 @@ def test_the_headline_is_the_pass_rate_of_each_environment():
     'pass rate, greedy',
     ('75.0%', ''),
     ('50.0%', '[25.0%, 75.0%]'),
+    '',  # the start has no interval
     '\N{MINUS SIGN}25.0 points',
     True,
     'grpo, step 6',
@@ -69,6 +70,15 @@ def test_the_headline_is_the_pass_rate_of_each_environment():
   assert (second['env'], second['where']) == ('c', 'sft, step 4')
   (line,) = runs.headlines(make([row('sft', 1) | {'loss/total': 2.0}]))
   assert (line['title'], line['last'].text) == ('training loss', '2')
+
+
+def test_numbers_of_the_suite_come_last():
+  row_ = row('sft', 0, **{'suite/length': 3.0, 'pass_rate/zebra': 0.5})
+  run = make([row_])
+  assert [env for env, _ in runs.keys([run], runs.columns(run))] == [
+    'zebra',
+    'suite',
+  ]
 
 
 def test_tables_of_several_runs_have_their_starts_and_ends():

@@ -43,6 +43,35 @@ def test_the_table_has_the_start_and_the_end_of_each_stage():
   ]
 
 
+# Newcombe 1998, table II: 56 of 70 and 48 of 80, method 10: 0.0524 to 0.3339.
+@pytest.mark.parametrize(
+  ('before', 'after', 'sentence'),
+  [
+    (
+      (0.4904, 48 / 80, 0.7004),
+      (0.6917, 56 / 70, 0.8769),
+      'changed by +0.200 [+0.052, +0.334], more than chance explains',
+    ),
+    (
+      (0.6917, 56 / 70, 0.8769),
+      (0.4904, 48 / 80, 0.7004),
+      'changed by -0.200 [-0.334, -0.052], more than chance explains',
+    ),
+    (
+      (0.2, 0.5, 0.8),
+      (0.2, 0.5, 0.8),
+      'changed by +0.000 [-0.424, +0.424], no more than chance explains',
+    ),
+  ],
+)
+def test_a_sentence_says_whether_the_gain_is_outside_chance(
+  before, after, sentence
+):
+  rows = [row('sft', i * 2, **rated(*x)) for i, x in enumerate((before, after))]
+  *_, last = plan.evaluated(schema.Run(stages={'sft': SFT}), rows)
+  assert last == f'sft: pass_rate/sums {sentence}'
+
+
 @pytest.mark.parametrize('prompt', ['1 + 1?', 'two\nlines'])
 def test_a_short_question_of_the_evaluation_is_asked(prompt, tmp_path):
   (tmp_path / 'rollouts').mkdir()

@@ -33,6 +33,12 @@ function makeStages() {
 
 function makeRuns() {
   if (data.runs.length < 2) return;
+  state.mean ??= $('mean').checked;
+  $('mean').checked = state.mean;
+  $('mean').addEventListener('change', () => {
+    state.mean = $('mean').checked;
+    drawAll();
+  });
   data.runs.forEach((run, i) => {
     const button = chip(run.name, `c${i % COLORS}`,
       !state.hiddenRuns.includes(i), () => {
@@ -100,6 +106,50 @@ function makeCards() {
   }
 }
 
+// A cell's first number, hours:minutes:seconds as seconds; NaN for texts.
+function number(cell) {
+  const text = cell.textContent.trim().replace(/,/g, '').replace(/\u2212/g, '-');
+  return /^\d+(:\d+)+/.test(text)
+    ? text.split(':').reduce((sum, part) => 60 * sum + parseFloat(part), 0)
+    : /^[-+]?[\d.]/.test(text) ? parseFloat(text) : NaN;
+}
+
+// Sorts by a click on a head, and adds means and ranges of the percentages.
+function makeTable(table) {
+  const rows = [...table.tBodies[0].rows];
+  const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, i) => {
+    const button = chip(head.textContent, '', false, () => {
+      const up = head.ariaSort !== 'descending';
+      for (const other of heads) other.ariaSort = null;
+      head.ariaSort = up ? 'descending' : 'ascending';
+      const sign = up ? -1 : 1;
+      rows.sort((a, b) => {
+        const [x, y] = [number(a.cells[i]), number(b.cells[i])];
+        return sign * (isNaN(x) || isNaN(y)
+          ? a.cells[i].textContent.localeCompare(b.cells[i].textContent) : x - y);
+      });
+      table.tBodies[0].append(...rows);
+    });
+    head.replaceChildren(button);
+  });
+  const foot = table.tFoot.insertRow();
+  heads.forEach((_, i) => {
+    const cell = foot.insertCell();
+    const texts = rows.map(row => row.cells[i].textContent.trim());
+    const values = rows.map(row => number(row.cells[i]));
+    const unit = ['%', ' points'].find(
+      u => texts.every(text => text.split(' [')[0].trim().endsWith(u)));
+    if (!i) cell.textContent = 'mean [range]';
+    if (!unit) return;
+    const show = x => x.toFixed(1).replace('-', '\u2212') + unit;
+    const mean = values.reduce((a, b) => a + b, 0) / values.length;
+    cell.className = 'n';
+    cell.textContent = `${show(mean)} `
+      + `[${show(Math.min(...values))}, ${show(Math.max(...values))}]`;
+  });
+}
+
 function theme() {
   if (state.theme === 'auto') delete root.dataset.theme;
   else root.dataset.theme = state.theme;
@@ -159,5 +209,7 @@ function makeLive() {
 root.classList.add('js');
 makeTheme();
 if ($('axis')) makeControls();
+document.querySelectorAll('.sortable').forEach(makeTable);
 makeCards();
 makeLive();
+setTimeout(drawRest);

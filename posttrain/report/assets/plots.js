@@ -1,7 +1,7 @@
 // The panels of a report: plotly.js draws the numbers of the element #data.
 //
-// The state of the controls is one object; every change draws the panels that
-// are in sight again. It is kept for this tab, so that a page which loads
+// The state of the controls is one object; every change draws the panels in
+// sight again, then the others, and printing draws all. It is kept for this tab, so that a page which loads
 // itself again looks as before. The controls follow in page.js.
 'use strict';
 
@@ -15,7 +15,7 @@ const SYMBOLS = ['circle', 'square', 'diamond', 'cross', 'x'];
 const AXES = {step: 'step', token: 'tokens', time: 'time'};
 const KEY = 'posttrain report ' + location.pathname;
 const state = {
-  axis: 'step', stage: '', smoothing: 0.6, log: false, theme: 'auto',
+  axis: 'step', stage: '', smoothing: 0.6, log: false, theme: 'auto', mean: null,
   paused: false, hiddenRuns: [], hiddenLabels: {}, logs: {}, wide: [],
   open: [], scroll: 0, ...stored(),
 };
@@ -64,6 +64,7 @@ function toggle(list, value) {
 // The places of a line's points on the chosen axis; of one stage alone, they
 // begin with it.
 function places(line) {
+  if (line.x) return line.x;
   const stage = data.runs[line.run].stages[line.stage];
   const x = stage.grids[line.grid][state.axis];
   const start = state.stage ? stage.start[state.axis] : 0;
@@ -116,7 +117,7 @@ function labels(panel) {
 
 function look(panel, line) {
   const place = labels(panel).indexOf(line.label);
-  return data.runs.length > 1
+  return data.runs.length > 1 && !line.x
     ? {color: style(`--c${line.run % COLORS}`), dash: DASHES[place % 5],
       symbol: SYMBOLS[place % 5]}
     : {color: style(`--c${place % COLORS}`),
@@ -131,10 +132,47 @@ function isShown(index, line) {
     && (!state.stage || state.stage === stage);
 }
 
-// The number of lines that are shown, those of several stages counted once.
+// The lines that are drawn: those shown, or their means over the runs.
+function linesOf(panel, index) {
+  const shown = panel.lines.filter(line => isShown(index, line));
+  if (!state.mean || panel.kind === 'sum') return shown;
+  const groups = new Map();
+  for (const line of shown) {
+    const name = data.runs[line.run].stages[line.stage].name;
+    const key = `${line.label}\n${name}\n${line.grid}`;
+    groups.set(key, [...groups.get(key) || [], line]);
+  }
+  return [...groups.values()].flatMap(
+    lines => lines.length > 1 ? [meanOf(lines)] : lines);
+}
+
+// The mean of lines, and their range as its band, at the steps that all have.
+function meanOf(lines) {
+  const points = new Map();
+  for (const line of lines) {
+    const stage = data.runs[line.run].stages[line.stage];
+    const x = places(line);
+    stage.grids[line.grid].step.forEach((step, i) => {
+      if (line.y[i] === null || x[i] === null) return;
+      const own = step - stage.start.step;
+      points.set(own, [...points.get(own) || [], [x[i], line.y[i]]]);
+    });
+  }
+  const known = [...points].filter(([, at]) => at.length === lines.length)
+    .sort((a, b) => a[0] - b[0]);
+  const mean = k => known.map(
+    ([, at]) => at.reduce((sum, pair) => sum + pair[k], 0) / at.length);
+  const ys = known.map(([, at]) => at.map(pair => pair[1]));
+  const start = data.runs[lines[0].run].stages[lines[0].stage].start.step;
+  return {...lines[0], x: mean(0), y: mean(1), count: lines.length,
+    steps: known.map(([own]) => own + start),
+    low: ys.map(y => Math.min(...y)), high: ys.map(y => Math.max(...y))};
+}
+
+// The number of lines that are drawn, those of several stages counted once.
 function countOf(panel, index) {
-  return new Set(panel.lines.filter(line => isShown(index, line))
-    .map(line => `${line.run} ${line.label}`)).size;
+  return new Set(linesOf(panel, index)
+    .map(line => `${line.x ? '' : line.run} ${line.label}`)).size;
 }
 
 // A polygon around each part of the interval without a gap.
@@ -172,14 +210,15 @@ function traces(panel, index) {
   const below = [], above = [];
   const hasBands = countOf(panel, index) <= MAX_BANDS;
   const percent = panel.kind === 'rate';
-  for (const line of panel.lines.filter(line => isShown(index, line))) {
+  for (const line of linesOf(panel, index)) {
     const {color, dash, symbol} = look(panel, line);
     const x = places(line);
     const stage = data.runs[line.run].stages[line.stage];
-    const steps = stage.grids[line.grid].step;
+    const steps = line.steps || stage.grids[line.grid].step;
     const start = panel.kind === 'sum' && state.stage ? stage.start.token : 0;
     const values = start ? line.y.map(v => v === null ? v : v - start) : line.y;
-    const name = [data.runs.length > 1 && data.runs[line.run].name, line.label]
+    const name = [line.x ? `mean of ${line.count} runs`
+      : data.runs.length > 1 && data.runs[line.run].name, line.label]
       .filter(Boolean).join(' ') || panel.title;
     const show = value => value === null ? 'n/a'
       : percent ? (100 * value).toFixed(1) + '%' : plain(value);
@@ -323,7 +362,7 @@ function draw(figure) {
   if (figure.dataset.panel === undefined) return drawHistogram(figure);
   const index = +figure.dataset.panel, panel = data.panels[index];
   const logarithmic = isLogarithmic(panel, index);
-  const shown = panel.lines.filter(line => isShown(index, line));
+  const shown = linesOf(panel, index);
   const lost = shown.flatMap(line => line.y)
     .filter(y => y !== null && y <= 0).length;
   const notes = [];
@@ -360,7 +399,7 @@ function drawLabels(figure, panel, index) {
   const names = labels(panel);
   const marks = panel.lines.some(line => line.grid === 'eval') ? SYMBOLS : DASHES;
   const hidden = state.hiddenLabels[index] ||= [];
-  const several = data.runs.length > 1;
+  const several = data.runs.length > 1 && !state.mean;
   figure.querySelector('.chips').replaceChildren(...names.map((name, i) =>
     chip(several && names.length > 1 ? `${name} (${marks[i % 5]})` : name,
       several ? '' : `c${i % COLORS}`, !hidden.includes(name), () => {
@@ -395,12 +434,30 @@ function show(figure) {
   draw(figure);
 }
 
-// Others are drawn when they come in sight.
+// Draws the others one by one, those of closed sections when they are opened.
+let next;
+function drawRest() {
+  clearTimeout(next);
+  const figure = unseen()[0];
+  if (!figure) return;
+  show(figure);
+  next = setTimeout(drawRest);
+}
+
+function unseen() {
+  return [...document.querySelectorAll('.card')]
+    .filter(figure => figure.offsetParent && !fresh.has(figure));
+}
+
 function drawAll() {
   store();
   fresh.clear();
   visible.forEach(show);
+  clearTimeout(next);
+  next = setTimeout(drawRest);
 }
+
+addEventListener('beforeprint', () => unseen().forEach(show));
 
 const observer = new IntersectionObserver(entries => {
   for (const {target, isIntersecting} of entries) {
