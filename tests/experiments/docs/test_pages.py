@@ -2,7 +2,9 @@
 
 import pathlib
 import re
+import types
 
+import pytest
 import yaml
 
 from experiments.docs import hook, options
@@ -36,6 +38,14 @@ def _pages(nav):
     return [nav]
   values = nav.values() if isinstance(nav, dict) else nav
   return [page for value in values for page in _pages(value)]
+
+
+@pytest.mark.parametrize(
+  'path', sorted(DOCS.glob('*.md')), ids=lambda x: x.name
+)
+def test_the_hook_of_the_site_takes_every_page(path):
+  page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri=path.name))
+  assert hook.on_page_markdown(path.read_text(), page=page, config={}, files=[])
 
 
 def test_the_navigation_has_every_page():
