@@ -32,6 +32,32 @@ it allows.
 
 This page is generated from the comments in `posttrain/schema/`; see
 [runs.md](runs.md) for how configs are used.
+
+## The keys that one changes first
+
+| key | meaning |
+|---|---|
+| `seed` | of weights, tasks and sampling |
+| `STAGE.steps` | batches to train on |
+| `STAGE.optim.lr` | peak learning rate |
+| `STAGE.optim.warmup_steps` | updates until it is reached |
+| `STAGE.batch.prompts_per_step` | tasks, rows or pairs in a step |
+| `STAGE.batch.row_tokens` | longest sample that trains |
+| `STAGE.batch.micro_batch_tokens` | smaller = less memory |
+| `STAGE.updates_per_rollout` | optimizer updates per batch |
+| `STAGE.lora.rank` | a low-rank correction instead of all weights |
+| `STAGE.envs.ENV.group_size` | answers to each question |
+| `STAGE.envs.ENV.sampler.max_tokens` | longest answer in training |
+| `STAGE.envs.ENV.algorithm.kl_beta` | weight of the KL penalty |
+| `STAGE.rollout.slots` | sequences that are decoded together |
+| `STAGE.eval.every` | steps between evaluations |
+| `STAGE.eval.prompts` | held-out tasks |
+| `STAGE.eval.max_tokens` | longest answer in evaluation |
+| `STAGE.eval.best` | the metric that chooses the weights |
+| `model.dtype` | `float32` or `bfloat16` |
+| `model.remat` | `block` = less memory, more time |
+| `mesh.fsdp` | devices that share weights and batch |
+| `checkpoint.every` | steps between saves |
 """
 
 

@@ -24,7 +24,8 @@ RATES = {
   'eval/sampled_pass_rate/': ('answers sampled at temperature 1', -14),
   'eval/pass_rate/': ('greedy answers', 8),
 }
-REWARD = {'rollout/reward/': ('', -14)}
+REWARD = {'rollout/reward/': ('rollouts', -14)}
+TITLES = 'Held-out pass rate, {} seeds', 'Reward in training', 'Seconds, mean'
 PARTS = 'rollout', 'update', 'eval', 'compile'
 WINDOW = 5  # steps that a point of the reward is the mean of
 
@@ -75,17 +76,11 @@ def main() -> int:
   last = [[row for row in run if row['stage'] == stage] for run in runs]
   figure = matplotlib.figure.Figure((11, 3), layout='constrained')
   axes = figure.subplots(1, 3)
-  titles = (
-    f'Held-out pass rate, {len(runs)} seeds',
-    'Reward of training rollouts',
-    'Seconds, mean',
-  )
-  for axis, title in zip(axes, titles, strict=True):
-    curves.frame(axis, title)
-  band(axes[0], last, RATES)
-  axes[0].legend(frameon=False, fontsize=8, loc='lower right')
-  band(axes[1], last, REWARD)
-  for axis in axes[:2]:
+  for axis, title in zip(axes, TITLES, strict=True):
+    curves.frame(axis, title.format(len(runs)))
+  for axis, metrics in zip(axes, (RATES, REWARD), strict=False):
+    band(axis, last, metrics)
+    axis.legend(frameon=False, fontsize=8, loc='lower right')
     axis.set_xlabel(f'{stage} step', color=curves.MUTED, fontsize=8)
     axis.yaxis.set_major_formatter('{x:.0%}')
     axis.margins(y=0.15)
@@ -99,10 +94,8 @@ def main() -> int:
     left += width
   for name, end in zip(stages, left, strict=True):
     axes[2].annotate(f' {end:.0f} s', (end, name), va='center')
-  axes[2].margins(x=0.15)
-  axes[2].grid(visible=False)
+  axes[2].set(xlim=(0, 1.15 * left.max()), ylim=(-0.5, len(stages)))
   axes[2].legend(frameon=False, fontsize=8, ncols=4, loc='upper center')
-  axes[2].set_ylim(-0.5, len(stages))
   figure.savefig(args.output, dpi=160)
   return 0
 

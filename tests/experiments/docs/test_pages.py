@@ -33,6 +33,17 @@ def test_every_class_of_options_has_a_section_with_meanings():
   assert len(rows) > 200 and all(rows)
 
 
+def test_the_keys_that_one_changes_first_exist():
+  keys = re.findall(r'^\| `([\w.]+)` \|', options.HEAD, re.M)
+  assert len(keys) > 15
+  names = {
+    f'{section.path}.{name}'.lstrip('.')
+    for section in options.sections()
+    for name in section.options.__dataclass_fields__
+  }
+  assert set(keys) <= names
+
+
 def _pages(nav):
   if isinstance(nav, str):
     return [nav]
