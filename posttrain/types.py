@@ -164,6 +164,11 @@ class Rollout:
     return self.messages[: self._first_turn] or self.task.prompt
 
   @property
+  def is_truncated(self) -> bool:
+    """Whether a token budget cut it off."""
+    return self.stop_reason in ('max_tokens', 'overflow')
+
+  @property
   def completion_messages(self) -> Messages:
     """The messages after the prompt."""
     return self.messages[self._first_turn :]

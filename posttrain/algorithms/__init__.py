@@ -1,5 +1,7 @@
 """The algorithms, by `type`: one module and one class each."""
 
+from typing import Any
+
 from posttrain import schema
 from posttrain.algorithms import (
   base,
@@ -13,6 +15,7 @@ from posttrain.algorithms import (
   rloo,
   sft,
 )
+from posttrain.util import imports
 
 # By `type` of the options.
 TYPES = {
@@ -28,6 +31,32 @@ TYPES = {
 }
 
 
+def kind(cfg: schema.Algorithm, key: str = 'algorithm') -> type[base.Algorithm]:
+  """Returns the class of the options: the user's own, where they name one.
+
+  Args:
+    cfg: the options.
+    key: their dotted key, for errors.
+
+  Raises:
+    ValueError: the import path names neither a function nor such a class.
+  """
+  if not isinstance(cfg, schema.Custom):
+    return TYPES[cfg.type]
+  own = imports.function(cfg.import_path, f'{key}.import_path')
+  if not isinstance(own, type):
+    return custom.Custom
+  if not issubclass(own, base.Algorithm):
+    raise ValueError(
+      f'{key}.import_path must name a function, or a subclass of '
+      f'posttrain.algorithms.base.Algorithm: got {cfg.import_path!r}'
+    )
+  return own
+
+
 def make(cfg: schema.Algorithm) -> base.Algorithm:
   """Builds the algorithm of the options."""
-  return TYPES[cfg.type](cfg)
+  own: Any = kind(cfg)
+  if isinstance(cfg, schema.Custom) and own is not custom.Custom:
+    return own(cfg, **cfg.kwargs)
+  return own(cfg)

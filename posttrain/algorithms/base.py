@@ -60,7 +60,7 @@ class Algorithm:
   `streams` reads the attributes below, and calls the hooks.
   """
 
-  component: str  # 'rl', 'ce' or 'ref_kl'
+  component: str = 'rl'  # or 'ce', 'ref_kl'
   # Weight of the mask tokens in it; of an rl token it is 1.
   weight: float = 1.0
   # Whether rewards are all that it learns from, so something must grade.
@@ -73,17 +73,24 @@ class Algorithm:
   reference: schema.Reference = 'init'  # the model of the default `score`
   # Whether tokens with advantage 0 leave the rl component.
   prune_zero_advantage: bool = True
+  # Whether rollouts that a token budget cut off train nothing.
+  mask_truncated: bool = False
 
   def __init__(self, cfg: Any):
     """Reads the options.
 
     Args:
-      cfg: options of the algorithm's type; `kl_beta`, `reference` and
-        `prune_zero_advantage` are optional.
+      cfg: options of the algorithm's type; `kl_beta`, `reference`,
+        `prune_zero_advantage` and `mask_truncated` are optional.
     """
     self.cfg = cfg
-    for name in ('kl_beta', 'reference', 'prune_zero_advantage'):
+    names = 'kl_beta', 'reference', 'prune_zero_advantage', 'mask_truncated'
+    for name in names:
       setattr(self, name, getattr(cfg, name, getattr(type(self), name)))
+
+  def trains_on(self, rollout: types.Rollout) -> bool:
+    """Returns whether the rollout's tokens are in the loss."""
+    return not (self.mask_truncated and rollout.is_truncated)
 
   def check(self, task: types.Task) -> None:
     """Raises a ValueError with the row if the algorithm cannot use the task."""

@@ -31,7 +31,8 @@ def stamp(
   weights of observations are added. A token with an advantage of exactly 0
   leaves the rl component if the algorithm prunes, and keeps its ce weight and
   its KL weight (`kl_beta` on the completion mask). Token 0 of a sample has no
-  prediction, so it is not a member of any component.
+  prediction, so it is not a member of any component. Neither is any token of a
+  rollout that `trains_on` leaves out.
 
   Args:
     algorithm: the algorithm whose hooks are called.
@@ -76,6 +77,7 @@ def _stamp(
   observed = algorithm.observation_weights(rollout)
   if observed is None:
     observed = [np.zeros(length) for length in lengths]
+  trains = algorithm.trains_on(rollout)
   what = 'observation_weights must span the tokens of each sample of task '
   sizes = [len(weights) for weights in observed]
   base.require_equal(f'{what}{rollout.task.id}', sizes, lengths)
@@ -84,7 +86,7 @@ def _stamp(
   for sample, credits, weights in zip(
     rollout.samples, advantages, observed, strict=True
   ):
-    member = sample.mask.copy()
+    member = sample.mask & trains
     member[:1] = False
     action = member.astype(np.float32)
     rl, zeros = action, np.zeros(len(sample), np.float32)
@@ -92,7 +94,7 @@ def _stamp(
       rl = zeros
     if credits is not None and algorithm.prune_zero_advantage:
       rl = np.where(credits == 0, np.float32(0), rl)
-    ce = np.array(weights, np.float32)
+    ce = np.array(weights, np.float32) * trains
     ce[:1] = 0
     if algorithm.component == 'ce':
       ce = np.where(member, np.float32(algorithm.weight), ce)

@@ -138,7 +138,7 @@ def _entry(
 ) -> Iterator[Problem]:
   """Yields problems of an environment to train on."""
   sampler, algorithm = entry.sampler, entry.algorithm
-  kind = algorithms.TYPES[algorithm.type]
+  kind = algorithms.kind(algorithm, f'config.{path}.algorithm')
   # Cross-entropy imitates other models; the rest need the policy's logprobs.
   fitting = ('dataset', 'frozen') if kind.component == 'ce' else ('policy',)
   if sampler.type not in fitting:

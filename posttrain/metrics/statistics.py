@@ -83,9 +83,7 @@ def summarize(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
       'pass_rate': [r.score.correct for r in rollouts],
       'format_rate': [r.score.formatted for r in rollouts],
       'length': [sum(s.mask.sum() for s in r.samples) for r in rollouts],
-      'truncated': [
-        r.stop_reason in ('max_tokens', 'overflow') for r in rollouts
-      ],
+      'truncated': [r.is_truncated for r in rollouts],
     }
   )
 
@@ -120,6 +118,22 @@ def samples(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
   policy's prompt was the end of the history only.
   """
   return _means({'samples': [len(r.samples) or None for r in rollouts]})
+
+
+def advantages(samples: Sequence[types.Sample]) -> dict[str, float]:
+  """Returns 'advantage/mean', 'std', 'min' and 'max' over sampled tokens.
+
+  {} without credit.
+
+  Args:
+    samples: from `streams.stamp`.
+  """
+  known = [x.advantages[x.mask] for x in samples if x.advantages is not None]
+  values = np.concatenate([np.zeros(0), *known])
+  if not values.size:
+    return {}
+  read = {'mean': np.mean, 'std': np.std, 'min': np.min, 'max': np.max}
+  return {f'advantage/{k}': float(fn(values)) for k, fn in read.items()}
 
 
 def mixed_groups(groups: Sequence[Sequence[types.Rollout]]) -> dict[str, float]:

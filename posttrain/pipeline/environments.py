@@ -4,6 +4,7 @@ source -> sampler -> rewards -> algorithm
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -177,7 +178,11 @@ class Environment:
     """Whether it trains on rewards, and the group's advantages are all 0."""
     if not self.learns_by_trial:
       return False
-    return not group or not any(np.any(x) for x in self.algorithm.assign(group))
+    credits = self.algorithm.assign(group) if group else ()
+    trains_on = self.algorithm.trains_on
+    return not any(
+      map(np.any, itertools.compress(credits, map(trains_on, group)))
+    )
 
   def kept(self, usable: Groups, count: int) -> Groups:
     """Returns the groups of a step that train.
@@ -192,7 +197,12 @@ class Environment:
 
   def observes(self, group: Sequence[types.Rollout]) -> bool:
     """Whether the algorithm learns messages of the group, without credit."""
-    weights = [self.algorithm.observation_weights(x) or () for x in group]
+    algorithm = self.algorithm
+    weights = [
+      algorithm.observation_weights(x) or ()
+      for x in group
+      if algorithm.trains_on(x)
+    ]
     return any(np.any(x) for rollout in weights for x in rollout)
 
   def samples(self, usable: Groups) -> list[types.Sample]:
@@ -203,9 +213,17 @@ class Environment:
     """
     return streams.stamp(self.algorithm, [group for group in usable if group])
 
-  def metrics(self, graded: Graded) -> dict[str, float]:
-    """Returns the metrics of a step, of all its groups, dropped ones too."""
+  def metrics(
+    self, graded: Graded, samples: Sequence[types.Sample]
+  ) -> dict[str, float]:
+    """Returns the metrics of a step, of all its groups, dropped ones too.
+
+    Args:
+      graded: the groups.
+      samples: those of `samples`, for the advantages.
+    """
     metrics, groups = dict(graded.metrics), graded.groups
+    metrics |= statistics.advantages(samples)
     if self.sampler.model is not None:
       rollouts = [rollout for group in groups for rollout in group]
       alive = statistics.survivors(rollouts)
@@ -221,6 +239,8 @@ class Environment:
         'errors': len(rollouts) - len(alive),
         'ungraded': len(alive) - sum(map(len, graded.usable)),
       }
+      if self.algorithm.mask_truncated:
+        values['masked'] = sum(r.is_truncated for r in alive)
       metrics |= {f'rollout/{key}': value for key, value in values.items()}
       if 'reward' in values:
         metrics['reward/mean'] = values['reward']

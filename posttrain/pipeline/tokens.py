@@ -187,7 +187,7 @@ class TokenPipeline(batches.Pipeline):
         played[name] = batches.Played(
           graded.groups, kept, stamped[name], self._data.tokenizer
         )
-      metrics |= environment.metrics(graded)
+      metrics |= environment.metrics(graded, stamped[name])
       if self._stage.batch.max_draws is not None:
         metrics[f'rollout/draws/{name}'] = len(graded.groups)
     samples = self._score(stamped)

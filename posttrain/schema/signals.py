@@ -212,7 +212,15 @@ ROLES = ('system', 'user', 'assistant', 'tool')
 PLACEHOLDER = '{demonstration}'
 
 
-class Sft(bounds.Options):
+class _Trains(bounds.Options):
+  """Options of every algorithm. Abstract."""
+
+  # Leaves rollouts that a token budget cut off out of the loss; their rewards
+  # stay in the baseline of their group.
+  mask_truncated: bool = False
+
+
+class Sft(_Trains):
   """Supervised fine-tuning: cross-entropy on the completion tokens."""
 
   # Which algorithm this is; fixed.
@@ -292,7 +300,7 @@ class Overlong(bounds.Options):
 LengthPenalty = Efficiency | Linear | Overlong
 
 
-class _PolicyGradient(bounds.Options):
+class _PolicyGradient(_Trains):
   """Options of every algorithm that trains the rl component. Abstract."""
 
   # Weight of the KL to `reference`, on every sampled token; 0 = no reference.
@@ -352,13 +360,14 @@ class Reward(_PolicyGradient):
 
 
 class Custom(_PolicyGradient):
-  """Policy gradient with advantages of the user's function."""
+  """Advantages of the user's function, or all hooks of the user's class."""
 
   # Which algorithm this is; fixed.
   type: str = 'custom'
-  # 'package.module:function' of (inputs, **kwargs), see `algorithms.custom`.
+  # 'package.module:function' of (inputs, **kwargs), see `algorithms.custom`; or
+  # a subclass of `algorithms.base.Algorithm`, made with (options, **kwargs).
   import_path: bounds.Function = ''
-  # Keyword arguments of the function.
+  # Keyword arguments of the function or class.
   kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -398,7 +407,7 @@ class Echo(_PolicyGradient):
   filter: EchoFilter = EchoFilter()
 
 
-class Opd(bounds.Options):
+class Opd(_Trains):
   """On-policy distillation: reverse KL to a frozen teacher."""
 
   # Which algorithm this is; fixed.
@@ -423,7 +432,7 @@ Demonstration = Annotated[
 ]
 
 
-class Opsd(bounds.Options):
+class Opsd(_Trains):
   """On-policy self-distillation: the teacher's prompt has a demonstration."""
 
   # Which algorithm this is; fixed.

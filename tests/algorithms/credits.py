@@ -1,4 +1,8 @@
-"""Functions that the tests name by import path."""
+"""Functions and classes that the tests name by import path."""
+
+import numpy as np
+
+from posttrain.algorithms import base
 
 
 def centered(inputs, scale=1.0):
@@ -48,3 +52,27 @@ def numbers(rollout):
 
 def hidden_answer(task):
   return f'the answer to {task.id} is hidden'
+
+
+class Hooks(base.Algorithm):
+  """Overrides several hooks; component 'rl'."""
+
+  only_rewards = True
+
+  def __init__(self, cfg, scale=1.0, alpha=0.1):
+    super().__init__(cfg)
+    self._scale, self._alpha = scale, alpha
+
+  def observation_weights(self, rollout):
+    contents = base.contents(rollout)
+    return [np.where(content, self._alpha, 0) for content in contents]
+
+  def assign(self, group):
+    return base.centered(base.rewards(group)).tolist()
+
+  def rescale(self, groups, credits):
+    return [[self._scale * x for x in credit] for credit in credits]
+
+
+class Distils(base.Algorithm):
+  component, weight = 'ref_kl', 0.5

@@ -74,5 +74,6 @@ def test_credit_of_another_shape_raises(name, message):
 def test_a_missing_function_raises():
   with pytest.raises(schema.FieldError, match='import path'):
     schema.Custom()
-  with pytest.raises(ValueError, match='algorithm.import_path must'):
-    make('nothing')
+  for name in ('nothing', 'np.ndarray'):  # no such object; another class
+    with pytest.raises(ValueError, match='algorithm.import_path must'):
+      make(name)

@@ -51,6 +51,18 @@ ROWS = {
     (1.5, -1.5),
     rl=ONE,
   ),
+  'a class of the user': Row(
+    schema.Custom(import_path=f'{CREDITS}:Hooks', kwargs={'scale': 3}),
+    (1.5, -1.5),
+    rl=ONE,
+    ce=0.1 * TOOL,
+  ),
+  'a class of the user that distils': Row(
+    schema.Custom(import_path=f'{CREDITS}:Distils'),
+    None,
+    ref_kl=0.5 * ONE,
+    reference='init',
+  ),
   'echo': Row(schema.Echo(), (0.5, -0.5), rl=ONE, ce=0.1 * TOOL),
   'opd': Row(
     schema.Opd(reference='stage:sft'), None, ref_kl=ONE, reference='stage:sft'
@@ -103,6 +115,25 @@ def _finalize(row, scorer=None):
     [two_turns.group(1.0, 0.0)],
     scorer or two_turns.Scorer(),
   )
+
+
+@TABLE
+def test_truncated_rollouts_train_nothing_with_mask_truncated(row):
+  whole, cut = _finalize(row)
+  cfg = dataclasses.replace(row.cfg, mask_truncated=True)
+  algorithm = algorithms.make(cfg)
+  first, last = two_turns.group(1.0, 0.0)
+  for reason in ('max_tokens', 'overflow'):
+    group = [first, dataclasses.replace(last, stop_reason=reason)]
+    assert [*map(algorithm.trains_on, group)] == [True, False]
+    kept, masked = two_turns.finalize(algorithm, [group], two_turns.Scorer())
+    for component in ('rl', 'ce', 'ref_kl'):
+      name = f'{component}_weights'
+      np.testing.assert_array_equal(getattr(kept, name), getattr(whole, name))
+      assert not getattr(masked, name).any()
+    # The baseline of the group is as before.
+    for a, b in ((kept, whole), (masked, cut)):
+      np.testing.assert_array_equal(a.advantages, b.advantages)
 
 
 @TABLE

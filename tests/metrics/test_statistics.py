@@ -104,6 +104,19 @@ def test_entropy_is_a_mean_over_tokens_not_over_rollouts():
   assert statistics.entropy(rollouts) == {'entropy': 4.0}
 
 
+def test_advantages_are_those_of_sampled_tokens():
+  none = two_turns.sample()
+  credits = np.array([9, 9, 1, 1, 9, 9, 9, -3, 1], np.float32)
+  samples = [none, dataclasses.replace(none, advantages=credits)]
+  assert statistics.advantages(samples) == {
+    'advantage/mean': 0.0,
+    'advantage/std': pytest.approx(3**0.5),
+    'advantage/min': -3.0,
+    'advantage/max': 1.0,
+  }
+  assert statistics.advantages([none]) == {}
+
+
 def test_mixed_groups_is_the_share_of_groups_with_different_rewards():
   rewards = [1.0, 0.0], [1.0, 1.0], [0.0, None], [None], []
   groups = [[_rollout(x) for x in group] for group in rewards]

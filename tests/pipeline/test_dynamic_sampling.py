@@ -118,6 +118,18 @@ def test_groups_without_credit_are_those_that_teach_nothing(
   assert lacks_credit([]) == (algorithm.type != 'opd')
 
 
+def test_credit_of_masked_rollouts_is_no_credit():
+  environment = environment_of(schema.Grpo(mask_truncated=True))
+  first, last = two_turns.group(1.0, 0.0)
+  cut = [dataclasses.replace(x, stop_reason='overflow') for x in (first, last)]
+  for group, lacks in (([first, cut[1]], False), (cut, True)):
+    assert environment.lacks_credit(group) == lacks
+    graded = environments.Graded([group], [group], {}, ())
+    metrics = environment.metrics(graded, environment.samples([group]))
+    assert metrics['rollout/masked/toy'] == 1 + lacks
+    assert metrics['advantage/max/toy'] == 0.5
+
+
 def environment_of(algorithm):
   entry = dataclasses.replace(toys.entry(GROUP), algorithm=algorithm)
   cfg = toys.stage(PROMPTS, {'toy': entry})
