@@ -304,6 +304,7 @@ def _print_plans(
   print('\n'.join(plan.head(run.seed, devices)), file=file)
   for stage in stages.values():
     lines = stage.plan.lines() + (stage.plan.details() if details else [])
+    lines += stage.data.shown(color=file.isatty())
     print('\n'.join(lines), file=file)
 
 

@@ -19,10 +19,12 @@ config overrides it:
 Axes: T tokens.
 """
 
+import contextlib
 import copy
 import dataclasses
 import hashlib
 import json
+import logging
 import pathlib
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -135,16 +137,14 @@ def _normal(message: Any, place: str) -> types.Message:
     ]
     content = '' if content is None else content
   if isinstance(content, list | tuple):
-    parts = [x.get('text') for x in content if isinstance(x, Mapping)]
-    if len(parts) == len(content) and all(isinstance(x, str) for x in parts):
-      content = ''.join(parts)
+    with contextlib.suppress(TypeError, KeyError):  # not parts of text
+      content = ''.join(part['text'] for part in content)
   if not isinstance(content, str):
     raise ValueError(
       f'{place}.content must be a string, or parts of text: got '
       f'{content!r:.200}'
     )
-  weights = (0, 1) if role == 'assistant' else (0,)
-  if message.get('weight', 0) not in weights:
+  if message.get('weight', 0) not in (0, role == 'assistant'):
     raise ValueError(
       f'{place}.weight must be 0, or 1 in a turn of the assistant: got '
       f'{message["weight"]!r:.200}'
@@ -154,18 +154,17 @@ def _normal(message: Any, place: str) -> types.Message:
 
 def _normal_call(call: Any, place: str) -> Mapping[str, Any]:
   """Returns a call whose arguments are an object."""
-  function = call.get('function', call) if isinstance(call, Mapping) else None
-  arguments = (
-    function.get('arguments', {}) if isinstance(function, Mapping) else None
-  )
-  if isinstance(arguments, str):
-    arguments = disk.parse_json(arguments or '{}', f'{place}: arguments')
-  if not isinstance(arguments, Mapping) or not function.get('name'):
+  try:
+    function = dict(call.get('function', call))
+    arguments = function.get('arguments') or {}
+    if isinstance(arguments, str):
+      arguments = disk.parse_json(arguments, 'arguments')
+    function |= {'arguments': dict(arguments), 'name': function['name']}
+  except (AttributeError, KeyError, TypeError, ValueError):
     raise ValueError(
       f'{place} must be {{"type": "function", "function": {{"name": ..., '
       f'"arguments": {{...}}}}}}: got {call!r:.200}'
-    )
-  function = {**function, 'arguments': arguments}
+    ) from None
   return {**call, 'function': function} if 'function' in call else function
 
 
@@ -678,6 +677,13 @@ def resolve(
           'config.tokenizer.chat_template'
         )
       template = by_name['default']
+    if template is None:
+      logging.getLogger('absl').warning(
+        '%s has no chat template: the built-in one, %s, is used, and exported; '
+        "config.tokenizer.chat_template sets a file with another, or 'raw'",
+        cfg.path,
+        templates.BUILT_IN,
+      )
   reads = set() if template is None else templates.Jinja(template, {}).reads
   check_variables(own, reads, 'config.tokenizer.template_variables')
   variables = {**special, **own}

@@ -259,6 +259,10 @@ def check_resume(old: dict[str, Any], new: dict[str, Any]) -> None:
       allowed.append(rf'{key}\.steps$')
     if not selects:
       allowed.append(rf'{key}\.eval\.every$')
+    # Before, a sample that was too long ended the run.
+    for env, entry in (stage.get('envs') or {}).items():
+      if entry['sampler'].get('too_long') == 'error':
+        allowed.append(rf'{key}\.envs\.{re.escape(env)}\.sampler\.too_long$')
   if lines := changes(old, new, allowed):
     raise ValueError(
       f'a resumed run must keep its config: changed {lines}; use another '

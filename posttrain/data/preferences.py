@@ -266,7 +266,7 @@ def tokenize(
   Raises:
     ValueError: a row cannot be rendered, or is too long; names the row.
   """
-  pairs = []
+  pairs, long = [], []
   for preference in preference_rows:
     pair = types.Pair(
       _sample(preference, preference.chosen, renderer),
@@ -277,19 +277,18 @@ def tokenize(
     tokens = length(pair)
     if tokens <= row_tokens:
       pairs.append(pair)
-    elif too_long == 'error':
-      raise ValueError(
-        f'{preference.where}: both answers, with the prompt before each, must '
-        f'fit into batch.row_tokens={row_tokens}: got {tokens} tokens; or set '
-        "pairs.too_long to 'drop'"
-      )
-  if dropped := len(preference_rows) - len(pairs):
-    logging.getLogger('absl').warning(
-      '%d of %d pairs are left out: longer than batch.row_tokens=%d',
-      dropped,
-      len(preference_rows),
-      row_tokens,
+    else:
+      long.append((tokens, preference.where))
+  if long:
+    text = (
+      f'pairs.too_long={too_long!r}: both answers, each after its prompt, must '
+      f'fit into batch.row_tokens={row_tokens}: got {len(long)} of '
+      f'{len(preference_rows)} pairs that do not; the longest, {max(long)[1]}, '
+      f'has {max(long)[0]} tokens'
     )
+    if too_long == 'error':
+      raise ValueError(f"{text}; raise row_tokens, or set 'drop'")
+    logging.getLogger('absl').warning('%s', text)
   return tuple(pairs)
 
 

@@ -107,33 +107,30 @@ def files(path: str | pathlib.Path, split: str = 'train') -> list[pathlib.Path]:
   folder = pathlib.Path(path).expanduser()
   if is_tfds(path) or folder.is_file():
     return [] if is_tfds(path) else [folder]
-  parts = sorted(
-    [*folder.glob('*'), *folder.glob('*/*')]
-    if folder.is_dir()
-    else map(pathlib.Path, glob.glob(str(folder)))
-  )
-  parts = [x for x in parts if x.suffix.lower() in ENDINGS]
   if not folder.is_dir():
-    return parts
-  by_split: dict[str, list[pathlib.Path]] = {}
-  for file in parts:
-    heads = {re.split(r'[\W_]', x)[0] for x in file.relative_to(folder).parts}
-    names = (x for x in ('train', *_HELD_OUT) if x in heads)
-    by_split.setdefault(next(names, ''), []).append(file)
-  held_out = next((by_split[x] for x in _HELD_OUT if x in by_split), None)
+    return sorted(map(pathlib.Path, glob.glob(str(folder))))
+  known = (file for depth in ('*', '*/*') for file in folder.glob(depth))
+  parts = sorted(x for x in known if x.suffix.lower() in ENDINGS)
+
+  def named(*splits: str) -> list[pathlib.Path]:
+    start = re.compile(rf'(.*/)?({"|".join(splits)})([\W_]|$)')
+    return [x for x in parts if start.match(str(x.relative_to(folder)))]
+
+  train, held_out = named('train'), filter(None, map(named, _HELD_OUT))
   if split != 'train':
-    return held_out or ([] if 'train' in by_split else parts)
-  return by_split.get('train') or by_split.get('') or []
+    return next(held_out, [] if train else parts)
+  return train or [x for x in parts if x not in named(*_HELD_OUT)]
 
 
 def fingerprint(path: str | pathlib.Path, split: str = 'train') -> str:
   """Returns the sha256, hex, of a data set's content; of TFDS, all splits."""
-  name, parts = os.fspath(path), files(path, split)
-  if parts[1:]:
-    hashes = (sources.file_fingerprint(x).encode() for x in parts)
-    return sources.fingerprint(*hashes)
-  folder = find_tfds(name)[0] if is_tfds(name) else (*parts, name)[0]
-  return sources.file_fingerprint(pathlib.Path(folder))
+  name = os.fspath(path)
+  folder = find_tfds(name)[0] if is_tfds(name) else name
+  parts = files(path, split) or [pathlib.Path(folder)]
+  prints = [sources.file_fingerprint(x) for x in parts]
+  if not prints[1:]:
+    return prints[0]
+  return sources.fingerprint(*map(str.encode, prints))
 
 
 class Joined(Objects):

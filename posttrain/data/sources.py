@@ -49,12 +49,12 @@ class Shuffled(Generic[Item]):
     self._index += 1
     return item
 
-  def take(self, count: int) -> tuple[Item, ...]:
-    """Returns the first items in their own order; at most all of them.
+  def take(self, count: int, start: int = 0) -> tuple[Item, ...]:
+    """Returns the first items in their own order, from `start` on.
 
     The position stays, so that every evaluation gets the same tasks.
     """
-    return tuple(self._items[i] for i in range(min(count, len(self))))
+    return tuple(self._items[i] for i in range(start, min(count, len(self))))
 
   def get_state(self) -> dict[str, Any]:
     """Returns the position and the source's identity, JSON-able."""

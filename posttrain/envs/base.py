@@ -75,6 +75,7 @@ class Env(Protocol):
     max_turns: assistant turns of an episode, at most.
     votes: whether its scores have an `answer`. The majority of answers none of
       which can be parsed is then wrong, rather than unknown.
+    has_rows: whether its tasks are rows of a file, which are all checked first.
     blocking: whether its calls wait for something (a network, a process).
       `make` and the methods of its episodes are then called from a thread
       pool, different episodes at the same time.
@@ -85,6 +86,7 @@ class Env(Protocol):
   name: str
   max_turns: int
   votes: bool = False
+  has_rows: bool = False
   blocking: bool = False
   judge: Callable[..., Sequence[str]] | None = None
 

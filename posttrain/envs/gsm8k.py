@@ -62,7 +62,7 @@ def grade(
 class Gsm8k(base.Env):
   """`schema.Gsm8k`, single turn."""
 
-  max_turns, votes = 1, True
+  max_turns, votes, has_rows = 1, True, True
 
   def __init__(self, name: str, cfg: schema.Gsm8k):
     self.name, self._cfg = name, cfg
@@ -81,7 +81,7 @@ class Gsm8k(base.Env):
     if split not in self._read:
       file = base.find(self.name, field, path)
       tasks = [self._task(raw, where) for raw, where in row_files.objects(file)]
-      self._read[split] = tasks, sources.file_fingerprint(file)
+      self._read[split] = tasks, row_files.fingerprint(file)
     tasks, fingerprint = self._read[split]
     return sources.Shuffled(tasks, seed, fingerprint)
 

@@ -22,7 +22,7 @@ class Rows(base.Env):
   template.
   """
 
-  max_turns = 1
+  max_turns, has_rows = 1, True
 
   def __init__(self, name: str, cfg: schema.Rows):
     self.name, self._cfg = name, cfg

@@ -16,8 +16,9 @@
 """
 
 import dataclasses
+import itertools
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ from posttrain.util import errors
 
 Batch = types.Batch | types.PairBatch
 MAX_GROUPS = 64  # of an environment and step, that `rows` yields
+_SHOWN = 400  # characters of a part of a sample
 
 
 class Played(NamedTuple):
@@ -50,7 +52,7 @@ class Item:
   state: dict[str, Any]
   # One per dropped episode, and one per failed call of a reward function.
   errors: tuple[str, ...] = ()
-  # Environment -> its rollouts, where a model has sampled them.
+  # Environment -> its rollouts.
   played: Mapping[str, Played] = dataclasses.field(default_factory=dict)
 
 
@@ -225,6 +227,8 @@ class StageData:
   """The data of a stage, which needs no model: environments or pairs.
 
   Attributes:
+    stage: the stage's options.
+    tokenizer: the run's.
     shape: [micro_batches, rows, row_tokens] of a batch.
     envs: all environments by name; evaluation plays their tasks.
     env_names: in the order of `Batch.env_ids`; () for batches without them.
@@ -238,6 +242,8 @@ class StageData:
     min_capacity: tokens that a sequence of the decode engine must hold.
   """
 
+  stage: schema.Stage
+  tokenizer: tokenizers.Tokenizer
   shape: tuple[int, int, int]
   envs: Mapping[str, base.Env]
   env_names: tuple[str, ...] = ()
@@ -256,6 +262,51 @@ class StageData:
     Raises:
       ValueError: a row cannot train; names it.
     """
+
+  def shown(self, color: bool) -> list[str]:
+    """Returns lines with lengths and first samples, after `check`.
+
+    Args:
+      color: marks the tokens that train by color; else by brackets.
+    """
+    raise NotImplementedError
+
+  def _shown(
+    self,
+    name: str,
+    lengths: Sequence[int],
+    samples: Iterable[tuple[np.ndarray, np.ndarray]],
+    color: bool,
+  ) -> list[str]:
+    """Returns the lines of an environment, [] without lengths.
+
+    Args:
+      name: the environment's name.
+      lengths: tokens of each sample.
+      samples: (ids, whether each is trained) of those that are shown.
+      color: as in `shown`.
+    """
+    if not lengths:
+      return []
+    most, count = self.stage.batch.row_tokens, len(lengths)
+    p50, p95 = np.percentile(lengths, [50, 95])
+    begin, end = ('\033[32m', '\033[0m') if color else ('[[', ']]')
+    long = sum(length > most for length in lengths)
+    lines = [
+      f'  rows of {name}: {p50:.0f} tokens at the median, {p95:.0f} at 95%, '
+      f'{max(lengths)} at most; {long} of {count} have more than {most}; '
+      f'{begin}what trains{end}'
+    ]
+    for ids, trained in samples:
+      text, place = '', iter(ids)
+      for is_trained, run in itertools.groupby(trained):
+        part = [next(place) for _ in run]
+        words = tokenizers.show(self.tokenizer, part)
+        if len(words) > _SHOWN:
+          words = f'{words[: _SHOWN // 2]} ... {words[-_SHOWN // 2 :]}'
+        text += f'{begin}{words}{end}' if is_trained else words
+      lines.append('    ' + text.replace('\n', '\n    '))
+    return lines
 
 
 class Pipeline:

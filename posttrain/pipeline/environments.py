@@ -5,6 +5,7 @@ source -> sampler -> rewards -> algorithm
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from posttrain.metrics import statistics
 from posttrain.rollout import calls, env_calls, grading, samplers, side_by_side
 
 CHECKED = 2000  # tasks of a source that `check` looks at
+MOST_ROWS = 100_000  # the same, of rows of a file: about a minute
+SHOWN = 2  # tasks that are shown
 
 Groups = list[list[types.Rollout]]
 
@@ -61,6 +64,12 @@ class Environment:
   source: Any  # of tasks: an iterator with get_state and set_state
   sampler: samplers.DatasetSampler | samplers.ModelSampler
   algorithm: algorithms.base.Algorithm
+  # Tokens of the tasks that `check` has looked at; ids of the first ones, and
+  # which are trained.
+  lengths: list[int] = dataclasses.field(default_factory=list)
+  first: list[tuple[np.ndarray, np.ndarray]] = dataclasses.field(
+    default_factory=list
+  )
 
   @property
   def learns_by_trial(self) -> bool:
@@ -109,21 +118,53 @@ class Environment:
     return {key for task in tasks for key in task.info}
 
   def check(self) -> None:
-    """Checks the first tasks; does not advance the source.
+    """Checks the first tasks, or the rows; does not advance the source.
 
     Raises:
-      ValueError: naming the row that cannot train, a source without any, or a
-        reward function that needs an argument that no task has.
+      ValueError: naming the row that cannot train, the longest of those that
+        do not fit, a source without any, or a reward function that needs an
+        argument that no task has.
     """
-    tasks = self.source.take(CHECKED)
-    if not tasks:
+    count = min(len(self.source), MOST_ROWS if self.env.has_rows else CHECKED)
+    if not count:
       raise ValueError(f'environment {self.name} must have tasks: got none')
-    for task in tasks:
-      self.sampler.check(task)
-      self.algorithm.check(task)
+    keys: set[str] = set()
+    long, option = [], self.sampler.cfg.too_long
+    size, is_error = self.sampler.max_tokens, False
+    for start in range(0, count, CHECKED):
+      for task in self.source.take(min(start + CHECKED, count), start):
+        needed, sequences = self.sampler.measure(task)
+        self.algorithm.check(task)
+        self.lengths.append(max(map(len, sequences)))
+        if max(needed, self.lengths[-1]) > size:
+          long.append((self.lengths[-1], task.id))
+        if needed > size:
+          is_error |= option != 'drop'
+        elif len(self.first) < SHOWN:
+          self.first.append((sequences[0].ids, sequences[0].sampled))
+        keys |= task.info.keys()
+    if long:
+      text = (
+        f'envs.{self.name}.sampler.too_long={option!r}: rows must fit into '
+        f'batch.row_tokens={size}: got {len(long)} of {count} that do not; the '
+        f'longest, {max(long)[1]}, has {max(long)[0]} tokens'
+      )
+      if is_error or not self.first:
+        raise ValueError(
+          f"{text}; raise row_tokens, or set 'drop', or for demonstrations "
+          "'truncate', which cuts their end"
+        )
+      logging.getLogger('absl').warning('%s', text)
     if self.learns_by_trial:
-      keys = {key for task in tasks for key in task.info}
       grading.check(self.name, self.entry.rewards, keys, self._columns)
+
+  def draw(self) -> types.Task:
+    """Returns the next task; leaves out those that are to be dropped."""
+    task = next(self.source)
+    if self.sampler.cfg.too_long == 'drop':
+      while self.sampler.measure(task)[0] > self.sampler.max_tokens:
+        task = next(self.source)
+    return task
 
   def rewards(
     self,

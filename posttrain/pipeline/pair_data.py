@@ -140,7 +140,7 @@ class PairData(batches.StageData):
     micro_batches = math.ceil(batch.prompts_per_step / batch.rows)
     self.shape = micro_batches, batch.packed_rows, batch.packed_tokens
     self.min_capacity = batch.row_tokens
-    self.pad_id = renderer.tokenizer.pad_id
+    self.tokenizer = renderer.tokenizer
     self.splits: PairSplits | None = None
     self.task_counts = {}
     if isinstance(stage.pairs, schema.PairFile):
@@ -150,6 +150,13 @@ class PairData(batches.StageData):
         raise batches.DataError('pairs', error) from error
       self.task_counts = {'pairs': len(splits.train.pairs)}
       self.held_out_counts = {'pairs': len(splits.held_out.pairs)}
+
+  def shown(self, color: bool) -> list[str]:
+    pairs = self.splits.train.pairs if self.splits else ()
+    answers = (y for x in pairs[:1] for y in (x.chosen, x.rejected) if y)
+    lengths = [preferences.length(pair) for pair in pairs]
+    first = [(answer.ids, answer.mask) for answer in answers]
+    return self._shown('pairs', lengths, first, color)
 
   def split(
     self, pairs: Preferences, held_out: Preferences | None = None
@@ -269,7 +276,7 @@ class PairPipeline(batches.Pipeline):
       row_tokens=row_tokens,
       per_row=self._per_row,
       longest_pairs=self._data.stage.batch.joined_rows,
-      pad_id=self._data.pad_id,
+      pad_id=self._data.tokenizer.pad_id,
     )
 
   def get_state(self) -> dict[str, Any]:

@@ -103,6 +103,13 @@ class TokenData(batches.StageData):
       if environment.entry.ratio:
         environment.check()
 
+  def shown(self, color: bool) -> list[str]:
+    return [
+      line
+      for name, x in self.environments.items()
+      for line in self._shown(name, x.lengths, x.first, color)
+    ]
+
   def get_state(self) -> dict[str, Any]:
     """Returns the JSON-able state of all sources and algorithms."""
     return {
@@ -183,10 +190,9 @@ class TokenPipeline(batches.Pipeline):
       environment, graded = self._environments[name], environments.join(parts)
       kept = environment.kept(graded.usable, len(parts[0].usable))
       stamped[name] = environment.samples(kept)
-      if environment.sampler.model is not None:
-        played[name] = batches.Played(
-          graded.groups, kept, stamped[name], self._data.tokenizer
-        )
+      played[name] = batches.Played(
+        graded.groups, kept, stamped[name], self._data.tokenizer
+      )
       metrics |= environment.metrics(graded, stamped[name])
       if self._stage.batch.max_draws is not None:
         metrics[f'rollout/draws/{name}'] = len(graded.groups)
@@ -302,7 +308,7 @@ class TokenPipeline(batches.Pipeline):
       name = names[place]
     environment = self._environments[name]
     uids = range(self._uid, self._uid + environment.entry.group_size)
-    draw = samplers.Draw(next(environment.source), environment.sampler, uids)
+    draw = samplers.Draw(environment.draw(), environment.sampler, uids)
     self._uid = uids.stop
     return name, draw
 

@@ -303,9 +303,10 @@ class Source:
   def __next__(self) -> types.Task:
     return self._checked(self._call(lambda: next(self._source)))
 
-  def take(self, count: int) -> tuple[types.Task, ...]:
-    """Returns the first tasks in their own order; at most all of them."""
-    tasks = self._call(lambda: tuple(self._source.take(count)))
+  def take(self, count: int, start: int = 0) -> tuple[types.Task, ...]:
+    """Returns the first tasks in their own order, from `start` on."""
+    place = (count, start) if start else (count,)  # others may have no start
+    tasks = self._call(lambda: tuple(self._source.take(*place)))
     return tuple(map(self._checked, tasks))
 
   def get_state(self) -> dict[str, Any]:

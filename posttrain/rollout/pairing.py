@@ -115,7 +115,6 @@ def make(
           rejected,
           f'{name}/{task.id}',
           info={'env': name, 'id': task.id},
-          tools=task.tools,
           variables=task.variables,
         )
         for same in (list(by_prompt.values()) or [[]])

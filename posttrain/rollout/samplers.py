@@ -8,6 +8,7 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,11 +17,6 @@ from posttrain.chat import rendering
 from posttrain.envs import base
 from posttrain.rollout import episodes
 from posttrain.util import errors
-
-_TOO_LONG = (
-  '{} must have a prompt below batch.row_tokens={}: got {} tokens; raise '
-  'row_tokens, or shorten the prompt'
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +61,13 @@ def sample(
   return [[rollouts[uid] for uid in draw.uids] for draw in draws]
 
 
+class Measured(NamedTuple):
+  """The tokens of a task."""
+
+  needed: int  # those that must fit into a row
+  sequences: Sequence[rendering.Rendered]
+
+
 class ModelSampler:
   """Samples episodes from the trained policy, or from a frozen model."""
 
@@ -76,15 +79,15 @@ class ModelSampler:
     max_tokens: int,
   ):
     """Stores the options; max_tokens of an episode include its prompt."""
-    self._cfg, self._env = cfg, env
+    self.cfg, self._env = cfg, env
     self._renderer = renderer
-    self._max_tokens = max_tokens
+    self.max_tokens = max_tokens
     self.on_policy = isinstance(cfg, schema.Policy)
     self.model = 'policy' if self.on_policy else cfg.model
 
   def spec(self, task: types.Task, uid: int) -> episodes.EpisodeSpec:
     """Returns the episode to run for a task."""
-    cfg = self._cfg
+    cfg = self.cfg
     return episodes.EpisodeSpec(
       uid,
       self._env,
@@ -125,20 +128,18 @@ class ModelSampler:
     )
     return dataclasses.replace(rollout, samples=samples)
 
-  def check(self, task: types.Task) -> None:
-    """Checks that a task's prompt leaves a token for the completion.
+  def measure(self, task: types.Task) -> Measured:
+    """Returns the prompt, which must leave a token for the completion.
 
     Raises:
-      ValueError: the prompt is too long, or cannot be rendered.
+      ValueError: the prompt cannot be rendered.
     """
-    where = _where(task)
     try:
       renderer = self._renderer.of(task)
       prompt = renderer.render(task.prompt, add_generation_prompt=True)
     except ValueError as error:
-      raise ValueError(f'{where}: {error}') from None
-    if len(prompt) >= self._max_tokens:
-      raise ValueError(_TOO_LONG.format(where, self._max_tokens, len(prompt)))
+      raise ValueError(f'{_where(task)}: {error}') from None
+    return Measured(len(prompt) + 1, (prompt,))
 
 
 class DatasetSampler:
@@ -161,9 +162,9 @@ class DatasetSampler:
   ):
     """Stores the options; max_tokens of a sample include its prompt."""
     del env  # the tasks carry the demonstrations
-    self._cfg = cfg
+    self.cfg = cfg
     self._renderer = renderer
-    self._max_tokens = max_tokens
+    self.max_tokens = max_tokens
 
   def rollout(self, task: types.Task, uid: int) -> types.Rollout:
     """Returns the task's demonstration as a rollout.
@@ -172,36 +173,12 @@ class DatasetSampler:
       ValueError: no demonstration, no trained label, or too many tokens; the
         message names the row.
     """
-    where, size = _where(task), self._max_tokens
-    if task.demonstration is None:
-      hint = errors.nearest('completion', task.info) or (
-        "; SFT replays demonstrations: add a column 'completion', or train on "
-        'prompts alone by rewards, with the recipe grpo'
-      )
-      must = "have a demonstration, such as a column 'completion'"
-      raise ValueError(f'{where} must {must}: got none{hint}')
-    try:
-      renderer = self._renderer.of(task)
-      sequences = renderer.demonstrate(
-        (*task.prompt, *task.demonstration), len(task.prompt)
-      )
-    except ValueError as error:
-      raise ValueError(f'{where}: {error}') from None
-    # Truncation keeps the first tokens of a sequence: a trained label remains
-    # exactly if the first one is among them.
-    firsts = [int(np.argmax(x.sampled)) for x in sequences if x.sampled.any()]
-    if not firsts:
-      raise ValueError(
-        f'{where} must have a trained label: got no assistant token in the '
-        'demonstration'
-      )
+    size, (needed, sequences) = self.max_tokens, self.measure(task)
     longest = max(map(len, sequences))
-    if min(firsts) >= size:
-      raise ValueError(_TOO_LONG.format(where, size, min(firsts)))
-    if longest > size and self._cfg.too_long == 'error':
+    if needed > size:
       raise ValueError(
-        f'{where} must fit into batch.row_tokens={size}: got {longest} tokens; '
-        "raise row_tokens, or set the sampler's too_long to 'truncate'"
+        f'{_where(task)} must fit into batch.row_tokens={size}: got {needed} '
+        'tokens'
       )
     samples = [
       types.Sample(
@@ -229,9 +206,38 @@ class DatasetSampler:
       'eos' if longest <= size else 'max_tokens',
     )
 
-  def check(self, task: types.Task) -> None:
-    """Checks that a task can train; raises as `rollout` does."""
-    self.rollout(task, uid=0)
+  def measure(self, task: types.Task) -> Measured:
+    """Returns the demonstration as sequences that each have a label.
+
+    Raises:
+      ValueError: no demonstration, or no trained label; names the row.
+    """
+    where = _where(task)
+    if task.demonstration is None:
+      hint = errors.nearest('completion', task.info) or (
+        "; SFT replays demonstrations: add a column 'completion', or train on "
+        'prompts alone by rewards, with the recipe grpo'
+      )
+      must = "have a demonstration, such as a column 'completion'"
+      raise ValueError(f'{where} must {must}: got none{hint}')
+    try:
+      sequences = self._renderer.of(task).demonstrate(
+        (*task.prompt, *task.demonstration), len(task.prompt)
+      )
+    except ValueError as error:
+      raise ValueError(f'{where}: {error}') from None
+    sequences = [x for x in sequences if x.sampled.any()]
+    if not sequences:
+      raise ValueError(
+        f'{where} must have a trained label: got no assistant token in the '
+        'demonstration'
+      )
+    if self.cfg.too_long != 'truncate':
+      return Measured(max(map(len, sequences)), sequences)
+    # Truncation keeps the first tokens of a sequence: a trained label remains
+    # exactly if the first one is among them.
+    first = min(int(np.argmax(x.sampled)) for x in sequences)
+    return Measured(first + 1, sequences)
 
 
 # By `type` of the schema node.

@@ -120,8 +120,8 @@ class Dataset(bounds.Options):
   # Which sampler this is; fixed.
   type: str = 'dataset'
   # A sample longer than a row: 'error' = raises, 'truncate' = is cut on the
-  # right.
-  too_long: Annotated[str, bounds.one_of('error', 'truncate')] = 'error'
+  # right and loses its end of turn, 'drop' = is left out. They are counted.
+  too_long: Annotated[str, bounds.one_of('error', 'truncate', 'drop')] = 'error'
 
 
 class Policy(bounds.Options):
@@ -145,6 +145,9 @@ class Policy(bounds.Options):
   # model's context keeps after the prompt; None = all. A turn whose context
   # lost an exchange is a separate sample.
   keep_exchanges: bounds.CountOrNone = None
+  # A prompt that leaves no token of a row for an answer: 'error' = raises,
+  # 'drop' = its task is left out. They are counted.
+  too_long: Annotated[str, bounds.one_of('error', 'drop')] = 'error'
 
 
 class Frozen(bounds.Options):
@@ -165,6 +168,9 @@ class Frozen(bounds.Options):
   # model's context keeps after the prompt; None = all. A turn whose context
   # lost an exchange is a separate sample.
   keep_exchanges: bounds.CountOrNone = None
+  # A prompt that leaves no token of a row for an answer: 'error' = raises,
+  # 'drop' = its task is left out. They are counted.
+  too_long: Annotated[str, bounds.one_of('error', 'drop')] = 'error'
 
 
 Sampler = Dataset | Policy | Frozen

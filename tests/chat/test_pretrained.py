@@ -148,6 +148,22 @@ def test_errors_name_the_broken_file(tmp_path, name, content, message):
     load(path)
 
 
+@pytest.mark.parametrize(
+  ('template', 'options', 'is_warned'),
+  [
+    (None, {}, True),
+    (None, {'chat_template': 'raw'}, False),
+    (TEMPLATE, {}, False),
+  ],
+)
+def test_a_directory_without_a_template_is_a_warning(
+  tmp_path, caplog, template, options, is_warned
+):
+  load(write(tmp_path / 'd', template=template), **options)
+  is_named = 'config.tokenizer.chat_template' in caplog.text
+  assert is_named == ('<|{role}|>' in caplog.text) == is_warned
+
+
 def test_the_template_named_default_is_used(tmp_path):
   by_name = [
     {'name': name, 'template': template}

@@ -171,7 +171,7 @@ def test_messages_have_one_form(message, normal):
 @pytest.mark.parametrize(
   ('message', 'words'),
   [
-    (_calling('{"a"'), 'm[0].tool_calls[0]: arguments'),
+    (_calling('{"a"'), 'm[0].tool_calls[0] must be'),
     (_calling('[1]'), 'm[0].tool_calls[0] must be'),
     (_calling({}, tool_calls=['add']), 'm[0].tool_calls[0] must be'),
     (_calling({}, tool_calls=3), 'm[0].tool_calls[0] must be'),

@@ -148,6 +148,16 @@ def test_resume_allows_only_declared_keys():
       config.check_resume(old, config.to_dict(_resolve((key, text))))
 
 
+def test_a_run_goes_on_where_too_long_was_an_error():
+  key = 'sft.envs.a.sampler.too_long'
+  strict, others = (
+    config.to_dict(_resolve((key, too_long))) for too_long in ('error', 'drop')
+  )
+  config.check_resume(strict, others)
+  with pytest.raises(ValueError, match=key):
+    config.check_resume(others, strict)
+
+
 def test_stages_may_be_added_at_the_end():
   """Of a run whose stages are over; they stay as they are."""
   new = config.to_dict(config.build(config.load('configs/arithmetic.py')))

@@ -162,8 +162,10 @@ def test_the_next_answer_is_to_another_prompt(prompts, others, caplog):
 def test_too_long_is_an_error_or_left_out(tmp_path, caplog):
   rows = [*ROWS, {'prompt': 'q', 'chosen': 'x' * 99, 'rejected': 'y'}]
   file = write(tmp_path / 'long.jsonl', rows)
-  with pytest.raises(ValueError, match='long.jsonl:13.*row_tokens=64.*too_lo'):
+  with pytest.raises(
+    ValueError, match='too_long.*row_tokens=64: got 1 of 12 .*long.jsonl:13'
+  ):
     pipeline(file)
   made = splits(file, too_long='drop', eval_fraction=0.0)
   assert len(made.train.pairs) == 12
-  assert '1 of 13 pairs are left out' in caplog.text
+  assert 'got 1 of 13 pairs that do not' in caplog.text

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import types
 
 import numpy as np
@@ -46,6 +47,80 @@ def test_a_batch_holds_every_completion_token_once():
   assert (batch.versions == -1).all()  # nobody sampled it
   starts = (batch.positions == 0) & (batch.segment_ids > 0)
   assert starts.sum() == 8
+
+
+LONG = 'It is. ' * 40
+
+
+def _rows(tmp_path, monkeypatch, sampler, *rows):
+  """Returns the data of a stage on rows, of which two are read at a time."""
+  monkeypatch.setattr(environments, 'CHECKED', 2)
+  path = tmp_path / 'rows.jsonl'
+  path.write_text('\n'.join(map(json.dumps, rows)))
+  algorithm = schema.Sft() if sampler.type == 'dataset' else schema.Grpo()
+  entry = schema.EnvEntry(
+    env=schema.Rows(path=str(path), eval_fraction=0.0),
+    algorithm=algorithm,
+    sampler=sampler,
+  )
+  stage = fixtures.stage(row_tokens=64, micro_batch_tokens=64, prompts=3)
+  stage = dataclasses.replace(stage, envs={'data': entry})
+  envs = registry.make_all(stage.envs)
+  return token_pipeline.TokenData(stage, envs, fixtures.RENDERER, 3)
+
+
+@pytest.mark.parametrize('type', ['dataset', 'policy'])
+@pytest.mark.parametrize('too_long', ['error', 'truncate', 'drop'])
+def test_all_rows_are_checked_and_counted(
+  tmp_path, monkeypatch, caplog, type, too_long
+):
+  rows = [{'prompt': f'{i}?', 'completion': 'Yes.'} for i in range(4)]
+  rows += [{'prompt': '4?', 'completion': LONG + 'x'}] * (type == 'dataset')
+  if too_long != 'truncate':
+    rows += [{'prompt': LONG, 'completion': 'y'}]
+  elif type == 'policy':
+    return  # no such option
+  count, long = len(rows), len(rows) - 4
+  kind = {'dataset': schema.Dataset, 'policy': schema.Policy}[type]
+  data = _rows(tmp_path, monkeypatch, kind(too_long=too_long), *rows)
+  text = (
+    rf"sampler.too_long='{too_long}': rows must fit into batch.row_tokens=64: "
+    rf'got {long} of {count} that do not; the longest, \S*rows.jsonl:\d, has 2'
+  )
+  if too_long == 'error':
+    with pytest.raises(ValueError, match=text):
+      data.check()
+    return
+  data.check()
+  assert re.search(text, caplog.text)
+  (line, *shown) = data.shown(color=False)
+  assert f'{long} of {count} have more than 64' in line
+  answer = '[[Yes.<|end|>]]' if type == 'dataset' else ''
+  assert shown == [
+    f'    <|user|>{i}?<|end|><|assistant|>{answer}' for i in '01'
+  ]
+  (_, *shown) = data.shown(color=True)
+  assert ('\033' in shown[0]) == (type == 'dataset')
+  drawn = [data.environments['data'].draw() for _ in range(8)]
+  fits = {'0?', '1?', '2?', '3?'} | (
+    {'4?'} if too_long == 'truncate' else set()
+  )
+  assert {task.prompt[0]['content'] for task in drawn} == fits
+
+
+def test_rows_none_of_which_fit_are_refused(tmp_path, monkeypatch):
+  row = {'prompt': LONG, 'completion': 'y'}
+  sampler = schema.Dataset(too_long='drop')
+  with pytest.raises(ValueError, match='got 1 of 1 that do not'):
+    _rows(tmp_path, monkeypatch, sampler, row).check()
+
+
+def test_replayed_demonstrations_are_rollouts_to_be_read():
+  item = next(_pipeline(prompts=2, row_tokens=128, micro_batch_tokens=256))
+  first, _ = batches.rows(item.played)
+  assert first['rendered'].startswith('<|user|>What is')
+  assert first['completion'][0]['role'] == 'assistant'
+  assert (first['reward'], first['version']) == (None, -1)
 
 
 def test_lost_workers_are_counted_where_there_are_workers():

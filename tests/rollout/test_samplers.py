@@ -57,7 +57,7 @@ def test_too_long_raises_or_truncates():
     ({'demonstration': None}, 64, '.* must have a demonstration'),
     ({'demonstration': (USER,)}, 64, '.* must have a trained label'),
     # 15 tokens of prompt and header: the prompt fits, but no label does.
-    ({'prompt': FEW_SHOT}, 15, '.* must have a prompt below'),
+    ({'prompt': FEW_SHOT}, 15, '.* must fit into batch.row_tokens=15'),
     ({'prompt': ({'role': 'robot', 'content': ''},)}, 64, 'of .* e: messages'),
   ],
 )
