@@ -33,7 +33,7 @@ MISTAKES = (
   ('sft:small,broken.jsonl', '/broken.jsonl:2', '4 + 1 ='),
   ('dpo:small,rows.jsonl', '/rows.jsonl:1', "'chosen'"),
   ('sft:small,text.jsonl', '/text.jsonl:1', "['text']"),
-  ('grpo:small,long.jsonl,rewards:short', '/long.jsonl:1', '1504'),
+  ('grpo:small,long.jsonl,rewards:short', '/long.jsonl:', '1504'),
   ('grpo:small,rows.jsonl,rewards:shrt', 'envs.data.rewards.shrt.fn'),
   ('grpo:small,rows.jsonl,rewards:right', 'rewards.right.fn', "'anwser'"),
   ('sft:Qwen/Qwen3-0.6B,rows.jsonl', 'hf download Qwen/Qwen3-0.6B'),
