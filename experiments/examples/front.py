@@ -25,7 +25,7 @@ RATES = {
   'eval/pass_rate/': ('greedy answers', 8),
 }
 REWARD = {'rollout/reward/': ('rollouts', -14)}
-TITLES = 'Held-out pass rate, {} seeds', 'Reward in training', 'Seconds, mean'
+TITLES = 'Held-out pass rate, {} seeds', 'Reward in training', 'Seconds, median'
 PARTS = 'rollout', 'update', 'eval', 'compile'
 WINDOW = 5  # steps that a point of the reward is the mean of
 
@@ -85,16 +85,19 @@ def main() -> int:
     axis.yaxis.set_major_formatter('{x:.0%}')
     axis.margins(y=0.15)
   left, totals = np.zeros(len(stages)), collections.defaultdict(float)
-  for row in (row for run in runs for row in run):
+  for number, row in ((i, row) for i, run in enumerate(runs) for row in run):
     for part, seconds in curves.slices(row).items():
-      totals[row['stage'], part] += seconds / len(runs)
+      totals[number, row['stage'], part] += seconds
   for color, part in zip(curves.COLORS, PARTS, strict=False):
-    width = [totals[x, part] for x in stages]
+    width = [
+      np.median([totals[i, x, part] for i in range(len(runs))]) for x in stages
+    ]
     axes[2].barh(stages, width, 0.5, left, color=color, label=part)
     left += width
   for name, end in zip(stages, left, strict=True):
     axes[2].annotate(f' {end:.0f} s', (end, name), va='center')
   axes[2].set(xlim=(0, 1.15 * left.max()), ylim=(-0.5, len(stages)))
+  axes[2].grid(visible=False)
   axes[2].legend(frameon=False, fontsize=8, ncols=4, loc='upper center')
   figure.savefig(args.output, dpi=160)
   return 0
