@@ -118,6 +118,9 @@ def parse_own(
       raise ValueError(f'{NAME} must have {text}: got {argument!r}; {form}')
   paths = [_data(x) for x in files]
   _check_apart(paths)
+  if len(paths) == 1 and not row_files.is_tfds(paths[0]):  # a folder of splits
+    held_out = row_files.files(paths[0], 'eval')
+    paths *= 1 + bool(held_out and held_out != row_files.files(paths[0]))
   return Own(
     folder=os.path.expanduser(folders[0]) if folders else None,
     preset=(*presets, 'tiny')[0],
@@ -190,7 +193,7 @@ def _check_apart(paths: Sequence[str]) -> None:
   if row_files.is_tfds(data):
     is_same = data == held_out and row_files.parse_tfds(data)['split']
   else:
-    is_same = os.path.realpath(data) == os.path.realpath(held_out)
+    is_same = row_files.files(data) == row_files.files(held_out, 'eval')
   if is_same:
     raise ValueError(
       "the second data set after the recipe's name, which is held out, must "

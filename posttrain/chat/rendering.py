@@ -26,7 +26,6 @@ import hashlib
 import json
 import logging
 import pathlib
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -242,8 +241,6 @@ class Renderer:
       parts += [list(self.stop_ids[1:]), variables]
     self.fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     self.embedding_rows = tokenizer.vocab_size
-    # The fields of messages that the template may read: all its words.
-    self.fields = {'role', 'content', *re.findall(r'\w+', template or '')}
     # The last whole conversation and its ids: a group has one prompt.
     self._last: tuple[tuple[str, bool, bool], Rendered] | None = None
     # How calls are written after `with_tools`, and its renderers.
@@ -255,6 +252,8 @@ class Renderer:
       if template is None
       else templates.Jinja(template, {**names, **self.variables})
     )
+    # The fields of messages that are read.
+    self.fields = {'role', 'content', *self._template.fields}
 
   def with_embedding_rows(self, rows: int) -> 'Renderer':
     """Returns a renderer for a model with so many embedding rows.
@@ -485,7 +484,7 @@ class Renderer:
     messages = normalize(messages)
     for index, message in enumerate(messages):
       for name in MEANINGS & message.keys() - self.fields:
-        if message[name]:
+        if message[name] not in ('', [], {}):
           raise ValueError(
             f'messages[{index}].{name} must be left out, or be read by config.'
             'tokenizer.chat_template, which drops it: got '

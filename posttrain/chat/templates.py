@@ -49,7 +49,7 @@ QUESTION = {'role': 'user', 'content': 'question'}
 class BuiltIn:
   """The built-in template, `BUILT_IN`."""
 
-  reads = frozenset()
+  reads = fields = frozenset()
 
   def __init__(self, bos: str, eos: str):
     self._bos = bos
@@ -85,6 +85,7 @@ class Jinja:
     """
     import jinja2.ext  # here: the built-in template does not need it
     import jinja2.meta
+    import jinja2.nodes
     import jinja2.sandbox
 
     class Generation(jinja2.ext.Extension):
@@ -126,6 +127,11 @@ class Jinja:
     self.reads = jinja2.meta.find_undeclared_variables(parsed)
     if 'strftime_now' in self.reads:
       self.reads.add('today')
+    # Names of attributes and items, so all fields of messages that it reads.
+    self.fields = {
+      getattr(node, 'attr', None) or node.value
+      for node in parsed.find_all((jinja2.nodes.Getattr, jinja2.nodes.Const))
+    }
 
   def with_variables(self, variables: Mapping[str, Any]) -> 'Jinja':
     """Returns the template with values of further variables."""

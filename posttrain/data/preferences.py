@@ -42,8 +42,8 @@ from posttrain.util import disk
 _PAIR = ('prompt', 'chosen', 'rejected', 'margin')
 _LABELED = ('prompt', 'completion', 'label')
 COLUMNS = tuple(dict.fromkeys(_PAIR + _LABELED))
-# Labels of KTO, as text in small letters.
-_GOOD, _BAD = ('true', '1', '1.0', 'yes'), ('false', '0', '0.0', 'no')
+# Labels of KTO, as text in small letters: bad and good ones in turns.
+_LABELS = ('false', 'true', '0', '1', '0.0', '1.0', 'no', 'yes')
 # What a preference may have, for errors.
 _FORM = (
   "'prompt', 'chosen' and 'rejected', or 'prompt', 'completion' and 'label'"
@@ -94,8 +94,6 @@ def write(path: str | pathlib.Path, pairs: Sequence[Preference]) -> None:
   with disk.replacing(path) as file:
     for pair in pairs:
       row = {**pair.info, 'prompt': pair.prompt}
-      row |= {'tools': pair.tools.schemas} if pair.tools else {}
-      row |= {'chat_template_kwargs': pair.variables} if pair.variables else {}
       if pair.chosen and pair.rejected:
         row |= {'chosen': pair.chosen, 'rejected': pair.rejected}
         row |= {'margin': pair.margin} if pair.margin else {}
@@ -171,12 +169,12 @@ def parse(
   if is_label:
     answer = rows.answer_of(raw, 'completion', prompt, where)
     label = str(raw['label']).lower()
-    if label not in (*_GOOD, *_BAD):
+    if label not in _LABELS:
       raise ValueError(
         f'{where}: label must be true or false, 1 or 0: got '
         f'{raw["label"]!r:.200}'
       )
-    answers = (answer, None) if label in _GOOD else (None, answer)
+    answers = (answer, None) if _LABELS.index(label) % 2 else (None, answer)
     return Preference(prompt, *answers, where, info=info, **options)
   chosen, rejected = (
     rows.answer_of(raw, column, prompt, where)

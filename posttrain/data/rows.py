@@ -139,19 +139,21 @@ def renamed(
 
   Args:
     raw: the row.
-    columns: column -> its new name; a row may lack columns.
+    columns: column -> its new name, which replaces a column that had it; a row
+      may lack columns.
     where: the row's name in error messages.
 
   Raises:
     ValueError: two columns would have one name.
   """
-  row = {columns.get(old, old): value for old, value in raw.items()}
-  if len(row) < len(raw):
+  named = {columns[key]: raw[key] for key in columns if key in raw}
+  if len(named) < len(columns.keys() & raw):
     raise ValueError(
       f'{where}: columns must give each of {list(raw)!s:.200} a name of its own'
       f': got {dict(columns)!s:.200}'
     )
-  return row
+  others = raw.keys() - columns.keys()
+  return {**{key: raw[key] for key in raw if key in others}, **named}
 
 
 def hashed(prompt: types.Messages) -> int:
@@ -195,7 +197,7 @@ def parse(
           f'{where}: prompt must be what messages have before the first '
           f'assistant turn: got {raw["prompt"]!r:.200}; rename one of them'
         )
-  elif named in (('prompt', 'completion'), ('prompt',)):
+  elif 'prompt' in named:
     prompt = turns_of(raw['prompt'], 'prompt', 'user', where)
     completion = ()
     if 'completion' in named:

@@ -114,7 +114,8 @@ def make(
           chosen,
           rejected,
           f'{name}/{task.id}',
-          info={'env': name, 'id': task.id},
+          info={'env': name, 'id': task.id}
+          | ({'chat_template_kwargs': x} if (x := task.variables) else {}),
           variables=task.variables,
         )
         for same in (list(by_prompt.values()) or [[]])

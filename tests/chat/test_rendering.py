@@ -186,17 +186,23 @@ def test_messages_of_no_form_are_refused(message, words):
     rendering.normalize([message], 'm')
 
 
+@pytest.mark.parametrize('read', ['m.{}', "m['{}']", "m.get('{}')"])
 @pytest.mark.parametrize(
-  'field', [*_calling({}).keys() - {'role', 'content'}, 'reasoning_content']
+  ('field', 'value'),
+  [
+    ('tool_calls', _calling({'a': 1})['tool_calls']),
+    ('reasoning_content', 'so'),
+    ('train', False),
+  ],
 )
-def test_fields_that_a_template_drops_are_refused(field):
-  question, answer = turns('ua')[0], _calling({'a': 1}, reasoning_content='so')
-  answer = {k: answer[k] for k in ('role', 'content', field)}
-  for chat in (make(), make(CHATML)):
+def test_fields_that_a_template_drops_are_refused(field, value, read):
+  question, answer = turns('ua', 'ab')
+  turn = [question, {**answer, field: value}]
+  for template in (None, CHATML, f'{{# {field} #}} {field} {CHATML}'):
     with pytest.raises(ValueError, match=rf'messages\[1\].{field} must be'):
-      chat.demonstrate([question, answer])
-  reading = CHATML.replace('m.content', f'm.{field} ~ m.content')
-  (sample,) = make(reading).demonstrate([question, answer])
+      make(template).demonstrate(turn)
+  shown = f"({read.format(field)} or '') | string ~ m.content"
+  (sample,) = make(CHATML.replace('m.content', shown)).demonstrate(turn)
   assert sample.sampled.any()
 
 

@@ -152,6 +152,39 @@ def test_own_rows_hold_out_a_tenth_or_a_file(path, folder):
   assert (env.eval_path, env.eval_fraction) == (str(other), 0.0)
 
 
+@pytest.mark.parametrize(
+  ('files', 'argument', 'data', 'held_out'),
+  [
+    # Shards are one data set, none of which is held out.
+    ('x-0-of-2 x-1-of-2', '{}/x-0-of-2,{}/x-1-of-2', 'x-*-of-2', None),
+    ('x-0-of-2 x-1-of-2 y', '{}/x-0-of-2,{}/x-1-of-2,{}/y', 'x-*-of-2', 'y'),
+    ('x-0-of-2 x-1-of-2', '{}/x-0-of-2', 'x-0-of-2', None),
+    ('x y z', '{}/*', '*', None),
+    ('x y z', '{}', '', None),
+    ('train-0 test-0', '{}', '', ''),
+    ('train-0 test-0', '{}/train-0', 'train-0', None),
+  ],
+)
+@pytest.mark.parametrize('path', ['configs/sft.py', 'configs/dpo.py'])
+def test_several_files_are_one_data_set(
+  tmp_path, path, files, argument, data, held_out
+):
+  def place(name: str | None) -> str | None:
+    ending = '.jsonl' if name else ''
+    return name if name is None else f'{tmp_path / name}{ending}'
+
+  for name in files.split():
+    (tmp_path / f'{name}.jsonl').touch()
+  parts = [
+    part.format(tmp_path) + '.jsonl' * (part != '{}')
+    for part in argument.split(',')
+  ]
+  run = _build(f'{path}:{",".join(parts)},tiny')
+  (stage,) = run.stages.values()
+  node = stage.pairs if path == 'configs/dpo.py' else stage.envs['data'].env
+  assert (node.path, node.eval_path) == (place(data), place(held_out))
+
+
 @pytest.mark.parametrize('path', ['configs/sft.py', 'configs/dpo.py'])
 def test_data_may_be_the_name_of_a_tfds_data_set(path, folder, monkeypatch):
   """Its version is kept, so that newer ones change nothing."""

@@ -98,6 +98,13 @@ def test_columns_of_other_names(tmp_path):
   assert second.info == {'prompt_id': 7, 'why': 'x'}
 
 
+def test_a_column_of_the_new_name_is_replaced(tmp_path):
+  row = {'prompt': 7, 'question': 'hé', 'messages': 3, 'completion': 'yo'}
+  path = write(tmp_path / 'rows.jsonl', row)
+  (parsed,) = row_files.read(path, {'question': 'prompt'})
+  assert (parsed.prompt, parsed.completion) == ((USER,), (ASSISTANT,))
+
+
 @pytest.mark.parametrize(
   'columns, words',
   [

@@ -73,7 +73,7 @@ class Trl(base.Env):
     else:
       file = base.find(self.name, 'eval_path' if evaluates else 'path', path)
       objects = row_files.objects(file)
-      fingerprint = sources.file_fingerprint(file)
+      fingerprint = row_files.fingerprint(file)
     tasks = [self._task(row, where) for row, where in objects]
     return sources.Shuffled(tasks, seed, fingerprint)
 
