@@ -31,8 +31,9 @@ STOP_REASONS = (
 
 def begins_turn(messages: Sequence[Message]) -> bool:
   """Returns whether messages end in an assistant turn, to be continued."""
-  last = messages[-1] if messages else {'role': ''}
-  return last['role'] == 'assistant' and bool(last['content'].strip())
+  last = messages[-1] if messages else {}
+  is_begun = str(last.get('content') or '').strip() != ''
+  return is_begun and last['role'] == 'assistant' and not last.get('tool_calls')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -376,8 +376,11 @@ class Renderer:
       key = repr(messages), add_generation_prompt, continue_final_message
       if self._last and self._last[0] == key:
         return self._last[1]
-    continued = add_generation_prompt and continue_final_message
-    continued = continued and types.begins_turn(new)
+    continued = (
+      add_generation_prompt
+      and continue_final_message
+      and types.begins_turn(messages[start:])
+    )
     prompt = add_generation_prompt and not continued
     text = self._template.text(messages, prompt)
     skip = self._covered(rendered, messages[:start], text)
@@ -450,33 +453,28 @@ class Renderer:
         another header than its generation prompt, or closes it without a stop
         token.
     """
-    messages = self._checked(messages)
-    continued, split = (), messages
-    messages = joined(messages[:given], messages[given:])
-    if len(messages) < len(split):
-      given, continued = given - 1, split[given - 1 : given]
-    samples, done = [EMPTY], 0
-    for index, message in enumerate(messages):
+    samples, done, history = [EMPTY], 0, ()
+    for index, message in enumerate(self._checked(messages)):
       is_turn = message['role'] == 'assistant' and message.get('weight', 1)
       if index < given or not is_turn:
+        history = (*history, message)
         continue
-      before = (*messages[:index], *(continued if index == given else ()))
+      options = {
+        'add_generation_prompt': True,
+        'continue_final_message': index == given,
+      }
       try:
         opened = self.extend(
-          samples[-1],
-          messages[:done],
-          before[done:],
-          add_generation_prompt=True,
+          samples[-1], history[:done], history[done:], **options
         )
       except Rewritten:
         samples.append(EMPTY)
-        opened = self.render(
-          before,
-          add_generation_prompt=True,
-          continue_final_message=index == given,
-        )
-      samples[-1] = self._append_turn(opened, tuple(messages[: index + 1]))
-      done = index + 1
+        opened = self.render(history, **options)
+      history = (
+        joined(history, message) if index == given else (*history, message)
+      )
+      samples[-1] = self._append_turn(opened, history)
+      done = len(history)
     return samples if done else []
 
   def _checked(self, messages: Sequence[types.Message]) -> types.Messages:
@@ -595,17 +593,13 @@ class Renderer:
     return _join(before, new)
 
 
-def joined(
-  prompt: Sequence[types.Message], answer: Sequence[types.Message]
-) -> types.Messages:
-  """Returns a conversation; the answer may continue the prompt's last turn."""
-  if not types.begins_turn(prompt) or [
-    message['role'] for message in answer[:1]
-  ] != ['assistant']:
-    return (*prompt, *answer)
-  content = prompt[-1]['content'] + answer[0]['content']
-  turn = {**prompt[-1], **answer[0], 'content': content}
-  return (*prompt[:-1], turn, *answer[1:])
+def joined(messages: types.Messages, turn: types.Message) -> types.Messages:
+  """Returns a conversation with one more turn, or the last one continued."""
+  if turn['role'] != 'assistant' or not types.begins_turn(messages):
+    return (*messages, turn)
+  *before, begun = messages
+  content = begun['content'] + turn['content']
+  return (*before, {**begun, **turn, 'content': content})
 
 
 def _join(before: Rendered, after: Rendered) -> Rendered:

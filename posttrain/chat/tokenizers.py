@@ -29,6 +29,13 @@ SPECIALS = (
 )
 
 
+# Printable character of byte-level vocabularies -> byte.
+_VISIBLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_HIDDEN = [byte for byte in range(256) if byte not in _VISIBLE]
+BYTES = {chr(byte): byte for byte in _VISIBLE}
+BYTES |= {chr(256 + i): byte for i, byte in enumerate(_HIDDEN)}
+
+
 class Bytes:
   """The byte tokenizer: ids 0 to 255 are UTF-8 bytes, then `SPECIALS`."""
 
@@ -55,11 +62,7 @@ class Bytes:
     """A tokenizer.json, with the library's printable character per byte."""
     import tokenizers as library
 
-    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [i for i in range(256) if i not in visible]
-    vocab = {chr(i): i for i in visible}
-    vocab |= {chr(256 + i): byte for i, byte in enumerate(hidden)}
-    tokenizer = library.Tokenizer(library.models.BPE(vocab=vocab, merges=[]))
+    tokenizer = library.Tokenizer(library.models.BPE(vocab=BYTES, merges=[]))
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(
       add_prefix_space=False, use_regex=False
     )
@@ -216,6 +219,20 @@ def show(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
     tokenizer.decode(list(run)) if text is None else text * len(list(run))
     for text, run in runs
   )
+
+
+def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
+  """Returns the bytes that a token adds to a text; b'' for a special one."""
+  text, name = tokenizer.decode([token_id]), tokenizer.text(token_id) or ''
+  if not name and token_id < 256:
+    return bytes([token_id])
+  if '▁' in name and text:  # a space, which `decode` strips
+    return name.replace('▁', ' ').encode()
+  if '\ufffd' not in text:
+    return text.encode()
+  if byte := re.fullmatch('<0x(..)>', name):
+    return bytes.fromhex(byte[1])
+  return bytes(BYTES.get(x, 0) for x in name)
 
 
 def _check_id(token_id: int | None, field: str, text: str | None, specials):

@@ -85,6 +85,21 @@ _SPACE = re.compile(r'\s*')
 _LLAMA_START = re.compile(r'\s*\{\s*"(?:name|type)"\s*:')
 # Start of a possible plain call, followed by JSON.
 _PLAIN_START = re.compile(r'\b([A-Za-z_]\w*)\(\s*|(?=\{)')
+# A call as text, and what separates two.
+_WRITTEN = {
+  'hermes': (
+    '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>',
+    '\n',
+  ),
+  'llama3': ('{"name": "%s", "parameters": %s}', '; '),
+  'plain': ('%s(%s)', '\n'),
+}
+# Where the first call may begin, perhaps with characters that are to follow.
+_STARTS = {
+  'hermes': r'(<tool_call>|<[a-z_]*\Z)',
+  'llama3': r'\A\s*(\{|<\|python_tag\|>|<[|a-z_]*\Z)',
+  'plain': r'(<tool_call>|<[a-z_]*\Z|\{|\b(?:%s)\(|\w+\Z)',
+}
 _UNREADABLE = 'a call must be one that can be read'
 _DEEP = f'a call must be nested at most {MAX_DEPTH} levels deep'
 _CUT = 'the turn was cut off before the end of the call'
@@ -156,6 +171,38 @@ def outside_thoughts(text: str) -> str:
     shown += text[position : thought.start()] + ' ' * len(thought[0])
     position = thought.end()
   return shown + text[position:]
+
+
+def start(text: str, format: str, names: Collection[str]) -> int:
+  """Returns where the first call of a turn that goes on may begin."""
+  pattern = _STARTS[format].replace('%s', '|'.join(map(re.escape, names)))
+  match = re.search(pattern, outside_thoughts(text))
+  return match.start(1) if match else len(text)
+
+
+def written(messages: types.Messages, style: 'Style') -> types.Messages:
+  """Returns messages of a client in the form in which environments have them.
+
+  Calls are text where the template does not render them in the style's format,
+  and results have the style's role.
+  """
+  result, texts = [], []
+  for index, message in enumerate(messages):
+    if message.get('tool_calls') and not style.renders:
+      calls = [call.get('function', call) for call in message['tool_calls']]
+      form, separator = _WRITTEN[style.format]
+      text = separator.join(
+        form % (call['name'], json.dumps(call['arguments'], ensure_ascii=False))
+        for call in calls
+      )
+      message = {'role': 'assistant', 'content': message['content'] + text}
+    if message['role'] == 'tool' and style.role == 'user':
+      texts.append(message['content'])
+      if [x['role'] for x in messages[index + 1 : index + 2]] == ['tool']:
+        continue
+      message, texts = {'role': 'user', 'content': '\n'.join(texts)}, []
+    result.append(message)
+  return tuple(result)
 
 
 def _hermes(text: str, names: Collection[str]) -> Iterator[Call]:
@@ -334,6 +381,7 @@ class Style(NamedTuple):
 
   format: str  # one of `FORMATS`, or 'text': calls are not read
   role: str  # of the messages with results: 'tool' or 'user'
+  renders: bool = False  # whether the template renders calls in this format
 
 
 def plain(tools: Any) -> list[dict[str, Any]]:
@@ -501,26 +549,28 @@ def make_template(
   result = {'role': 'tool', 'name': 'probe', 'content': templates.MARK}
   shown = templates.rendered(template, templates.QUESTION, answer, result)
   role = 'tool' if shown.count(templates.MARK) == 1 else 'user'
-  native = 'tools' in template.reads and format != 'plain'
-  if format == 'auto' and native:  # the one in which it renders a call
+  native, known = 'tools' in template.reads and format != 'plain', []
+  if native:  # the formats in which it renders a call
     probing = template.with_variables({'tools': [_PROBE]})
     opened = templates.rendered(probing, templates.QUESTION, prompt=True)
     text = templates.rendered(probing, templates.QUESTION, _CALLING)
     text = text.removeprefix(opened)
     end = min((text.index(x) for x in stops if x in text), default=None)
-    known = (
+    known = [
       kind
       for kind in ('hermes', 'llama3')
       if parse(text[:end], kind, ['probe']) == [_CALL]
-    )
-    format = next(known, '')
+    ]
+  if format == 'auto' and native:
+    format = next(iter(known), '')
     if not format:
       raise ValueError(
         'the format of tool calls must be named for config.tokenizer.'
         "chat_template, which has calls in neither 'hermes' nor 'llama3': got "
         "'auto'; 'plain' tells of tools in a system message instead"
       )
-  style = Style('plain' if format == 'auto' else format, role)
+  format = 'plain' if format == 'auto' else format
+  style = Style(format, role, format in known)
   if native:
     return template.with_variables({'tools': schemas}), style
   description = describe(schemas, style.format)

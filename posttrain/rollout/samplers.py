@@ -180,6 +180,7 @@ class DatasetSampler:
         f'{_where(task)} must fit into batch.row_tokens={size}: got {needed} '
         'tokens'
       )
+    first, *others = task.demonstration
     samples = [
       types.Sample(
         env=task.env,
@@ -200,7 +201,7 @@ class DatasetSampler:
     return types.Rollout(
       uid,
       task,
-      rendering.joined(task.prompt, task.demonstration),
+      (*rendering.joined(task.prompt, first), *others),
       tuple(s for s in samples if s.mask.any()),
       types.Score(None),
       'eos' if longest <= size else 'max_tokens',

@@ -81,6 +81,11 @@ class Flags:
     'has its own.',
     value='JSON',
   )
+  tool_format: str = commands.flag(
+    'auto',
+    "How the policy writes calls of tools: as its template, 'auto', or as in "
+    "training, 'hermes', 'llama3' or 'plain'.",
+  )
   compilation_cache: str | None = commands.compilation_cache()
 
 
@@ -151,6 +156,7 @@ def serve(options: Flags) -> int:
       capacity=options.max_model_len,
       chunk=options.chunk,
       max_jobs=options.slots + options.max_queue,
+      tool_format=options.tool_format,
     )
     engine.start()
     # The collector holds up all threads: it need not look at these again.

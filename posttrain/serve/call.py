@@ -28,6 +28,7 @@ those of prompts from a forward over the whole prompt.
 import asyncio
 import contextlib
 import hashlib
+import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -36,6 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import posttrain
+from posttrain.chat import tokenizers, tool_calls
 from posttrain.decode import requests
 from posttrain.serve import protocol, worker
 
@@ -70,8 +72,10 @@ class Detokenizer:
     self.text = ''  # as far as it has been sent
     self.ids: list[int] = []
     self.logprobs: list[float] = []  # of the ids
-    self.finish: str | None = None  # 'stop' or 'length', when it has ended
+    self.finish: str | None = None  # the finish_reason, when it has ended
     self.stop: str | None = None  # the stop string that ended it
+    self.sent = 0  # characters of a streamed message
+    self.calls: list[dict[str, Any]] = []  # of tools, once it has ended
 
   def append(
     self, ids: Sequence[int], logprobs: Sequence[float], reason: str | None
@@ -308,6 +312,25 @@ class Call:
         self._worker.drop([job])  # a stop string may end it early
       yield job.index, text
 
+  def _content(self, choice: Detokenizer) -> str:
+    """Returns the text before a call, as far as it is known.
+
+    At the end of a turn whose calls can all be read, they become its `calls`.
+    """
+    tools = self._request.tools
+    if tools is None:
+      return choice.text
+    text = tools.turn + choice.text
+    if choice.finish == 'stop':
+      calls = tool_calls.parse(text, tools.format, tools.names)
+      if calls and not any(call.error for call in calls):
+        choice.finish = 'tool_calls'
+        choice.calls = _tool_calls(calls if tools.parallel else calls[:1])
+    if choice.finish in ('stop', 'length'):
+      return choice.text
+    end = tool_calls.start(text, tools.format, tools.names)
+    return choice.text[: max(end - len(tools.turn), 0)]
+
   def _usage(self) -> dict[str, int]:
     """Returns token counts; a prompt counts once, whatever n is."""
     prompt = sum(len(prompt.ids) for prompt in self._request.prompts)
@@ -323,7 +346,14 @@ class Call:
     choice = self._choices[index]
     fields: dict[str, Any] = {'text': text}
     if self._request.chat:
-      fields = {'delta': {'content': text} if text else {}}
+      content = self._content(choice)
+      text, choice.sent = content[choice.sent :], len(content)
+      delta: dict[str, Any] = {'content': text} if text else {}
+      if choice.calls:
+        delta['tool_calls'] = [
+          {'index': i, **made} for i, made in enumerate(choice.calls)
+        ]
+      fields = {'delta': delta}
     if self._request.logprobs is not None:
       tokens = (choice.ids[start:], choice.logprobs[start:])
       write = self._completion_logprobs
@@ -361,8 +391,8 @@ class Call:
     prompt_scores: Any,
     choice_scores: Any,
   ) -> dict[str, Any]:
-    request = self._request
-    stops = choice.ids[-1:] if choice.finish == 'stop' else []
+    request, content = self._request, self._content(choice)
+    stops = choice.ids[-1:] if choice.finish != 'length' else []
     body = {
       'logprobs': None,
       'finish_reason': choice.finish,
@@ -377,7 +407,9 @@ class Call:
       start, end = len(prompt.ids), len(prompt.ids) + len(ids)
       tops = ids and _tops(choice_scores, request.logprobs, start, end)
     if request.chat:
-      message = {'role': 'assistant', 'content': choice.text, 'refusal': None}
+      message = {'role': 'assistant', 'content': content, 'refusal': None}
+      if choice.calls:
+        message |= {'content': content or None, 'tool_calls': choice.calls}
       body['message'] = message
       if request.logprobs is not None:
         body['logprobs'] = self._chat_logprobs(ids, logprobs, tops)
@@ -431,10 +463,11 @@ class Call:
 
   def _chat_logprobs(self, ids, logprobs, tops) -> dict[str, Any]:
     """Returns the `logprobs` of chat completions."""
+    renderer = self._worker.policy.renderer
+    assert renderer is not None, 'a chat has a tokenizer'
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
-      text = self._text_of(token)
-      data = None if '\ufffd' in text else list(text.encode())
+      data = list(tokenizers.token_bytes(renderer.tokenizer, token))
       name = self._token_name(token)
       return {'token': name, 'logprob': logprob, 'bytes': data}
 
@@ -467,6 +500,20 @@ class Call:
         }
       )
     return rows
+
+
+def _tool_calls(calls: Sequence[tool_calls.Call]) -> list[dict[str, Any]]:
+  return [
+    {
+      'id': f'call_{secrets.token_hex(12)}',
+      'type': 'function',
+      'function': {
+        'name': call.name,
+        'arguments': json.dumps(call.arguments, ensure_ascii=False),
+      },
+    }
+    for call in calls
+  ]
 
 
 def _tops(scored: worker.TokenLogprobs, count: int, start: int, end: int):

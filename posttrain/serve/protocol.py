@@ -13,11 +13,13 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
+from posttrain import types
+from posttrain.chat import rendering, tool_calls
 from posttrain.decode import requests, schedule
 from posttrain.serve import worker
 from posttrain.util import disk, errors
@@ -25,7 +27,7 @@ from posttrain.util import disk, errors
 CHARACTERS_PER_TOKEN = 32  # ordinary text has about 4
 MAX_MESSAGES = 500  # the time of rendering grows with their square
 COMPLETION_TOKENS = 16  # OpenAI's default `max_tokens` of completions
-STOPS = 4  # the most stop strings
+STOPS = 64  # the most stop strings
 STOP_CHARACTERS = 4096  # of all stop strings together
 
 # Name -> (default, least, most), or the default of a flag. A number has the
@@ -55,11 +57,14 @@ CHAT_FIELDS = {
   'max_completion_tokens': (None, 0, 2**31),
   'logprobs': False,
   'top_logprobs': (0, 0, worker.MAX_ALTERNATIVES),
+  'parallel_tool_calls': True,
+  'add_generation_prompt': True,
+  'continue_final_message': True,
 }
-# Fields without an effect on the response; `tools` itself is not supported.
+# Fields without an effect on the response.
 IGNORED = frozenset(
   'user metadata store service_tier safety_identifier prompt_cache_key '
-  'prompt_cache_retention parallel_tool_calls tool_choice function_call '
+  'prompt_cache_retention function_call '
   'request_id priority include_obfuscation continuous_usage_stats'.split()
 )
 # Other unsupported fields, with the value that has no effect.
@@ -75,8 +80,6 @@ NEUTRAL = {
   'skip_special_tokens': True,
   'spaces_between_special_tokens': True,
   'include_stop_str_in_output': False,
-  'add_generation_prompt': True,
-  'continue_final_message': False,
   'chat_template_kwargs': {},
   'tools': [],
   'functions': [],
@@ -143,6 +146,16 @@ class Prompt:
 
 
 @dataclasses.dataclass(frozen=True)
+class Tools:
+  """How the calls of a chat are read."""
+
+  format: str  # one of `tool_calls.FORMATS`
+  names: Collection[str]
+  parallel: bool  # whether more than the first call of a turn is returned
+  turn: str  # what the prompt has of the turn, as environments get it
+
+
+@dataclasses.dataclass(frozen=True)
 class ApiRequest:
   """A request, parsed and checked."""
 
@@ -162,6 +175,7 @@ class ApiRequest:
   tokens_as_ids: bool
   stream: bool
   include_usage: bool
+  tools: Tools | None  # None = a chat's text is returned as it is
 
   @property
   def temperature(self) -> float:
@@ -190,7 +204,8 @@ def read(content: bytes, served: worker.Worker, *, chat: bool) -> ApiRequest:
   values = _values(
     body,
     CHAT_FIELDS if chat else COMPLETION_FIELDS,
-    ('model', input_name, 'stop', 'stop_token_ids', 'stream_options'),
+    ('model', input_name, 'stop', 'stop_token_ids', 'stream_options')
+    + ('tools', 'tool_choice') * chat,
   )
   check_model(body.get('model'), served.name)
   n, stream, echo = values['n'], values['stream'], values.get('echo', False)
@@ -226,17 +241,15 @@ def read(content: bytes, served: worker.Worker, *, chat: bool) -> ApiRequest:
     f'request at most {most} sequences in all, scored prompts included',
     count,
   )
-  prompts = [
-    _conversation(item, served)
-    if chat
-    else _prompt(
-      item,
-      f'prompt[{i}]' if len(items) > 1 else 'prompt',
-      served,
-      values['add_special_tokens'],
-    )
-    for i, item in enumerate(items)
-  ]
+  prompts, tools = [], None
+  if chat:
+    prompt, tools = _conversation(body, values, served)
+    prompts.append(prompt)
+  else:
+    name, specials = 'prompt', values['add_special_tokens']
+    for i, item in enumerate(items):
+      name = f'prompt[{i}]' if len(items) > 1 else 'prompt'
+      prompts.append(_prompt(item, name, served, specials))
   left = [served.capacity - len(prompt.ids) for prompt in prompts]
   name = 'max_tokens'
   if values.get('max_completion_tokens') is not None:
@@ -257,30 +270,7 @@ def read(content: bytes, served: worker.Worker, *, chat: bool) -> ApiRequest:
   else:
     max_tokens = [x if chat else min(x, COMPLETION_TOKENS) for x in left]
 
-  # What ends a choice.
-  stop, extra = body.get('stop', []), body.get('stop_token_ids', [])
-  stop = [stop] if isinstance(stop, str) else stop
-  require(
-    isinstance(stop, list)
-    and len(stop) <= STOPS
-    and all(isinstance(x, str) and x for x in stop)
-    and sum(map(len, stop)) <= STOP_CHARACTERS
-    and not (stop and served.policy.renderer is None),
-    'stop',
-    f'be at most {STOPS} texts of at most {STOP_CHARACTERS} characters in all, '
-    'of a model with a tokenizer',
-    stop,
-  )
-  size, most = served.policy.model.vocab_size, schedule.STOP_IDS
-  own = () if values['ignore_eos'] else served.policy.stop_ids
-  ok = isinstance(extra, list) and all(type(i) is int for i in extra)
-  stop_ids = tuple(dict.fromkeys((*own, *extra))) if ok else ()
-  require(
-    ok and len(stop_ids) <= most and all(0 <= i < size for i in extra),
-    'stop_token_ids',
-    f"be a list of ids in [0, {size}), at most {most} with the model's own",
-    extra,
-  )
+  stop, stop_ids = _stops(body, served, values['ignore_eos'])
   temperature = values['temperature']
   return ApiRequest(
     chat=chat,
@@ -295,7 +285,7 @@ def read(content: bytes, served: worker.Worker, *, chat: bool) -> ApiRequest:
       top_p=float(values['top_p']),
       min_p=float(values['min_p']),
     ),
-    stop=tuple(stop),
+    stop=stop,
     stop_ids=stop_ids,
     logprobs=logprobs,
     prompt_logprobs=prompt_logprobs,
@@ -305,7 +295,38 @@ def read(content: bytes, served: worker.Worker, *, chat: bool) -> ApiRequest:
     tokens_as_ids=values['return_tokens_as_token_ids'],
     stream=stream,
     include_usage=options['include_usage'],
+    tools=tools,
   )
+
+
+def _stops(
+  body: Mapping[str, Any], served: worker.Worker, ignore_eos: bool
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+  """Returns what ends a choice: the stop strings and the stop tokens."""
+  stop, extra = body.get('stop', []), body.get('stop_token_ids', [])
+  stop = [stop] if isinstance(stop, str) else stop
+  require(
+    isinstance(stop, list)
+    and len(stop) <= STOPS
+    and all(isinstance(x, str) and x for x in stop)
+    and sum(map(len, stop)) <= STOP_CHARACTERS
+    and not (stop and served.policy.renderer is None),
+    'stop',
+    f'be at most {STOPS} texts of at most {STOP_CHARACTERS} characters in all, '
+    'of a model with a tokenizer',
+    stop,
+  )
+  size, most = served.policy.model.vocab_size, schedule.STOP_IDS
+  own = () if ignore_eos else served.policy.stop_ids
+  ok = isinstance(extra, list) and all(type(i) is int for i in extra)
+  stop_ids = tuple(dict.fromkeys((*own, *extra))) if ok else ()
+  require(
+    ok and len(stop_ids) <= most and all(0 <= i < size for i in extra),
+    'stop_token_ids',
+    f"be a list of ids in [0, {size}), at most {most} with the model's own",
+    extra,
+  )
+  return tuple(stop), stop_ids
 
 
 def _values(
@@ -351,9 +372,17 @@ def check_model(model: Any, name: str) -> None:
     raise Refused(404, message, 'model', 'model_not_found')
 
 
-def _conversation(messages: list[Any], served: worker.Worker) -> Prompt:
-  """Checks messages by their form and size, and renders them."""
-  renderer = served.policy.renderer
+def _conversation(
+  body: Mapping[str, Any], values: Mapping[str, Any], served: worker.Worker
+) -> tuple[Prompt, Tools | None]:
+  """Checks messages by their form and size, and renders them with tools.
+
+  Args:
+    body: what was sent.
+    values: the values of `CHAT_FIELDS`.
+    served: the model, and the limits.
+  """
+  messages, renderer = body['messages'], served.policy.renderer
   must = 'be left out: the model has no tokenizer; send ids to /v1/completions'
   require(renderer, 'messages', must, messages)
   assert renderer is not None
@@ -363,18 +392,43 @@ def _conversation(messages: list[Any], served: worker.Worker) -> Prompt:
   ok = ok and size <= (CHARACTERS_PER_TOKEN + 16) * most
   got = f'{len(messages)} messages of {size} characters'
   require_fit(ok, 'messages', got, served.capacity)
+  tools, choice = body.get('tools'), body.get('tool_choice', 'auto')
+  must = "be 'auto' or 'none': this server forces no calls"
+  require(choice in ('auto', 'none'), 'tool_choice', must, choice)
+  own = ('tool_call_id', 'name', 'tool_calls')
+  fields = {*renderer.fields, *own[: 3 if tools else 1]}
   for i, message in enumerate(messages):
     place = f'messages[{i}]'
     require(isinstance(message, dict), place, 'be an object', message)
-    for name in message.keys() - renderer.fields - {'tool_call_id'}:
+    for name in message.keys() - fields:
       must, code = 'be left out: nothing reads it', 'unsupported_field'
       got = message[name]
       require(not got, f'{place}.{name}', must, got, code)
+  field = 'tools'
   try:
-    rendered = renderer.render(messages, add_generation_prompt=True)
+    described = types.Tools(tools, served.tool_format) if tools else None
+    renderer, field = renderer.with_tools(described), 'messages'
+    messages = rendering.normalize(messages)
+    if renderer.style is not None:
+      messages = tool_calls.written(messages, renderer.style)
+    rendered = renderer.render(
+      messages,
+      add_generation_prompt=True,
+      continue_final_message=values['continue_final_message'],
+    )
   except ValueError as error:
-    raise Refused(400, f'{error}', 'messages') from error
-  return Prompt(_ids(rendered.ids, 'messages', served), rendered.text)
+    raise Refused(400, f'{error}', field) from error
+  name, must = 'add_generation_prompt', 'be true where no turn is continued'
+  require(values[name] or rendered.given, name, must, False)
+  prompt = Prompt(_ids(rendered.ids, 'messages', served), rendered.text)
+  if renderer.style is None or choice == 'none':
+    return prompt, None
+  return prompt, Tools(
+    renderer.style.format,
+    tool_calls.parameters(tools),
+    values['parallel_tool_calls'],
+    tool_calls.THOUGHT * rendered.thinking + rendered.given,
+  )
 
 
 def _prompt(

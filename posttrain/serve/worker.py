@@ -112,6 +112,7 @@ class Worker:
     capacity: int,
     chunk: int,
     max_jobs: int,
+    tool_format: str = 'auto',
   ):
     """Makes a worker without starting its threads.
 
@@ -122,9 +123,11 @@ class Worker:
       capacity: tokens of a sequence.
       chunk: tokens decoded between two looks at new and dropped jobs.
       max_jobs: the most open jobs, waiting ones included.
+      tool_format: how the policy writes calls of tools, see `types.Tools`.
     """
     self.policy, self.name = policy, name
     self.slots, self.capacity, self.max_jobs = slots, capacity, max_jobs
+    self.tool_format = tool_format
     # Why no more jobs are accepted; None while they are.
     self.failure: Failed | None = None
     self._chunk, self._ids = chunk, itertools.count()

@@ -80,7 +80,8 @@ def test_the_format_is_that_of_the_template(folders, name):
       chat.with_tools(TOOLS)
   style = load(folders, name).style
   role = 'user' if name in RESULTS_OF_USER else 'tool'
-  assert style == tool_calls.Style(FORMATS.get(name, 'plain'), role)
+  format = FORMATS.get(name, 'plain')
+  assert style == tool_calls.Style(format, role, format != 'plain')
   assert chat.style is None
 
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from posttrain.serve import __main__ as program
-from tests.serve import conftest
+from tests.serve import conftest, test_tools
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MESSAGES = [{'role': 'user', 'content': 'hi'}]
@@ -39,6 +39,33 @@ def test_openai_client_chats_and_streams(client):
   text = ''.join(c.choices[0].delta.content or '' for c in chunks)
   assert text == choice.message.content
   assert last.usage == whole.usage and not last.choices
+
+
+def test_openai_client_calls_tools(client, served, monkeypatch):
+  text = f'Two: {test_tools.WRITTEN["plain"]}'
+  scripted = test_tools.Scripted(texts=[text, 'Done.', text], chunk=3)
+  monkeypatch.setattr(served.worker, 'accept', scripted.accept)
+  monkeypatch.setattr(served.worker, 'capacity', 999)
+  body = {'model': conftest.NAME, 'tools': test_tools.TOOLS, 'max_tokens': 40}
+  whole = client.chat.completions.create(**body, messages=MESSAGES)
+  (choice,) = whole.choices
+  (made,) = choice.message.tool_calls
+  assert choice.finish_reason == 'tool_calls'
+  assert (choice.message.content, made.function.name) == ('Two: ', 'divide')
+  result = {'role': 'tool', 'tool_call_id': made.id, 'content': '0.5'}
+  messages = [*MESSAGES, choice.message, result]
+  last = client.chat.completions.create(**body, messages=messages)
+  assert last.choices[0].message.content == 'Done.'
+  deltas = [
+    x.choices[0].delta
+    for x in client.chat.completions.create(
+      **body, messages=MESSAGES, stream=True
+    )
+  ]
+  assert ''.join(x.content or '' for x in deltas) == 'Two: '
+  calls = [call for x in deltas for call in x.tool_calls or ()]
+  functions = [x.function.model_dump() for x in calls]
+  assert functions == [made.function.model_dump()]
 
 
 def test_openai_client_lists_models_and_raises(client, policy):

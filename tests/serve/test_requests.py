@@ -31,7 +31,7 @@ def message(response):
     ('max_tokens', [95, 0]),
     ('temperature', [-1, 10**400]),
     ('n', [0, 129]),
-    ('stop', [3, ['a'] * 5, ['a' * 4097]]),
+    ('stop', [3, ['a'] * 65, ['a' * 4097]]),
     ('stop_token_ids', [[264]]),
     ('logprobs', [6]),
     ('best_of', [2]),
