@@ -343,7 +343,10 @@ def _run(flags: Flags) -> int:
     return errors.INTERRUPTED
   except preemption.Preempted as stopped:
     print(
-      f'saved and stopped at {stopped}; run the same command to continue',
+      f'saved and stopped at {stopped}; run the same command to continue'
+      if stopped.is_saved
+      else f'stopped at {stopped}, of which nothing is saved yet; run the same '
+      'command to begin it again',
       file=sys.stderr,
     )
     return errors.PREEMPTED

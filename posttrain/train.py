@@ -23,7 +23,7 @@ def train(stage: job.Job, stop: preemption.Signal) -> None:
     stop: requests that the loop saves and ends at the next batch boundary.
 
   Raises:
-    Preempted: `stop` was requested; everything is saved.
+    Preempted: `stop` was requested; everything that was trained is saved.
     NonFiniteError: too many gradients in a row were not finite.
     TooManyErrors: environments or rewards failed for too many rollouts of a
       step, or for all of a stage.
@@ -32,7 +32,7 @@ def train(stage: job.Job, stop: preemption.Signal) -> None:
   state, clock = stage.learner.state, stage.logbook.clock
   if stage.step == 0:
     stage.start(state)
-  stop.check(f'stage {stage.name}, step {stage.step}')
+  stop.check(f'stage {stage.name}, step {stage.step}', stage.is_saved)
   stop.begin_steps()
   for step in range(stage.step + 1, stage.steps + 1):
     stage.begin(step)

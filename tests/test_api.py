@@ -1,5 +1,6 @@
 """The commands as functions: the same checks, callables as rewards."""
 
+import functools
 import pathlib
 import subprocess
 import sys
@@ -120,6 +121,27 @@ def test_paths_of_callables():
     api.import_path(3)
 
 
+class Scaled:
+  def __call__(self, completions, **columns):
+    return [1.0 for _ in completions]
+
+
+@pytest.mark.parametrize(
+  'function',
+  [lambda completions, **_: [1.0], functools.partial(Scaled()), Scaled()],
+  ids=['lambda', 'partial', 'instance'],
+)
+def test_callables_without_a_name_have_that_of_their_key(function):
+  run = api.load('configs/arithmetic.py:tiny', rewards={'short': function})
+  (entry,) = run.stages['grpo'].envs['arithmetic'].rewards.values()
+  assert entry.fn.endswith('KEPT.short')
+  assert imports.function(entry.fn, 'fn') is function
+  key = 'grpo.envs.arithmetic.rewards'
+  run = api.load('configs/arithmetic.py:tiny', {key: {'x': {'fn': function}}})
+  (entry,) = run.stages['grpo'].envs['arithmetic'].rewards.values()
+  assert imports.function(entry.fn, 'fn') is function
+
+
 def test_rewards_are_for_sampled_environments(tmp_path):
   run, key = api.load('configs/arithmetic.py:tiny'), 'sft.arithmetic.mine'
   with pytest.raises(ValueError, match=r"one of \['grpo.arithmetic'\]"):
@@ -146,7 +168,8 @@ def test_train_calls_the_reward_function(trained):
   workdir, final, lengths = trained
   assert final['stage'] == 'grpo' and final['step'] == 1
   row = writers.read(f'{workdir}/metrics.jsonl')[-1]
-  assert len(lengths) == 2 + 16 + 2  # evaluations have two questions
+  # The probe has four answers, an evaluation two.
+  assert len(lengths) == 4 + 2 + 16 + 2
   assert row['optim/grad_norm'] > 0  # groups differ in their rewards
   assert row['rollout/reward/arithmetic'] == pytest.approx(
     np.mean(lengths[2:18])

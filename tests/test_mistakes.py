@@ -19,6 +19,8 @@ FILES = {
     '  return [-len(text) / 100 for text in completions]\n\n\n'
     'def right(completions, anwser):\n'
     '  return [float(a in c) for a, c in zip(completions, anwser)]\n\n\n'
+    'def words(completions, **columns):\n'
+    '  return ["good" for _ in completions]\n\n\n'
   ),
 }
 GRPO = 'grpo:small,rows.jsonl,rewards:short'
@@ -35,6 +37,7 @@ MISTAKES = (
   ('sft:small,text.jsonl', '/text.jsonl:1', "['text']"),
   ('grpo:small,long.jsonl,rewards:short', '/long.jsonl:', '1504'),
   ('grpo:small,rows.jsonl,rewards:shrt', 'envs.data.rewards.shrt.fn'),
+  ('grpo:small,rows.jsonl,rewards:words', 'rewards.words', "got 'good'"),
   ('grpo:small,rows.jsonl,rewards:right', 'rewards.right.fn', "'anwser'"),
   ('sft:Qwen/Qwen3-0.6B,rows.jsonl', 'hf download Qwen/Qwen3-0.6B'),
   (f'{GRPO} --config.lora.rank=16', 'config.grpo.lora.rank', '16'),

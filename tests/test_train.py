@@ -14,7 +14,7 @@ from experiments.trials import kill_resume
 from posttrain import config, main, train
 from posttrain.checkpoints import store
 from posttrain.metrics import writers
-from posttrain.stage import build, preflight
+from posttrain.stage import build, job, preflight
 from posttrain.training import step as train_step
 from posttrain.util import preemption
 
@@ -101,6 +101,19 @@ def test_sigterm_saves_and_the_resumed_run_is_bitwise_the_same(
   assert not kill_resume.differences(truth, kill_resume.outcome(tmp_path))
 
 
+def test_sigterm_in_the_first_evaluation_says_that_nothing_is_saved(
+  tmp_path, monkeypatch, capsys
+):
+  def start(stage, state):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+  monkeypatch.setattr(job.Job, 'start', start)
+  assert main.main(_args(tmp_path)) == 75
+  line = capsys.readouterr().err.splitlines()[-1]
+  assert line.startswith('stopped at stage sft, step 0, of which nothing is')
+  assert not list((tmp_path / 'checkpoints').glob('sft/[0-9]*'))
+
+
 def test_a_dry_run_plans_for_devices_that_are_not_here(tmp_path, capsys):
   workdir = tmp_path / 'none'
   mesh = '--config.mesh={"data": 2, "fsdp": 2, "tensor": -1}'
@@ -158,7 +171,7 @@ def test_bad_gradients_in_a_row_abort_with_the_batch(tmp_path, capsys):
   assert saved['ids'].shape == (2, 4, 64) and saved['ce_count'] > 0
 
 
-def test_out_of_memory_names_sizes_and_knobs(tmp_path, monkeypatch, capsys):
+def test_out_of_memory_names_phase_and_keys(tmp_path, monkeypatch, capsys):
   """The error is what jax raises where the device has no room."""
 
   def fail(*_):
@@ -167,7 +180,7 @@ def test_out_of_memory_names_sizes_and_knobs(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(train_step.TrainStep, '__call__', fail)
   assert main.main(_args(tmp_path)) == 1
   error = capsys.readouterr().err
-  for part in ('micro_batch_tokens=256', 'config.model.remat', '9 GiB'):
+  for part in ('sft, phase update', 'config.model.remat', '9 GiB'):
     assert part in error
 
 

@@ -39,19 +39,13 @@ def kind(cfg: schema.Algorithm, key: str = 'algorithm') -> type[base.Algorithm]:
     key: their dotted key, for errors.
 
   Raises:
-    ValueError: the import path names neither a function nor such a class.
+    ValueError: the import path names nothing that can be called.
   """
   if not isinstance(cfg, schema.Custom):
     return TYPES[cfg.type]
   own = imports.function(cfg.import_path, f'{key}.import_path')
-  if not isinstance(own, type):
-    return custom.Custom
-  if not issubclass(own, base.Algorithm):
-    raise ValueError(
-      f'{key}.import_path must name a function, or a subclass of '
-      f'posttrain.algorithms.base.Algorithm: got {cfg.import_path!r}'
-    )
-  return own
+  is_class = isinstance(own, type) and issubclass(own, base.Algorithm)
+  return own if is_class else custom.Custom
 
 
 def make(cfg: schema.Algorithm) -> base.Algorithm:

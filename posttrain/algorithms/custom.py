@@ -94,7 +94,9 @@ class Custom(base.Algorithm):
     inputs = Inputs(group, base.rewards(group), lengths)
     values = self._fn(inputs, **self.cfg.kwargs)
     name = f'{self.cfg.import_path} must return'
-    base.require_equal(f'{name} one list per rollout', len(values), len(group))
+    is_list = isinstance(values, list | tuple | np.ndarray)
+    count = len(values) if is_list else type(values).__name__
+    base.require_equal(f'{name} one list per rollout', count, len(group))
     advantages = []
     for i, (mask, numbers) in enumerate(zip(masks, values, strict=True)):
       what = f'{name} a number per sampled token of rollout {i}'

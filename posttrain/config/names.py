@@ -103,6 +103,7 @@ NAMES = {
   'STAGE.envs.ENV.algorithm.length_penalty': (
     'overlong_buffer overlong_buffer.enable'
   ),
+  'STAGE.envs.ENV.algorithm.mask_truncated': 'mask_truncated_completions',
   'STAGE.envs.ENV.algorithm.kl_beta': (
     'beta kl_loss_coef kl_coef kl_ctrl.kl_coef use_kl_loss use_kl_in_reward'
   ),

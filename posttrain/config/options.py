@@ -43,7 +43,7 @@ _RESUMABLE = (
   r'^([^.]+\.)?model\.attention$',
   # A server's address and retries, but not its model; the time limits and the
   # permitted faults of reward functions and environments.
-  r'\.(base_url|api_key_env|timeout|tries|concurrency)$',
+  r'\.(base_url|api_key_env|timeout|tries|concurrency|probe)$',
   r'\.rollout\.(env_timeout|max_error_share)$',
   # Where environments are called.
   r'\.rollout\.(workers|num_workers)$',

@@ -37,7 +37,7 @@ def overrides(
   for key, value in (options or {}).items():
     key = key.removeprefix('config.')  # as errors print it
     try:
-      value = _plain(value, kept)
+      value = _plain(value, kept, key)
       text = json.dumps(value) if isinstance(value, dict) else repr(value)
     except (TypeError, ValueError) as error:
       raise ValueError(
@@ -48,17 +48,17 @@ def overrides(
   return texts
 
 
-def _plain(value: Any, kept: dict[str, Any]) -> Any:
+def _plain(value: Any, kept: dict[str, Any], key: str) -> Any:
   """Returns a plain value for a path, a function, or an array's scalar."""
   if isinstance(value, os.PathLike):
     return os.fspath(value)
   if isinstance(value, Mapping):
-    return {k: _plain(child, kept) for k, child in value.items()}
+    return {k: _plain(x, kept, f'{key}.{k}') for k, x in value.items()}
   if isinstance(value, list | tuple):
-    items = [_plain(child, kept) for child in value]
+    items = [_plain(child, kept, key) for child in value]
     return items if isinstance(value, list) else tuple(items)
   if callable(value):
-    return imports.path(value, kept)
+    return imports.path(value, kept, key)
   return value.item() if getattr(value, 'shape', None) == () else value
 
 
@@ -97,8 +97,8 @@ def with_rewards(
   ]
   entries: dict[tuple[str, str], dict[str, schema.RewardFn]] = {}
   for key, function in rewards.items():
-    path = imports.path(function, kept)
     *place, name = key.split('.')
+    path = imports.path(function, kept, name)
     places = [tuple(place)] if place else sampled
     if not sampled or not set(places) <= set(sampled):
       raise ValueError(

@@ -102,8 +102,7 @@ class Engine:
     Args:
       params: the model's parameters, on the engine's devices or on those of
         all processes, which then call this together. Decoding has its own copy;
-        `score` reads these, so they must not be deleted before the next call,
-        and needs them on the engine's devices.
+        `score` reads these, so they must not be deleted before the next call.
       version: the version that completions report.
 
     Raises:
@@ -285,6 +284,8 @@ class Engine:
   ) -> list[np.ndarray]:
     """Returns the logprobs of each sequence's tokens under the weights.
 
+    Where these are on the devices of all processes, all must call it.
+
     Args:
       sequences: i32[T] each, prompt and completion.
       temperature: > 0.
@@ -299,8 +300,11 @@ class Engine:
     """
     self._need_weights()
     width = schedule.bucket(max(map(len, sequences)))
-    rows = self._shapes.row_counts[-1] * self._shapes.ways
-    scorer = scoring.Scorer(self._model, rows, width, self._mesh, reads)
+    mesh, rows = self._mesh, self._shapes.row_counts[-1] * self._shapes.ways
+    if mesh is not None and not sharding.is_local(self._params):
+      mesh = jax.tree.leaves(self._params)[0].sharding.mesh
+      rows *= jax.process_count()
+    scorer = scoring.Scorer(self._model, rows, width, mesh, reads)
     temperatures = [np.full(len(x), temperature, np.float32) for x in sequences]
     return scorer(self._params, sequences, temperatures)
 

@@ -132,8 +132,8 @@ def advantages(samples: Sequence[types.Sample]) -> dict[str, float]:
   values = np.concatenate([np.zeros(0), *known])
   if not values.size:
     return {}
-  read = {'mean': np.mean, 'std': np.std, 'min': np.min, 'max': np.max}
-  return {f'advantage/{k}': float(fn(values)) for k, fn in read.items()}
+  names = 'mean', 'std', 'min', 'max'
+  return {f'advantage/{x}': float(getattr(values, x)()) for x in names}
 
 
 def mixed_groups(groups: Sequence[Sequence[types.Rollout]]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from posttrain import algorithms, schema, types
+from posttrain import algorithms, processes, schema, types
 from posttrain.algorithms import streams
 from posttrain.chat import rendering
 from posttrain.envs import base
@@ -157,6 +157,20 @@ class Environment:
       logging.getLogger('absl').warning('%s', text)
     if self.learns_by_trial:
       grading.check(self.name, self.entry.rewards, keys, self._columns)
+      processes.on(0, lambda: self._probe(tasks[:2]))
+
+  def _probe(self, tasks: Sequence[types.Task]) -> None:
+    """Calls each reward function without a judge, on two answers per task."""
+    answer = {'role': 'assistant', 'content': 'This is an invented answer: 42.'}
+    score = types.Score(None)
+    rollouts = [
+      types.Rollout(-1, task, (*task.prompt, answer), (), score, 'eos')
+      for task in (*tasks, *tasks)
+    ]
+    for name, entry in self.entry.rewards.items():
+      if entry.fn and entry.probe and entry.judge is None:
+        key = f'envs.{self.name}.rewards.{name}'
+        grading.Function(key, entry, self._columns).probe(rollouts)
 
   def draw(self) -> types.Task:
     """Returns the next task; leaves out those that are to be dropped."""

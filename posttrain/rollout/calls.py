@@ -15,8 +15,8 @@
    up the next one gets a new loop.
 4. A function's process starts with its first call, and is killed with its
    process group when a call exceeds its limit; it starts again with the next
-   call. It ends with the run, also if that is killed. What the function prints
-   goes to stderr.
+   call. It ends with the run, also if that is killed.
+5. What a user's code prints goes to stderr.
 
 In a thread `signal.alarm` raises, and a call that never releases the
 interpreter lock cannot be given up.
@@ -26,6 +26,7 @@ import asyncio
 import collections
 import contextlib
 import functools
+import inspect
 import multiprocessing
 import os
 import pickle
@@ -46,6 +47,7 @@ T = TypeVar('T')
 
 MOST_HUNG = 64  # threads given up that run on
 START_SECONDS = 120.0  # the longest import of a function's module
+_THREADS = 'user code'  # their name
 POLL = 0.02, 60.0  # seconds between looks at the clock: least, most
 
 _lock = threading.Lock()
@@ -148,6 +150,17 @@ def untimed(judge: Callable[..., T]) -> Callable[..., T]:
   return call_judge
 
 
+class _Output:
+  """Stdout; for the threads of a user's code it is stderr."""
+
+  def __init__(self, stdout: Any):
+    self._stdout = stdout
+
+  def __getattr__(self, name: str) -> Any:
+    is_users = threading.current_thread().name == _THREADS
+    return getattr(sys.stderr if is_users else self._stdout, name)
+
+
 class Call:
   """One call: queued, running, returned or given up."""
 
@@ -175,6 +188,8 @@ class Call:
   def run(self) -> None:
     """Runs the call in this thread."""
     _local.call, self._thread = self, threading.current_thread()
+    if not isinstance(sys.stdout, _Output):
+      sys.stdout = _Output(sys.stdout)
     self.clock.restart()
     self.started.set()
     try:
@@ -330,9 +345,7 @@ class Pool:
       self._threads += threads
       if self._threads < min(self._open, self._most):
         self._threads += 1
-        threading.Thread(
-          target=self._work, name='user code', daemon=True
-        ).start()
+        threading.Thread(target=self._work, name=_THREADS, daemon=True).start()
 
   def _work(self) -> None:
     while (call := self._queue.get()) is not None:
@@ -359,21 +372,28 @@ def inline(
 def run(fn: Callable[[], T], clock: Clock) -> T:
   """Returns the result of a call in a thread of its own; as `Call.result`."""
   call = Call(fn, clock)
-  threading.Thread(target=call.run, name='user code', daemon=True).start()
+  threading.Thread(target=call.run, name=_THREADS, daemon=True).start()
   return call.result()
 
 
+def awaited(result: Any) -> Any:
+  """Returns a result, or that of the coroutine that it is."""
+  return wait(result) if inspect.iscoroutine(result) else result
+
+
 def wait(coroutine: Any) -> Any:
-  """Returns the result of a coroutine, within a call in this thread."""
+  """Returns the result of a coroutine; a call in this thread may cancel it."""
   future = asyncio.run_coroutine_threadsafe(coroutine, _loop())
 
   def cancel():
     future.cancel()
     _loop.cache_clear()  # the coroutine may block it
 
-  _local.call.cancel = cancel
-  if _local.call.is_given_up:
-    cancel()
+  call = getattr(_local, 'call', None)
+  if call is not None:
+    call.cancel = cancel
+    if call.is_given_up:
+      cancel()
   return future.result()
 
 
@@ -387,7 +407,7 @@ def _loop() -> asyncio.AbstractEventLoop:
       with contextlib.suppress(KeyboardInterrupt, SystemExit):
         loop.run_forever()
 
-  threading.Thread(target=work, name='event loop', daemon=True).start()
+  threading.Thread(target=work, name=_THREADS, daemon=True).start()
   return loop
 
 

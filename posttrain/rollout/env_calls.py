@@ -149,10 +149,10 @@ class Calls(EpisodeCalls):
   def open(self) -> types.Messages:
     """Makes the episode; returns its prompt."""
     self.method = 'make'
-    self._episode = self._env.make(copy.deepcopy(self._task))
+    self._episode = calls.awaited(self._env.make(copy.deepcopy(self._task)))
     self._has_episode = True
     self.method = 'reset'
-    return _messages(self._episode.reset(), 'reset')
+    return _messages(calls.awaited(self._episode.reset()), 'reset')
 
   def step(
     self, text: str, truncated: bool, style: tool_calls.Style | None = None
@@ -174,7 +174,7 @@ class Calls(EpisodeCalls):
       if results:
         return _messages(results, 'call'), 0.0, False
     self.method = 'step'
-    out = self._episode.step(text, truncated)
+    out = calls.awaited(self._episode.step(text, truncated))
     if not isinstance(out, types.StepOut):
       raise _wrong('step', 'a types.StepOut', out)
     return (
@@ -189,7 +189,7 @@ class Calls(EpisodeCalls):
     score = types.Score(None)
     if has_turns:
       self.method = 'grade'
-      score = _score(self._episode.grade())
+      score = _score(calls.awaited(self._episode.grade()))
       if self._turns is not None:
         metrics = {**self._turns.metrics(), **score.metrics}
         score = dataclasses.replace(score, metrics=metrics)
@@ -202,7 +202,7 @@ class Calls(EpisodeCalls):
     self._has_episode = False
     if episode is not None:
       self.method = 'close'
-      episode.close()
+      calls.awaited(episode.close())
 
 
 class ToolTurns:
@@ -264,7 +264,7 @@ class ToolTurns:
   def _result(self, episode: base.Episode, call: tool_calls.Call) -> str:
     run = cast(base.ToolEpisode, episode).call
     try:
-      return str(run(call.name, call.arguments))
+      return str(calls.awaited(run(call.name, call.arguments)))
     except Exception as error:
       return self._failure(errors.describe(error, _LONGEST))
 
@@ -321,7 +321,7 @@ class Source:
     def attempt():
       # Quotes an error within the time limit, as its `str` may hang.
       try:
-        return call()
+        return calls.awaited(call())
       except MemoryError:
         raise
       except BaseException as error:  # also SystemExit, from a user's code

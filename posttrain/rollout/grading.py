@@ -34,6 +34,7 @@ import functools
 import hashlib
 import inspect
 import logging
+import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -189,6 +190,21 @@ class Function:
     """
     clock, count = calls.Clock(self._cfg.timeout), len(rollouts)
     reply = self._reply(rollouts, arguments, judge, clock)
+    if reply.stack:  # perhaps because of rows without metadata
+      fields = inspect.signature(self.fn).parameters.keys() - self._cfg.kwargs
+      lists = [arguments[name] for name in fields & arguments.keys()]
+      whole = [i for i in range(count) if all(x[i] is not None for x in lists)]
+      if 0 < len(whole) < count:
+        warning = '%s %s; rows without its columns have no reward'
+        logging.getLogger('absl').warning(warning, self._name, reply.error)
+        others = [rollouts[i] for i in whole]
+        result = self(others, {**columns(others), **self._cfg.kwargs}, judge)
+        rewards = dict(zip(whole, result.rewards, strict=True))
+        return dataclasses.replace(
+          result,
+          rewards=[rewards.get(i) for i in range(count)],
+          failed=frozenset(whole[i] for i in result.failed),
+        )
     failed, error = frozenset(reply.bad), reply.error
     if error:
       failed = frozenset(range(count))
@@ -212,6 +228,31 @@ class Function:
       {**logged, 'faults': float(bool(error)), 'seconds': clock.wall},
       error or None,
     )
+
+  def probe(self, rollouts: Sequence[types.Rollout]) -> None:
+    """Calls the function on invented rollouts.
+
+    An exception is a warning, since a function need not know such a text.
+
+    Raises:
+      ValueError: it returns something else than rewards, or too late.
+    """
+    arguments = {**columns(rollouts), **self._cfg.kwargs}
+    clock = calls.Clock(self._cfg.timeout)
+    reply = self._reply(rollouts, arguments, None, clock)
+    error = reply.error
+    for value in reply.bad.values():
+      if not re.match('-?(nan|inf|[0-9])', value):
+        error = f'must return numbers, or None: got {value}'
+    if reply.stack:
+      logging.getLogger('absl').warning(
+        '%s %s; it was tried on invented completions, the first of which is %s',
+        self._name,
+        error,
+        errors.quote(arguments['completions'][0]),
+      )
+    elif error:
+      raise ValueError(f'{self._name} {error}')
 
   def _reply(self, rollouts, arguments, judge, clock) -> worker.Reply:
     """Calls the function with copies of the arguments that it declares."""
@@ -454,8 +495,7 @@ def columns(rollouts: Sequence[types.Rollout]) -> dict[str, list[Any]]:
     'prompts': [_given(r, r.prompt) for r in rollouts],
     'completions': [_given(r, r.completion_messages) for r in rollouts],
     'completion_ids': [
-      np.concatenate([s.ids[s.mask] for s in r.samples]).tolist()
-      for r in rollouts
+      [id for s in r.samples for id in s.ids[s.mask].tolist()] for r in rollouts
     ],
   }
 

@@ -21,7 +21,7 @@ import pickle
 import resource
 import signal
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from posttrain.util import errors, imports
@@ -83,6 +83,11 @@ def answer(
     result = fn(**call.arguments, **{k: loggers[k] for k in call.loggers})
     if inspect.iscoroutine(result):
       result = wait(result)
+    if not isinstance(result := plain(result), Iterable):
+      return Reply(
+        error=f'must return a list of {call.count} rewards: got '
+        f'{errors.quote(result, _QUOTED)}'
+      )
     values = [plain(x) for x in result]
     if len(values) != call.count:
       return Reply(

@@ -205,6 +205,9 @@ class RewardFn(bounds.Options):
   # Memory that an isolated function may allocate after its import, in MiB of
   # address space, which libraries of GPUs reserve as well; None = no limit.
   memory: Annotated[int | None, bounds.within(1, 2**24)] = None
+  # Whether the function is called once before anything is compiled, on invented
+  # completions, so that a wrong result is an error at once; never with a judge.
+  probe: bool = True
 
   def __post_init__(self):
     super().__post_init__()

@@ -96,6 +96,11 @@ class Job:
     is_best = self.selection is not None and self.selection.step == step
     return is_best or self.ends_at(step) or step % self.saves.every == 0
 
+  @property
+  def is_saved(self) -> bool:
+    """Whether a checkpoint has the weights that the loop begins with."""
+    return self.step > 0 or self.selection is not None
+
   def start(self, state: arrays.TrainState) -> None:
     """Evaluates the weights that the stage starts from; they may be the best.
 
@@ -320,13 +325,20 @@ class Job:
 
 
 @contextlib.contextmanager
-def explain_oom(sizes: Any) -> Iterator[None]:
-  """Adds a plan's sizes and the keys to lower to out-of-memory errors."""
-  knobs = [
-    f'{sizes.stage}.batch.micro_batch_tokens',
-    *([f'{sizes.stage}.rollout.slots'] if sizes.slots else []),
-    "model.remat (set it to 'block')",
-    'mesh.fsdp (raise it)',
-  ]
-  with memory.explain_oom(sizes.sizes(), knobs):
+def explain_oom(plan: Any) -> Iterator[None]:
+  """Adds the phase and the keys that help to out-of-memory errors."""
+  key = f'config.{plan.stage}'
+  lengths = {'rollout': 'batch.row_tokens', 'eval': 'eval.max_tokens'}
+
+  def advice(phase: str) -> tuple[str, ...]:
+    if phase in lengths and plan.slots:
+      lower = f'lower {key}.rollout.slots', f'lower {key}.{lengths[phase]}'
+      return *lower, 'raise config.mesh.tensor'
+    return (
+      f'lower {key}.batch.micro_batch_tokens',
+      "set config.model.remat='block'",
+      'raise config.mesh.fsdp',
+    )
+
+  with memory.explain_oom(f'stage {plan.stage}', advice):
     yield

@@ -127,11 +127,6 @@ class Plan:
     held = self.state_bytes + self.decode_bytes + self.reference_bytes
     return held + max(self.update_bytes - self.sleep_bytes, self.rollout_bytes)
 
-  def sizes(self) -> dict[str, Any]:
-    """Returns the sizes without the tables, for an error."""
-    tables = ('weights', 'transfers', 'tasks')
-    return {k: v for k, v in vars(self).items() if k not in tables}
-
   def lines(self) -> list[str]:
     """Returns the lines of a readable table."""
     low, high = (f'{100 * x:.0f}' for x in ERROR)

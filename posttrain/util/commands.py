@@ -33,10 +33,13 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from posttrain.util import errors
+from posttrain.util import errors, memory
 
 # After a failure, the longest that the exit waits for threads.
 _EXIT_SECONDS = 10.0
+# Flags, and keys of the config, with which the memory of a device grows.
+_SIZES = 'slots', 'max_model_len', 'max_tokens'
+_KEYS = 'config.STAGE.rollout.slots', 'config.STAGE.eval.max_tokens'
 T = TypeVar('T')
 
 
@@ -378,7 +381,10 @@ class Parser(Generic[T]):
         flags = self.parse(argv)
       except SystemExit:  # after the help
         return errors.DONE
-      code = command(flags) or errors.DONE
+      sizes = [f'lower --{x}' for x in _SIZES if x in self._flags]
+      sizes += [f'lower {x}' for x in _KEYS if self._overrides]
+      with memory.explain_oom('this command', lambda _: sizes):
+        code = command(flags) or errors.DONE
     except KeyboardInterrupt:
       print('interrupted', file=sys.stderr)
       code = errors.INTERRUPTED

@@ -7,6 +7,7 @@ What a notebook or a closure defines has no such path: `path` keeps it in
 
 import importlib
 import os
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -68,7 +69,9 @@ def function(path: str, key: str) -> Any:
   return value
 
 
-def path(value: Callable[..., Any], kept: dict[str, Any] | None = None) -> str:
+def path(
+  value: Callable[..., Any], kept: dict[str, Any] | None = None, key: str = ''
+) -> str:
   """Returns an import path of a function or class, for a config.
 
   What can be imported keeps its own path. Anything else gets one that is valid
@@ -79,12 +82,14 @@ def path(value: Callable[..., Any], kept: dict[str, Any] | None = None) -> str:
     value: the function or class.
     kept: name -> object, of one config; the object is added. Of two objects of
       one name the second one gets NAME_2. None = there is no other.
+    key: names a lambda, a partial or an instance, which has no name.
 
   Raises:
     ValueError: the object cannot be called, or has no name.
   """
   name = getattr(value, '__qualname__', '')
   own = name.split('.')[-1]
+  own = own if own.isidentifier() else re.sub(r'\W', '_', key)
   if not callable(value) or not own.isidentifier():
     raise ValueError(
       f'a function must be callable and have a name: got {value!r}; define it '

@@ -3,8 +3,7 @@
 import contextlib
 import ctypes
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 
 def keep_freed_memory() -> bool:
@@ -27,7 +26,7 @@ def keep_freed_memory() -> bool:
 
 
 class OutOfDeviceMemory(RuntimeError):
-  """An out-of-memory error with the sizes and the config keys to lower."""
+  """An out-of-memory error with its phase and what to do."""
 
 
 def is_oom(error: BaseException) -> bool:
@@ -40,27 +39,27 @@ def is_oom(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def explain_oom(
-  sizes: Mapping[str, Any], knobs: Sequence[str]
+  what: str, advice: Callable[[str], Sequence[str]]
 ) -> Iterator[None]:
-  """Replaces jax's out-of-memory error by one with sizes and config keys.
+  """Replaces jax's out-of-memory error by one with phase and remedies.
 
   Args:
-    sizes: resolved sizes to print, such as {'micro_batch_tokens': 4096}.
-    knobs: dotted config keys to lower, the most useful first.
+    what: a noun for the block.
+    advice: returns what to do, the most useful first, for a phase of
+      `watchdog`, or '' outside of all.
 
   Raises:
     OutOfDeviceMemory: in place of the jax error, which is its cause.
   """
   try:
     yield
-  except OutOfDeviceMemory:
-    raise
   except RuntimeError as error:
-    if not is_oom(error):
+    if isinstance(error, OutOfDeviceMemory) or not is_oom(error):
       raise
-    text = ', '.join(f'{name}={value}' for name, value in sizes.items())
+    phase = getattr(error, 'phase', '')
+    line = str(error).splitlines()[0][:200]
     raise OutOfDeviceMemory(
-      f'the device ran out of memory: got {text}; lower '
-      f'{", or ".join(f"config.{knob}" for knob in knobs)} '
-      f'(jax: {str(error).splitlines()[0][:200]})'
+      f'{what}{phase and f", phase {phase}"} must fit into the memory of a '
+      f'device: got {line}; {", or ".join(advice(phase))}; other processes on '
+      'it take memory as well'
     ) from error

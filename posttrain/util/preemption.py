@@ -20,7 +20,12 @@ _UNITS = {'d': 86_400, 'h': 3_600, 'm': 60, 's': 1}
 
 
 class Preempted(Exception):
-  """Raised when a run stops early on request, after saving."""
+  """Raised when a run stops early on request.
+
+  `is_saved`: whether what it has reached is in a checkpoint.
+  """
+
+  is_saved = True
 
 
 class Signal:
@@ -91,11 +96,12 @@ class Signal:
       self.requested |= now + self._longest + ahead > self._latest
     return self._any_of(self.requested)
 
-  def check(self, where: str) -> None:
-    """Stops after a request; call it when all is saved.
+  def check(self, where: str, is_saved: bool = True) -> None:
+    """Stops after a request; call it when all is saved, or nothing was done.
 
     Args:
       where: what the run has reached, for the message.
+      is_saved: whether a checkpoint has it.
 
     Raises:
       Preempted: after a request.
@@ -109,7 +115,9 @@ class Signal:
         'nothing was trained, so raise it'
       )
     if self._any_of(self.requested):
-      raise Preempted(where)
+      stopped = Preempted(where)
+      stopped.is_saved = is_saved
+      raise stopped
 
   def _wait(self) -> None:
     """Requests the stop at the latest time, also in the middle of a step."""

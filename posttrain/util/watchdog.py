@@ -95,6 +95,9 @@ def phase(name: str, first: bool = False) -> Iterator[None]:
   _write()
   try:
     yield
+  except Exception as error:
+    vars(error).setdefault('phase', name)  # for `memory.explain_oom`
+    raise
   finally:
     _phases.pop()
     _write()

@@ -138,3 +138,32 @@ def test_two_processes_export_what_one_does(tmp_path):
   assert {path.name for path in two.iterdir()} == names
   for name in names:
     assert (two / name).read_bytes() == (one / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_two_processes_measure_demonstrations_as_one_does(tmp_path):
+  """Weights on the devices of both score the rows that are held out."""
+  file = tmp_path / 'rows.jsonl'
+  row = '{{"prompt": "{0} + 1 =", "completion": "{1}"}}\n'
+  file.write_text(''.join(row.format(i, i + 1) for i in range(20)))
+  options = {
+    'steps': 2,
+    'optim.warmup_steps': 1,
+    'eval.suite': '()',
+    'metrics.progress': False,
+    'compilation_cache': None,
+  }
+  words = [f'--config.{k}={v}' for k, v in options.items()]
+  one, two = (
+    [f'--config=sft:small,{file},tiny', f'--workdir={tmp_path / name}', *words]
+    for name in ('one', 'two')
+  )
+  processes = _start(two, 2)
+  assert main.main(one) == 0
+  outputs = [process.communicate(timeout=300) for process in processes]
+  assert [x.returncode for x in processes] == [0, 0], outputs
+  expected, *_, last = _rows(tmp_path / 'one')
+  first, *_, end = writers.read(str(tmp_path / 'two' / 'metrics.jsonl'))
+  for row, like in ((first, expected), (end, last)):
+    assert row['eval/nll/data'] == like['eval/nll/data']
+    assert row['eval/token_accuracy/data'] == like['eval/token_accuracy/data']

@@ -81,3 +81,11 @@ def edits(completions, rollouts, options):
   options.append('edited')
   rollouts.clear()
   return clean
+
+
+def scalar(rollouts):
+  return 0.5
+
+
+def doubles_level(rollouts, level):
+  return [2 * float(x) for x in level]

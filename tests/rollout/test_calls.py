@@ -23,6 +23,20 @@ def coroutine(fn, seconds=WAITS):
   return run(lambda: calls.wait(fn()), seconds)
 
 
+def test_prints_of_a_users_code_go_to_stderr(capsys):
+  async def later():
+    print('from the loop')
+
+  print('ours')
+  run(lambda: print('from a thread'))
+  coroutine(later)
+  calls.inline(lambda: print('inline'), WAITS)
+  print('ours')
+  captured = capsys.readouterr()
+  assert captured.out == 'ours\nours\n'
+  assert captured.err == 'from a thread\nfrom the loop\ninline\n'
+
+
 def test_too_many_hanging_threads_end_the_run(gate, monkeypatch):
   monkeypatch.setattr(calls, 'MOST_HUNG', 1)
   with pytest.raises(calls.Late):

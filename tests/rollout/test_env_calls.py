@@ -1,5 +1,6 @@
 """Calls into environments: time limits, copies, types of their results."""
 
+import asyncio
 import re
 import types as std
 
@@ -38,6 +39,44 @@ def test_call_over_its_limit_ends_its_episode(hook, blocking, gate):
   fakes.wait_for(lambda: not calls.hung())
   # A call that returns at last closes its episode, once.
   assert len(env.closed) == 3
+
+
+class Async(Recall):
+  """Every hook is a coroutine."""
+
+  async def make(self, task):
+    return AsyncEpisode(super().make(task))
+
+
+class AsyncEpisode:
+  def __init__(self, episode):
+    for name in ('reset', 'step', 'grade', 'close'):
+      setattr(self, name, self._later(getattr(episode, name)))
+
+  def _later(self, hook):
+    async def later(*args):
+      await asyncio.sleep(0)
+      return hook(*args)
+
+    return later
+
+
+@pytest.mark.parametrize('blocking', [False, True])
+def test_coroutines_are_awaited(blocking):
+  env = Async(blocking=blocking)
+  (rollout,) = play(env, 5.0)
+  (plain,) = play(Recall(blocking=blocking), 5.0)
+  assert rollout.messages == plain.messages and rollout.error is None
+  assert rollout.score == plain.score and env.closed == [rollout.task.id]
+
+
+def test_a_coroutine_is_awaited_outside_of_a_call():
+  """As in a worker process, whose caller has the time limit."""
+
+  async def later():
+    return 7
+
+  assert calls.awaited(later()) == calls.awaited(7) == 7
 
 
 def test_numbers_of_numpy_become_pythons():

@@ -121,6 +121,72 @@ def test_arguments_are_checked_before_a_run(monkeypatch):
     check(['level'])
 
 
+PROBED = dataclasses.replace(
+  TWO[0],
+  samples=(),
+  messages=(*TWO[0].prompt, {'role': 'assistant', 'content': 'x'}),
+)
+
+
+@pytest.mark.parametrize(
+  ('name', 'message'),
+  [
+    ('one', 'must return a reward per rollout: got 1, expected 2'),
+    ('scalar', 'must return a list of 2 rewards: got 0.5'),
+    ('words', "must return numbers, or None: got 'good'"),
+    ('hangs', 'must return within its timeout of 0.05 s'),
+  ],
+)
+def test_a_probe_refuses_what_is_no_reward(name, message):
+  entry = functions(x={'fn': name, 'timeout': 0.05})['x']
+  with pytest.raises(ValueError, match=f'^envs.e.rewards.x: .*{message}'):
+    grading.Function('envs.e.rewards.x', entry).probe([PROBED] * 2)
+  judged.ended.set()
+  judged.ended.clear()
+
+
+@pytest.mark.parametrize('name', ['takes', 'slow', 'nan_first', 'none'])
+def test_a_probe_takes_rewards_even_if_not_finite(name, caplog):
+  grading.Function('key', functions(x={'fn': name})['x']).probe([PROBED] * 2)
+  assert not caplog.records
+
+
+def test_a_probe_warns_of_an_exception_and_shows_a_completion(caplog):
+  function = grading.Function('key', functions(x={'fn': 'broken'})['x'])
+  function.probe([PROBED] * 2)
+  (record,) = caplog.records
+  text = record.getMessage()
+  assert "KeyError: 'no'" in text
+  assert text.endswith("is [{'role': 'assistant', 'content': 'x'}]")
+
+
+def test_rows_without_metadata_have_no_reward_and_the_call_goes_on(caplog):
+  infos = {'level': 2.0}, {'level': None}, {}, {'level': 3.0}
+  group = two_turns.group(0.0, 0.0, 0.0, 0.0)
+  rollouts = [
+    dataclasses.replace(x, task=dataclasses.replace(x.task, info=info))
+    for x, info in zip(group, infos, strict=True)
+  ]
+  cfg = functions(doubles_level={})
+  scored, metrics, errors = grading.Rewards('e', cfg)(rollouts)
+  assert [r.score.reward for r in scored] == [4.0, None, None, 6.0]
+  assert [r.error for r in scored] == [None] * 4 and not errors
+  assert metrics['rewards/doubles_level/faults'] == 0
+  assert 'TypeError' in caplog.records[0].getMessage()
+  # Without any row that has it, and with another cause, the call has failed.
+  for lacking in (
+    rollouts[1:3],
+    [
+      dataclasses.replace(
+        x, task=dataclasses.replace(x.task, info={'level': 'a'})
+      )
+      for x in group
+    ],
+  ):
+    _, metrics, errors = grading.Rewards('e', cfg)(lacking)
+    assert metrics['rewards/doubles_level/faults'] == 1 and errors
+
+
 def test_column_of_other_tasks_only_is_none():
   task = dataclasses.replace(TWO[0].task, info={'level': 2.0})
   mixed = [dataclasses.replace(TWO[0], task=task), TWO[1]]

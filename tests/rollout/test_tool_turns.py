@@ -110,6 +110,16 @@ def test_an_episode_of_calls_and_an_answer():
   assert sampled == ''.join(texts)
 
 
+def test_the_result_of_an_asynchronous_tool_is_awaited():
+  async def later(a, b=1):
+    return divide(a, b)
+
+  texts = [call('{"a": 1, "b": 2}'), call('{"a": 1, "b": 0}'), 'done']
+  rollout, _ = run(texts, Calculator(later))
+  first, second = replies(rollout)
+  assert first == '0.5' and second.startswith('error: ZeroDivisionError')
+
+
 def test_an_episode_under_a_models_template(folders, monkeypatch):
   """One sample, in which the sampled ids are as they were."""
   chat = real.load(folders, 'qwen3')

@@ -15,8 +15,10 @@ def test_sigterm_requests_a_stop_and_the_handler_is_restored():
     stop.check('step 1')
     os.kill(os.getpid(), signal.SIGTERM)
     assert stop.requested
-    with pytest.raises(preemption.Preempted, match='^step 2$'):
-      stop.check('step 2')
+    for is_saved in (True, False):
+      with pytest.raises(preemption.Preempted, match='^step 2$') as caught:
+        stop.check('step 2', is_saved)
+      assert caught.value.is_saved == is_saved
   assert signal.getsignal(signal.SIGTERM) is before
 
 
