@@ -189,7 +189,8 @@ class Call:
     """Runs the call in this thread."""
     _local.call, self._thread = self, threading.current_thread()
     if not isinstance(sys.stdout, _Output):
-      sys.stdout = _Output(sys.stdout)
+      output: Any = _Output(sys.stdout)
+      sys.stdout = output
     self.clock.restart()
     self.started.set()
     try:
