@@ -219,7 +219,8 @@ def test_columns_match_those_of_trl():
   columns = grading.columns(TWO)
   assert columns['prompts'] == [[two_turns.MESSAGES[0]]] * 2
   # The rollout's prompt counts, which may differ from its task's.
-  task = dataclasses.replace(TWO[0].task, prompt=(two_turns.MESSAGES[1],))
+  other = {'role': 'user', 'content': 'other'}
+  task = dataclasses.replace(TWO[0].task, prompt=(other,))
   single = grading.columns([dataclasses.replace(TWO[0], task=task)])
   assert single['prompts'] == columns['prompts'][:1]
   assert columns['completions'] == [list(two_turns.MESSAGES[1:])] * 2
