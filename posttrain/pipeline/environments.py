@@ -157,10 +157,11 @@ class Environment:
       logging.getLogger('absl').warning('%s', text)
     if self.learns_by_trial:
       grading.check(self.name, self.entry.rewards, keys, self._columns)
-      processes.on(0, lambda: self._probe(tasks[:2]))
+      processes.on(0, self._probe)
 
-  def _probe(self, tasks: Sequence[types.Task]) -> None:
-    """Calls each reward function without a judge, on two answers per task."""
+  def _probe(self) -> None:
+    """Calls reward functions without a judge, on two answers to two tasks."""
+    tasks = self.source.take(2)
     answer = {'role': 'assistant', 'content': 'This is an invented answer: 42.'}
     score = types.Score(None)
     rollouts = [
