@@ -129,7 +129,7 @@ class Jinja:
       self.reads.add('today')
     # Names of attributes and items, so all fields of messages that it reads.
     self.fields = {
-      getattr(node, 'attr', None) or node.value
+      str(getattr(node, 'attr', None) or node.value)
       for node in parsed.find_all((jinja2.nodes.Getattr, jinja2.nodes.Const))
     }
 
