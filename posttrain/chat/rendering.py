@@ -299,7 +299,8 @@ class Renderer:
     if described is None and not variables:
       return self
     key = repr((described, variables))
-    if key not in self._with_tools:
+    renderer = self._with_tools.get(key)  # once: the server has threads
+    if renderer is None:
       renderer = copy.copy(self)
       renderer._last = None
       if variables:
@@ -312,7 +313,7 @@ class Renderer:
       if len(self._with_tools) == _MOST_TOOLS:
         self._with_tools.clear()
       self._with_tools[key] = renderer
-    return self._with_tools[key]
+    return renderer
 
   def render(
     self,
@@ -374,8 +375,9 @@ class Renderer:
     key = None
     if rendered is EMPTY and not start:
       key = repr(messages), add_generation_prompt, continue_final_message
-      if self._last and self._last[0] == key:
-        return self._last[1]
+      last = self._last  # once: the server has threads
+      if last and last[0] == key:
+        return last[1]
     continued = (
       add_generation_prompt
       and continue_final_message

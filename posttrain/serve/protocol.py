@@ -205,7 +205,7 @@ def read(content: bytes, served: worker.Worker, *, chat: bool) -> ApiRequest:
     body,
     CHAT_FIELDS if chat else COMPLETION_FIELDS,
     ('model', input_name, 'stop', 'stop_token_ids', 'stream_options')
-    + ('tools', 'tool_choice') * chat,
+    + ('tools', 'tool_choice', 'chat_template_kwargs') * chat,
   )
   check_model(body.get('model'), served.name)
   n, stream, echo = values['n'], values['stream'], values.get('echo', False)
@@ -404,11 +404,14 @@ def _conversation(
       must, code = 'be left out: nothing reads it', 'unsupported_field'
       got = message[name]
       require(not got, f'{place}.{name}', must, got, code)
-  field = 'tools'
+  field, variables = 'chat_template_kwargs', body.get('chat_template_kwargs')
+  require(isinstance(variables, dict | None), field, 'be an object', variables)
   try:
+    renderer.with_tools(None, variables)
+    field = 'tools'
     described = types.Tools(tools, served.tool_format) if tools else None
-    renderer, field = renderer.with_tools(described), 'messages'
-    messages = rendering.normalize(messages)
+    renderer = renderer.with_tools(described, variables)
+    field, messages = 'messages', rendering.normalize(messages)
     if renderer.style is not None:
       messages = tool_calls.written(messages, renderer.style)
     rendered = renderer.render(

@@ -208,6 +208,21 @@ def test_a_thought_that_the_prompt_opens_has_no_calls():
   assert (answer['content'], finish) == ('hm</think>', 'tool_calls')
 
 
+def test_variables_of_a_template_are_those_of_the_request(folders):
+  renderer, empty = real.load(folders, 'qwen3'), '</think>\n\n'
+  served = Scripted(renderer, ['x', 'x'])
+  request, _ = chat(served, tools=TOOLS)
+  assert not request.prompts[0].text.endswith(empty)
+  options = {'tools': TOOLS, 'chat_template_kwargs': {'enable_thinking': False}}
+  request, _ = chat(served, **options)
+  assert request.prompts[0].text.endswith(empty)
+  assert 'Divides.' in request.prompts[0].text
+  for value in ({'enable_thinkin': False}, [1]):
+    with pytest.raises(protocol.Refused) as error:
+      chat(served, chat_template_kwargs=value)
+    assert error.value.body['error']['param'] == 'chat_template_kwargs'
+
+
 def test_bytes_of_tokens_join_to_the_text(folders):
   text = 'Fünf € ▁ 五\n\x00'
   for renderer in (fixtures.RENDERER, real.load(folders, 'qwen3')):
