@@ -152,8 +152,7 @@ def renamed(
       f'{where}: columns must give each of {list(raw)!s:.200} a name of its own'
       f': got {dict(columns)!s:.200}'
     )
-  others = raw.keys() - columns.keys()
-  return {**{key: raw[key] for key in raw if key in others}, **named}
+  return {key: raw[key] for key in raw if key not in columns} | named
 
 
 def hashed(prompt: types.Messages) -> int:
