@@ -38,6 +38,7 @@ def finished(tmp_path_factory):
   Demonstrations stand in for samples: no engine decodes, nothing is evaluated.
   """
   workdir = tmp_path_factory.mktemp('replay')
+  (workdir / 'rollouts').mkdir()
   advance = token_pipeline.TokenPipeline.__next__
 
   def sampled(self):
