@@ -1,7 +1,5 @@
 """The algorithms, by `type`: one module and one class each."""
 
-from typing import Any
-
 from posttrain import schema
 from posttrain.algorithms import (
   base,
@@ -50,7 +48,7 @@ def kind(cfg: schema.Algorithm, key: str = 'algorithm') -> type[base.Algorithm]:
 
 def make(cfg: schema.Algorithm) -> base.Algorithm:
   """Builds the algorithm of the options."""
-  own: Any = kind(cfg)
+  own = kind(cfg)
   if isinstance(cfg, schema.Custom) and own is not custom.Custom:
     return own(cfg, **cfg.kwargs)
-  return own(cfg)
+  return TYPES[cfg.type](cfg)

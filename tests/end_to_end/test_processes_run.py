@@ -149,6 +149,7 @@ def test_two_processes_measure_demonstrations_as_one_does(tmp_path):
   options = {
     'steps': 2,
     'optim.warmup_steps': 1,
+    'batch.micro_batch_tokens': 1024,
     'eval.suite': '()',
     'metrics.progress': False,
     'compilation_cache': None,
