@@ -5,6 +5,7 @@ errors, but for the allow-list in .pytest.ini. Quick tests compile with hardly
 an optimization, in a quarter of the time; the others as runs do.
 """
 
+import ctypes
 import gc
 import importlib.metadata
 import os
@@ -36,23 +37,19 @@ def pytest_configure(config):
   jax.config.update('jax_numpy_rank_promotion', 'raise')
 
 
-def resident():
-  """Returns this process's memory, in GiB; 0 where it is not known."""
-  memory = pathlib.Path('/proc/self/statm')
-  pages = int(memory.read_text().split()[1]) if memory.exists() else 0
-  return pages * os.sysconf('SC_PAGE_SIZE') / 2**30
-
-
 @pytest.fixture(autouse=True, scope='module')
-def forget_programs(limit=[1.3]):  # noqa: B006
-  """Drops compiled programs whenever memory has grown by another 0.2 GiB."""
+def forget_programs():
+  """Drops compiled programs where the process has more than 1 GiB of memory."""
   yield
   import jax
 
-  if resident() > limit[0]:
+  memory = pathlib.Path('/proc/self/statm')  # of Linux
+  pages = int(memory.read_text().split()[1]) if memory.exists() else 0
+  if pages * os.sysconf('SC_PAGE_SIZE') > 2**30:
     jax.clear_caches()
     gc.collect()
-    limit[0] = resident() + 0.2
+    # The C library keeps what is freed for later, unless it is told.
+    getattr(ctypes.CDLL(None), 'malloc_trim', int)(0)
 
 
 @pytest.fixture

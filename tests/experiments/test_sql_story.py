@@ -29,13 +29,12 @@ def test_differences_are_between_the_last_two_stages(tmp_path):
     make_run(tmp_path / 'a', {'sft': sft, 'grpo': grpo}),
     make_run(tmp_path / 'b', {'sft': sft, 'grpo': sft}),
   ]
-  # 3 questions won, 1 lost, 4 alike: mean 0.25, variance (4 - 8 / 16) / 7,
-  # which is 0.5, half 1.96 sqrt(0.5 / 8) = 0.49; of 16 questions mean 0.125,
-  # variance (4 - 16 / 64) / 15 = 0.25, half 1.96 * 0.5 / 4 = 0.245.
+  # Tango's intervals of 3 questions won and 1 lost, of 8 and of 16; and of 8
+  # equal ones, z^2 / (8 + z^2) = 0.324.
   assert sql_story.differences(runs)[2:] == [
-    '| a | grpo, not sft | sql | +25.0 (-24.0 to +74.0) |',
-    '| b | grpo, not sft | sql | +0.0 (+0.0 to +0.0) |',
-    '| all 2 | grpo, not sft | sql | +12.5 (-12.0 to +37.0) |',
+    '| a | grpo, not sft | sql | +25.0 (-25.6 to +63.8) |',
+    '| b | grpo, not sft | sql | +0.0 (-32.4 to +32.4) |',
+    '| all 2 | grpo, not sft | sql | +12.5 (-15.0 to +39.0) |',
   ]
   rates = '\n'.join(sql_story.rates(runs))
   assert '| a | nothing | sql | 0.0% ' in rates
