@@ -411,7 +411,8 @@ def _conversation(
     field = 'tools'
     described = types.Tools(tools, served.tool_format) if tools else None
     renderer = renderer.with_tools(described, variables)
-    field, messages = 'messages', rendering.normalize(messages)
+    field = 'messages'
+    messages = rendering.normalize(messages)
     if renderer.style is not None:
       messages = tool_calls.written(messages, renderer.style)
     rendered = renderer.render(
