@@ -51,7 +51,7 @@ def pretrained(
     return schema.PRESETS[preset], schema.Tokenizer(), 'random'
   folder = hub.folder(folder) or folder
   model = hf_config.read(os.path.expanduser(folder))
-  model = dataclasses.replace(model, dtype='bfloat16', remat='block')
+  model = dataclasses.replace(model, dtype='auto', remat='block')
   return model, schema.Tokenizer(path=folder), folder
 
 

@@ -46,7 +46,7 @@ SFT = schema.Stage(
     )
   },
   # How answers are decoded.
-  rollout=schema.Rollout(slots=32, prefill_rows=16, prefill_tokens=64),
+  rollout=schema.Rollout(slots=None, prefill_rows=16, prefill_tokens=64),
   # How it trains.
   steps=200,
   batch=schema.Batch(prompts_per_step=32, row_tokens=2048),

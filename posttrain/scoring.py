@@ -129,6 +129,7 @@ def next_logits(params: Any, cfg: schema.Model, hidden: jax.Array) -> jax.Array:
 
 # What a `Scorer` computes of each token: f32, nats; f32; f32[2], see `is_top`.
 READS = 'logprobs', 'rewards', 'logprobs_and_top'
+_FITTED = 2048  # tokens of a row that fits its sequences, at most
 
 
 # At module level, so that all `Scorer`s of a shape share one program.
@@ -151,7 +152,8 @@ def _read(params, rows, cfg, place, reads):
 class Scorer:
   """Scores of any number of sequences of any length, by one program.
 
-  Sequences are packed first-fit into arrays of one shape, [B, T]. An
+  Sequences are packed first-fit into arrays of one shape, [B, T]; those of a
+  large model on a CPU into arrays as wide as a call needs, in few widths. An
   accelerator has up to `ahead` arrays of them beside the one that is fetched. A
   CPU gets them one by one: it has no other device to wait for, and programs in
   flight on several CPU devices may block each other.
@@ -179,6 +181,10 @@ class Scorer:
     self._cfg, self._rows, self._row_tokens = cfg, rows, row_tokens
     self.ahead = 0 if jax.default_backend() == 'cpu' else 2
     self._place = self._whole = None
+    # The rows of an array that fits; 0 = arrays have one shape.
+    self._fit = 0
+    if cfg.is_large and not self.ahead:
+      self._fit = 1 if mesh is None else sharding.batch_ways(mesh)
     if mesh is not None:
       self._place = NamedSharding(mesh, PartitionSpec(*sharding.BATCH[1:]))
       self._whole = NamedSharding(mesh, PartitionSpec())
@@ -237,17 +243,21 @@ class Scorer:
         f'got {longest} tokens, expected at most {self._row_tokens}; raise '
         'batch.row_tokens'
       )
-    bins, _ = packing.first_fit(lengths, self._row_tokens, len(lengths))
+    count, width = self._rows, self._row_tokens
+    if self._fit:
+      count, most = self._fit, max(width, _FITTED)
+      width = packing.fitted(lengths, count, most, parts=4)
+    bins, _ = packing.first_fit(lengths, width, len(lengths))
 
     def launch():
-      for start in range(0, len(bins), self._rows):
+      for start in range(0, len(bins), count):
         places = []  # (index of a sequence, (row, its slice of tokens))
-        for row, members in enumerate(bins[start : start + self._rows]):
+        for row, members in enumerate(bins[start : start + count]):
           end = 0
           for index in members:
             begin, end = end, end + lengths[index]
             places.append((index, (row, slice(begin, end))))
-        rows = self._pack(places, ids, temperatures)
+        rows = self._pack((count, width), places, ids, temperatures)
         scored = _read(params, rows, self._cfg, self._whole, self._reads)
         yield places, scored
 
@@ -268,9 +278,8 @@ class Scorer:
 
     return finish
 
-  def _pack(self, places, ids, temperatures) -> tuple:
+  def _pack(self, shape, places, ids, temperatures) -> tuple:
     """Packs (ids, positions, segment_ids, temperatures), [B, T] each."""
-    shape = (self._rows, self._row_tokens)
     tokens, positions, segments = np.zeros((3, *shape), np.int32)
     packed_temperatures = np.ones(shape, np.float32)
     for segment, (index, place) in enumerate(places, 1):

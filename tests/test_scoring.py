@@ -9,6 +9,7 @@ import pytest
 
 from posttrain import compilation, schema, scoring, sharding
 from posttrain.models import transformer
+from posttrain.schema import architecture
 from tests import fixtures
 
 CFG = schema.Model(
@@ -159,6 +160,26 @@ def test_top_tokens_are_those_of_the_full_logits(params):
   ):
     assert ours[:, 1].tolist() == [0, *(best[: len(x) - 1] == x[1:])]
     np.testing.assert_allclose(ours[:, 0], logprobs, atol=1e-6)
+
+
+def test_arrays_of_a_large_model_are_as_wide_as_a_call_needs(
+  params, monkeypatch
+):
+  """On a CPU, whose positions are dear."""
+  sequences = _sequences([3, 16, 7, 9, 16, 16])
+  fixed = scoring.Scorer(CFG, 4, 64)(params, *sequences)
+  monkeypatch.setattr(architecture, 'LARGE', 1)
+  shapes = []
+  read = scoring._read
+  monkeypatch.setattr(
+    scoring,
+    '_read',
+    lambda p, x, *y: shapes.append(x[0].shape) or read(p, x, *y),
+  )
+  fitted = scoring.Scorer(CFG, 4, 64)(params, *sequences)
+  assert shapes == [(1, 80)]  # of 67 tokens
+  for a, b in zip(fixed, fitted, strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 SPLIT = """

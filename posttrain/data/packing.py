@@ -5,7 +5,8 @@
 3. First-fit-decreasing by length: the longest first (ties in order of
    arrival), each into the first row with enough free tokens. There are at most
    `micro_batches * rows` rows; samples that fit into none are returned.
-4. Row r is `[r // rows, r % rows]` of the batch, so that rows with tokens come
+4. `Widths` chooses the rows' length where they fit the samples.
+5. Row r is `[r // rows, r % rows]` of the batch, so that rows with tokens come
    first. They are not evened out: every such micro-batch costs the same,
    because its shape is fixed.
 
@@ -13,7 +14,9 @@ Axes: T tokens of a sample, or of a row (`row_tokens`); M micro-batches, B
 rows.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +39,7 @@ def pack(
   envs: tuple[str, ...],
   pad_id: int = 0,
   longest: int | None = None,
+  widths: 'Widths | None' = None,
 ) -> tuple[types.Batch, list[types.Sample]]:
   """Packs samples into `[micro_batches, rows, row_tokens]`.
 
@@ -52,6 +56,7 @@ def pack(
     pad_id: token id of the padding after a row's last sample. Its segment is
       0, so that nothing attends to it and no loss reads it.
     longest: the most tokens of a sample, `batch.row_tokens`; None = T.
+    widths: chooses T for the samples; None = `row_tokens`.
 
   Returns:
     The batch, and the samples that fit into no row, in order of arrival.
@@ -87,9 +92,9 @@ def pack(
 
   member = np.any([values != 0 for values in weights.values()], axis=0)
   kept = np.flatnonzero(owners(member)).tolist()
-  bins, left = first_fit(
-    [len(samples[index]) for index in kept], row_tokens, rows * micro_batches
-  )
+  lengths = [len(samples[index]) for index in kept]
+  row_tokens = widths(lengths) if widths else row_tokens
+  bins, left = first_fit(lengths, row_tokens, rows * micro_batches)
   # The place of each packed sample's first token, and its number in the row.
   first, segment = np.full(len(samples), -1), np.zeros(len(samples), np.int32)
   for row, members in enumerate(bins):
@@ -194,3 +199,93 @@ def first_fit(
     bins[fit].append(index)
     used[fit] += length
   return bins, sorted(left)
+
+
+# Positions that are computed in vain before another width is compiled, which
+# takes a CPU about as long.
+_COMPILED = 2048
+_SPARE = 1.15  # positions per position of the best width that are not in vain
+
+
+class Widths:
+  """Lengths of rows that fit the samples of a stage's steps.
+
+  Another length is another program, so the first step chooses one with some
+  spare tokens, and later ones keep it: a step that needs more takes further
+  micro-batches. Once `_COMPILED` positions were computed in vain, a further
+  length is added. Depends on the samples and the state alone.
+  """
+
+  def __init__(self, most: int, rows: int):
+    """Starts without a length.
+
+    Args:
+      most: the largest length.
+      rows: B.
+    """
+    self._most, self._rows = most, rows
+    self._known: list[int] = []
+    self._in_vain = 0.0
+
+  def __call__(self, lengths: Sequence[int]) -> int:
+    """Returns T for samples of these lengths, each of which fits into it."""
+    best = fitted(lengths, self._rows, self._most)
+    costs = {
+      width: _micro_batches(lengths, self._rows, width) * width
+      for width in (*self._known, best)
+      if width >= max(lengths, default=0)
+    }
+    known = [width for width in self._known if width in costs]
+    if known:
+      width = min(known, key=costs.__getitem__)
+      wasted = costs[width] - _SPARE * costs[best]
+      self._in_vain += self._rows * max(wasted, 0.0)
+      if self._in_vain < _COMPILED:
+        return width
+    ladder = _ladder(best, self._most, 16)
+    width = next(itertools.islice(ladder, 1, None), self._most)
+    self._in_vain = 0.0
+    self._known.append(width)
+    return width
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns JSON-able state that, with the samples, determines T."""
+    return {'known': [*self._known], 'in_vain': self._in_vain}
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Continues from a state of `get_state`."""
+    self._known, self._in_vain = [*state['known']], state['in_vain']
+
+
+def fitted(
+  lengths: Sequence[int], rows: int, most: int, parts: int = 16
+) -> int:
+  """Returns the least T that needs no more micro-batches than the largest.
+
+  Args:
+    lengths: the samples' lengths.
+    rows: B.
+    most: the largest T.
+    parts: lengths of rows between a power of two and the next.
+  """
+  least = max(_micro_batches(lengths, rows, most), 1)
+  needed = max(max(lengths, default=1), sum(lengths) // (least * rows))
+  return next(
+    width
+    for width in _ladder(needed, most, parts)
+    if _micro_batches(lengths, rows, width) <= least
+  )
+
+
+def _ladder(first: int, most: int, parts: int) -> Iterator[int]:
+  """Yields rounded lengths of rows from `first` on; the last one is `most`."""
+  width = 0
+  while width < most:
+    width += max(16, 2 ** max(width.bit_length() - 1, 0) // parts)
+    if width >= min(first, most):
+      yield min(width, most)
+
+
+def _micro_batches(lengths: Sequence[int], rows: int, width: int) -> int:
+  bins, _ = first_fit(lengths, width, len(lengths))
+  return -(-len(bins) // rows)

@@ -96,7 +96,9 @@ class Engine:
     """
     self._schedule.share_prefill = False
 
-  def set_params(self, params: Any, version: int) -> None:
+  def set_params(
+    self, params: Any, version: int, decodes: object = True
+  ) -> None:
     """Sets the weights that decode from now on.
 
     Args:
@@ -104,6 +106,7 @@ class Engine:
         all processes, which then call this together. Decoding has its own copy;
         `score` reads these, so they must not be deleted before the next call.
       version: the version that completions report.
+      decodes: false where only `score` is called with them.
 
     Raises:
       ValueError: a request is in flight, whose cache belongs to the old
@@ -113,6 +116,9 @@ class Engine:
     spec = describe(params)
     check_same(self._spec or spec, spec)
     self._params, self._version, self._spec = params, version, spec
+    self._view = None  # freed first
+    if not decodes:
+      return
     if self._mesh is None or sharding.is_local(params):
       self._view = loop.view(params, self._model, self._sharding)
     else:
@@ -298,7 +304,7 @@ class Engine:
     Raises:
       ValueError: no weights are set.
     """
-    self._need_weights()
+    self._need_weights(self._params)
     width = schedule.bucket(max(map(len, sequences)))
     mesh, rows = self._mesh, self._shapes.row_counts[-1] * self._shapes.ways
     if mesh is not None and not sharding.is_local(self._params):
@@ -315,8 +321,8 @@ class Engine:
         'release them first'
       )
 
-  def _need_weights(self) -> None:
-    if self._view is None:
+  def _need_weights(self, weights: Any = None) -> None:
+    if (self._view if weights is None else weights) is None:
       raise ValueError(
         'weights must be set before decoding: got None; call set_params first'
       )

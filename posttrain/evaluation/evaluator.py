@@ -183,8 +183,23 @@ class Evaluator:
     self._driver, self._scorer = driver, scorer
     self._measures = measures
 
-  def measure(self) -> Evaluation:
+  def played(self, brief: bool = False) -> int:
+    """Returns the number of tasks and prompts that `measure` answers."""
+    tasks = self.tasks
+    counts = {name: len(own) for name, (_, own) in tasks.by_env.items()}
+    if self._cfg.selects is not None:
+      counts[self._cfg.selects[1]] += len(tasks.selection)
+    for name, (env, _) in tasks.by_env.items() if brief else ():
+      if self._is_only_shown(name, env):
+        counts[name] = 0
+    return sum(counts.values()) + len(() if brief else tasks.suite.tasks)
+
+  def measure(self, brief: bool = False) -> Evaluation:
     """Plays every task with the engine's weights; warns of failed episodes.
+
+    Args:
+      brief: leaves out the suite, answers that nothing grades, and those at
+        temperature 1, which the first step samples anyway.
 
     Raises:
       TooManyErrors: environments failed too often.
@@ -202,13 +217,18 @@ class Evaluator:
       env, _ = self.tasks.by_env[name]
       sets.append(TaskSet(name, env, self.tasks.selection, uid, metric))
     # Two queues for all environments, because each ends with empty slots.
-    suite = self._play_greedily(sets)
+    played = [
+      x for x in sets if not (brief and self._is_only_shown(x.name, x.env))
+    ]
+    suite = self._play_greedily(played, not brief)
     faults: list[str] = []
     for part in sets:
       if self._measures is not None:
-        part.measures, failed = self._measures(part.name, part.greedy)
+        part.measures, failed = self._measures(
+          part.name, part.greedy, part.tasks
+        )
         faults += failed
-    self._sample([part for part in sets if self._is_sampled(part)])
+    self._sample([x for x in sets if self._is_sampled(x, brief)])
     metrics = {}
     for part in sets:
       if self._measures is not None and part.groups:
@@ -237,8 +257,13 @@ class Evaluator:
       (*errors, *faults),
     )
 
+  def _is_only_shown(self, name: str, env: base.Env) -> bool:
+    """Returns whether nothing grades or rewards answers to the tasks."""
+    measured = self._measures is not None and self._measures.reward(name)
+    return isinstance(env, rows.Rows) and not measured
+
   def _play_greedily(
-    self, sets: Sequence[TaskSet]
+    self, sets: Sequence[TaskSet], with_suite: bool
   ) -> list[answers.SuiteAnswer]:
     """Plays each task once at temperature 0; returns the suite's answers."""
     suite = self.tasks.suite
@@ -252,7 +277,7 @@ class Evaluator:
       episodes.EpisodeSpec(
         uid + index * _TASK_UIDS, suite, task, 0.0, self._cfg.max_tokens
       )
-      for index, task in enumerate(suite.tasks)
+      for index, task in enumerate(suite.tasks if with_suite else ())
     ]
     rollouts = iter(
       self._driver.run([*own, *prompts]) if own or prompts else ()
@@ -294,7 +319,7 @@ class Evaluator:
       self._cfg.keep_exchanges,
     )
 
-  def _is_sampled(self, part: TaskSet) -> bool:
+  def _is_sampled(self, part: TaskSet, brief: bool) -> bool:
     """Returns whether the tasks are played at temperature 1.
 
     An environment or a reward function must grade answers; the loss on
@@ -308,7 +333,9 @@ class Evaluator:
     has_reward = any(name.startswith('reward/') for name in part.measures)
     if not (self._cfg.samples and (has_grade or has_reward)):
       return False
-    return part.selects_by is None or part.selects_by not in self._measure(part)
+    if part.selects_by is None:
+      return not brief
+    return part.selects_by not in self._measure(part)
 
   def _measure(self, part: TaskSet) -> dict[str, float]:
     """Returns one environment's values, without prefix and suffix."""

@@ -78,7 +78,10 @@ class Measures:
     self._renderer = renderer
 
   def __call__(
-    self, env: str, greedy: Sequence[types.Rollout]
+    self,
+    env: str,
+    greedy: Sequence[types.Rollout],
+    tasks: Sequence[types.Task] = (),
   ) -> tuple[dict[str, Values], tuple[str, ...]]:
     """Returns ({name: value per task}, errors of reward functions).
 
@@ -87,12 +90,17 @@ class Measures:
     Args:
       env: the environment's name.
       greedy: the greedy rollout of each task.
+      tasks: the tasks, where they are not played.
     """
     values, errors = self.rewards(env, greedy)
-    tasks = [rollout.task for rollout in greedy]
+    tasks = tasks or [rollout.task for rollout in greedy]
     if not any(rollout.score.correct is not None for rollout in greedy):
       values |= self._likelihood(tasks)
     return values, errors
+
+  def reward(self, env: str) -> bool:
+    """Returns whether it measures rewards of the environment's answers."""
+    return bool(self._functions.get(env))
 
   def rewards(
     self, env: str, rollouts: Sequence[types.Rollout]

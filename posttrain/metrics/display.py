@@ -41,7 +41,7 @@ class Display:
         desc=stage, total=steps, initial=step, unit='step', dynamic_ncols=True
       )
     else:
-      self._print(f'{steps - step} steps to go')
+      self.say(f'{steps - step} steps to go')
 
   def update(
     self, step: int, numbers: Mapping[str, float], times: Mapping[str, float]
@@ -70,7 +70,7 @@ class Display:
         seconds = (now - self._start[1]) / (step - self._start[0])
         left = tqdm.tqdm.format_interval(seconds * (self._steps - step))
         parts.append(f'about {left} left of the stage')
-      self._print(', '.join(parts))
+      self.say(', '.join(parts))
     if step and self._start is None:
       self._start = step, now
 
@@ -80,8 +80,10 @@ class Display:
       self._bar.close()
     self._bar = None
 
-  def _print(self, text: str) -> None:
-    """Prints a line about the stage."""
-    if self._on:
+  def say(self, text: str) -> None:
+    """Prints a line about the stage, above its bar."""
+    if self._bar is not None:
+      self._bar.write(f'stage {self._stage}: {text}', file=sys.stderr)
+    elif self._on:
       with contextlib.suppress(OSError, ValueError):  # stderr is closed
         print(f'stage {self._stage}: {text}', file=sys.stderr, flush=True)

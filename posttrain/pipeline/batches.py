@@ -25,6 +25,7 @@ import numpy as np
 
 from posttrain import schema, types
 from posttrain.chat import tokenizers
+from posttrain.data import packing
 from posttrain.envs import base
 from posttrain.metrics import statistics
 from posttrain.util import errors
@@ -213,6 +214,18 @@ def metrics(batch: Batch) -> dict[str, float]:
     'batch/micro_batches': count,
     'batch/fill': tokens / max(count * rows * row_tokens, 1),
   }
+
+
+def widths(batch: schema.Batch) -> packing.Widths | None:
+  """Returns what chooses the length of a stage's rows; None = it is fixed."""
+  if not batch.fit:
+    return None
+  return packing.Widths(batch.packed_tokens, batch.packed_rows)
+
+
+def widths_state(widths: packing.Widths | None) -> dict[str, Any]:
+  """Returns the state of `widths` as an entry of a pipeline's."""
+  return {} if widths is None else {'widths': widths.get_state()}
 
 
 class DataError(ValueError):

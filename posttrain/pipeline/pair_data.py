@@ -20,7 +20,7 @@ import numpy as np
 
 from posttrain import schema, types
 from posttrain.chat import rendering
-from posttrain.data import preferences, sources
+from posttrain.data import packing, preferences, sources
 from posttrain.envs import base
 from posttrain.pipeline import batches
 
@@ -137,7 +137,7 @@ class PairData(batches.StageData):
       {reference: 'loss.preference.reference'} if reference else {}
     )
     batch = stage.batch
-    micro_batches = math.ceil(batch.prompts_per_step / batch.rows)
+    micro_batches = math.ceil(batch.prompts_per_step / batch.bins)
     self.shape = micro_batches, batch.packed_rows, batch.packed_tokens
     self.min_capacity = batch.row_tokens
     self.tokenizer = renderer.tokenizer
@@ -251,6 +251,7 @@ class PairPipeline(batches.Pipeline):
     self._source = sources.Shuffled(
       range(len(splits.train.pairs)), data.seed, splits.fingerprint
     )
+    self._widths = batches.widths(data.stage.batch)
     held_out, selecting = splits.evaluated(data.stage.eval.selects_pairs)
     self.held_out = self.pack(held_out) if held_out.pairs else None
     self.selecting = self.pack(selecting) if selecting else None
@@ -258,7 +259,7 @@ class PairPipeline(batches.Pipeline):
   def __next__(self) -> batches.Item:
     count = self._data.stage.batch.prompts_per_step
     drawn = [next(self._source) for _ in range(count)]
-    batch = self.pack(self._train.take(drawn))
+    batch = self.pack(self._train.take(drawn), self._widths)
     metrics = {
       'batch/pairs': float(batch.pairs),
       'batch/answers': float(batch.answers),
@@ -266,23 +267,42 @@ class PairPipeline(batches.Pipeline):
     }
     return batches.Item(batch, metrics, self.get_state())
 
-  def pack(self, pairs: preferences.TokenizedPairs) -> types.PairBatch:
-    """Packs any number of pairs in rows of the stage's shape."""
+  def pack(
+    self,
+    pairs: preferences.TokenizedPairs,
+    widths: packing.Widths | None = None,
+  ) -> types.PairBatch:
+    """Packs any number of pairs in rows of the stage's shape.
+
+    Args:
+      pairs: the pairs.
+      widths: chooses the rows' length; None = as the pairs need, or fixed.
+    """
     _, rows, row_tokens = self._data.shape
+    batch, answers = self._data.stage.batch, (*pairs.pairs, *pairs.mismatched)
+    if batch.fit:
+      lengths = [preferences.length(x) for x in answers if x is not None]
+      widths = widths or packing.Widths(row_tokens, rows)
+      row_tokens = widths(lengths)
     return preferences.pack(
       pairs.pairs,
       pairs.mismatched,
       rows=rows,
       row_tokens=row_tokens,
       per_row=self._per_row,
-      longest_pairs=self._data.stage.batch.joined_rows,
+      longest_pairs=1 if batch.fit else batch.joined_rows,
       pad_id=self._data.tokenizer.pad_id,
     )
 
   def get_state(self) -> dict[str, Any]:
     """Returns JSON-able state that, with the seed, determines what follows."""
-    return {'source': self._source.get_state()}
+    return {
+      'source': self._source.get_state(),
+      **batches.widths_state(self._widths),
+    }
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Continues from a state of `get_state`."""
     self._source.set_state(state['source'])
+    if self._widths is not None and 'widths' in state:
+      self._widths.set_state(state['widths'])

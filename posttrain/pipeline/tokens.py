@@ -318,6 +318,7 @@ class TokenPipeline(batches.Pipeline):
       'uid': self._uid,
       'tally': self.tally.get_state(),
       **self._data.get_state(),
+      **batches.widths_state(self._pack.widths),
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
@@ -325,6 +326,8 @@ class TokenPipeline(batches.Pipeline):
     self._uid = state['uid']
     self.tally.set_state(state.get('tally', {}))
     self._data.set_state(state)
+    if self._pack.widths is not None and 'widths' in state:
+      self._pack.widths.set_state(state['widths'])
 
 
 def _in_turns(
@@ -350,7 +353,7 @@ def shape(stage: schema.Stage) -> tuple[int, int, int]:
   batch = stage.batch
   group_size = max(entry.group_size for entry in stage.envs.values())
   rollouts = batch.prompts_per_step * group_size
-  micro_batches = math.ceil(rollouts / batch.rows)
+  micro_batches = math.ceil(rollouts / batch.bins)
   return micro_batches, batch.packed_rows, batch.packed_tokens
 
 
@@ -364,8 +367,9 @@ class Packer:
   def __init__(self, stage: schema.Stage, pad_id: int):
     self._envs, self._pad_id = tuple(stage.envs), pad_id
     self._micro_batches, self._rows, self._row_tokens = shape(stage)
-    self._samples = self._micro_batches * stage.batch.rows
+    self._samples = self._micro_batches * stage.batch.bins
     self._longest = stage.batch.row_tokens
+    self.widths = batches.widths(stage.batch)
 
   def __call__(self, samples: Sequence[types.Sample]) -> types.Batch:
     """Returns the batch of all samples."""
@@ -378,6 +382,7 @@ class Packer:
         envs=self._envs,
         pad_id=self._pad_id,
         longest=self._longest,
+        widths=self.widths,
       )
       if not leftover:
         return batch

@@ -29,6 +29,7 @@ class Lora(bounds.Options):
 MAX_LAYERS = 10_000
 MAX_SIZE = 2**24  # of a dimension of a weight
 MAX_PARAMETERS = 10**13
+LARGE = 10**8  # parameters, see `Model.is_large`
 MAX_TOKENS = 2**31 - 1  # positions are int32
 ATTENTION = ('auto', 'xla', 'pallas', 'cudnn', 'interpret')
 REMAT = ('none', 'attention', 'block')
@@ -116,9 +117,12 @@ class Model(bounds.Options):
   scale_embeddings: bool = False
   # The output head is the embedding table.
   tied_head: bool = True
-  # Compute dtype: 'float32' or 'bfloat16'. Master weights and logits are
-  # float32.
-  dtype: Annotated[str, bounds.one_of('float32', 'bfloat16')] = 'float32'
+  # Compute dtype: 'float32'; 'bfloat16'; or 'auto' = bfloat16, but float32
+  # where computing is slow, on a CPU with 100M parameters or more, because it
+  # is faster there. Master weights and logits are float32.
+  dtype: Annotated[str, bounds.one_of('float32', 'bfloat16', 'auto')] = (
+    'float32'
+  )
   # Recomputation in the backward pass: 'none' = elementwise operations only
   # (norms, RoPE, SwiGLU; matrix products are kept), 'attention' = every layer
   # from its input, except attention, whose outputs are kept, 'block' = every
@@ -168,6 +172,11 @@ class Model(bounds.Options):
     heads = 2 * (self.heads + self.kv_heads) * self.head_dim
     per_layer = heads + 3 * self.mlp_dim
     return self.embed_dim * (tables + self.layers * per_layer)
+
+  @property
+  def is_large(self) -> bool:
+    """Whether a CPU needs long for a step, or an answer."""
+    return self.matrix_parameters >= LARGE
 
   @classmethod
   def from_json(cls, values: Any) -> 'Model':

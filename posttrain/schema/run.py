@@ -166,6 +166,11 @@ class Batch(bounds.Options):
   # nothing. None = as many rows per device of data x fsdp as 2,048 tokens
   # hold, at least one.
   micro_batch_tokens: bounds.CountOrNone = None
+  # Micro-batches are only as wide as a step's samples need: one row per device,
+  # in a few widths, each of which is compiled, of at most micro_batch_tokens.
+  # None = where computing is slow (a CPU, 100M parameters or more) and
+  # micro_batch_tokens is None.
+  fit: bool | None = None
   # How often devices add up their gradients: at every 'micro_batch', each layer
   # gathered over the mesh's fsdp axis as it is needed; or once per 'update',
   # which saves communication and costs memory: every device then holds all
@@ -205,6 +210,11 @@ class Batch(bounds.Options):
   def packed_rows(self) -> int:
     """Packed rows of a micro-batch, over all devices."""
     return self.tokens_per_micro_batch // self.packed_tokens
+
+  @property
+  def bins(self) -> int:
+    """Rows of a micro-batch that hold a sample each, however long."""
+    return self.packed_rows if self.fit else self.rows
 
   @property
   def tokens_per_micro_batch(self) -> int:
@@ -288,6 +298,12 @@ class Eval(bounds.Options):
   kl: bool = False
   # Longest answer (assistant turn), in tokens.
   max_tokens: bounds.Count = 64
+  # About the most tokens that an evaluation samples of an environment: it plays
+  # as many of `prompts` as fit, at least one. The evaluation before training
+  # then leaves out the suite, answers that nothing grades, and those at
+  # temperature 1. None = no bound, but 2,048 where computing is slow (a CPU,
+  # 100M parameters or more).
+  max_sampled_tokens: bounds.CountOrNone = None
   # Largest number of tokens after an episode's prompt, the environment's
   # messages included; None = max_tokens times the number of turns, so the
   # environment's messages leave fewer tokens to the answers.

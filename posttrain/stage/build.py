@@ -8,6 +8,7 @@ In this file kinds of stages differ only in their pipeline, see `PIPELINES`.
 import dataclasses
 import logging
 import os
+import sys
 from typing import Any
 
 from posttrain import compilation, processes, schema
@@ -52,6 +53,8 @@ def make(
   cfg, name, stage = components.cfg, components.name, components.stage
   env_names, mesh = components.data.env_names, components.mesh
   clock, compiling = watchdog.Timers(), compilation.CompileCounter().open()
+  if stage.init != 'random' and cfg.metrics.progress and processes.is_first():
+    print(f'stage {name}: reads the weights of {stage.init}', file=sys.stderr)
   with clock('setup'):
     # 1. The learner's shapes, and its newest checkpoint.
     spec = components.spec

@@ -211,7 +211,14 @@ def for_playing(run: schema.Run, name: str) -> schema.Run:
 def _reporting(run: schema.Run, name: str) -> schema.Run:
   """Returns a run whose stage is evaluated, and selects nothing by it."""
   prompts = schema.Eval.best_prompts
-  return _with_eval(run, name, best=None, best_prompts=prompts, patience=None)
+  return _with_eval(
+    run,
+    name,
+    best=None,
+    best_prompts=prompts,
+    patience=None,
+    max_sampled_tokens=2**40,  # as many prompts as it says
+  )
 
 
 def _with_eval(run: schema.Run, name: str, **changes: Any) -> schema.Run:

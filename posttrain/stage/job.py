@@ -83,6 +83,11 @@ class Job:
     before = stored if isinstance(stored, float) else 0.0
     return self.logbook.clock.last.get('eval', before)
 
+  @property
+  def is_brief(self) -> bool:
+    """Whether the evaluation before training leaves out what can wait."""
+    return self.cfg.eval.max_sampled_tokens is not None
+
   def evaluates_at(self, step: int) -> bool:
     every = self.cfg.eval.every
     return step == self.steps or bool(every) and step % every == 0
@@ -111,11 +116,19 @@ class Job:
     if self.selection is not None:
       if processes.on(0, self.saves.checkpointer.latest) is None:
         self.save(0, state, self.sampling.pipeline.get_state())
+    played = self.sampling.evaluation.played(self.is_brief)
+    answers = played * (1 if self.is_brief else 1 + self.cfg.eval.samples)
+    tokens = answers * self.cfg.eval.max_tokens
+    self.logbook.shown.say(
+      f'evaluates the start, with at most {tokens:,} sampled tokens'
+    )
     self.logbook.write(0, self.evaluate(state, 0))
 
   def begin(self, step: int) -> None:
     """Begins a step: its profile, where due."""
     self.profiler.begin(step)
+    if step == self.step + 1:
+      self.logbook.shown.say(f'compiles step {step}')
     # The first step has made all programs; a short stage is over too soon.
     # Their objects are so many that a full collection takes 30 to 80 ms, and
     # every step whose rollouts make many objects would start one.
@@ -205,10 +218,13 @@ class Job:
     sampling = self.sampling
     with self.logbook.clock('eval'):
       metrics, answers, suite = {}, [], []
-      if sampling.evaluation.tasks.any:
-        sampling.decoder.set_params(self.learner.policy(params), step)
+      evaluation, brief = sampling.evaluation, step == 0 and self.is_brief
+      if evaluation.tasks.any:
+        sampling.decoder.set_params(
+          self.learner.policy(params), step, decodes=evaluation.played(brief)
+        )
         try:
-          results = sampling.evaluation.measure()
+          results = evaluation.measure(brief)
         except statistics.TooManyErrors as error:
           self.logbook.write_errors(step, error.errors, 'eval_errors')
           raise

@@ -112,6 +112,8 @@ class Plan:
   update_bytes: int  # batch, gradients, activations and work of an update
   # Work of prefill, decoding or scoring, the largest; 0 without slots.
   rollout_bytes: int
+  dtype: str  # of products
+  fit: bool  # whether micro-batches are as wide as a step needs
   weights: Any  # those that train, and frozen ones, as ShapeDtypeStructs
   transfers: Sequence[Transfer]
   # Tasks to train on and held-out ones, by environment.
@@ -148,7 +150,8 @@ class Plan:
       'prompts_per_step': self.prompts_per_step,
       'group_size': ', '.join(f'{k}: {v}' for k, v in self.group_size.items()),
       '  samples per step': self.samples_per_step,
-      'micro_batch_tokens': self.micro_batch_tokens,
+      'micro_batch_tokens': f'{self.micro_batch_tokens}'
+      + (', or as few as a step needs' if self.fit else ''),
       '  rows x tokens': f'{self.rows_per_micro_batch} x {self.row_tokens}',
       'rollout.slots': self.slots,
       '  tokens each': self.slots and self.slot_tokens,
@@ -157,6 +160,7 @@ class Plan:
       'processes': hosts,
       'parameters': f'{self.parameters:,}',
       '  that train': f'{self.trained:,}',
+      'computes in': self.dtype,
       'memory per device': f'{size(self.total_bytes)} (on a GPU -{low} to '
       f'+{high} % of what XLA needs), the sum of',
       '  training state': size(self.state_bytes),
@@ -310,6 +314,8 @@ def make(
     update_bytes=BATCH_TOKEN_BYTES * local
     + _update_bytes(model, mesh, batch, state.params, whole, frozen),
     rollout_bytes=work,
+    dtype=model.dtype,
+    fit=bool(batch.fit),
     weights=(state.params, frozen),
     transfers=_transfers(model, mesh, batch, state.params, frozen),
     tasks=load.tasks,

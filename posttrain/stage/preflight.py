@@ -37,6 +37,7 @@ from posttrain.util import disk
 
 # Tokens of a micro-batch, and the most slots, per device of data x fsdp.
 MICRO_BATCH_TOKENS, MAX_SLOTS = 2048, 256
+SAMPLED_TOKENS = 2048  # of an evaluation where computing is slow
 # (renderer, data) -> the tokens that a sequence may have at least.
 MinCapacity = Callable[[rendering.Renderer, batches.StageData], int]
 Params = Any
@@ -75,8 +76,12 @@ def resolve(
       model = stage.model or cfg.model
       size = model.vocab_size or renderer.tokenizer.vocab_size
       model = dataclasses.replace(model, vocab_size=size)
+      is_slow = model.is_large and platform == 'cpu'
+      if model.dtype == 'auto':
+        dtype = 'float32' if is_slow else 'bfloat16'
+        model = dataclasses.replace(model, dtype=dtype)
       attention.check(model, platform)
-    stage = resolve_sizes(stage, sharding.batch_ways(mesh))
+    stage = resolve_sizes(stage, sharding.batch_ways(mesh), is_slow)
     stages[name] = dataclasses.replace(stage, model=model)
   return models.Resolved(
     dataclasses.replace(cfg, stages=stages),
@@ -200,28 +205,54 @@ def make(
   )
 
 
-def resolve_sizes(stage: schema.Stage, devices: int) -> schema.Stage:
+def resolve_sizes(
+  stage: schema.Stage, devices: int, is_slow: bool = False
+) -> schema.Stage:
   """Returns a stage's options with every size set.
 
   `batch.micro_batch_tokens`: as many rows per device of data x fsdp as 2,048
-  tokens hold, at least one. `rollout.slots`: as many as a step has samples, at
-  most 256 per device of data x fsdp.
+  tokens hold, at least one; rows that fit their samples (`batch.fit`) are
+  joined to one per device. `rollout.slots`: as many as a step has samples, at
+  most 256 per device of data x fsdp. `eval.prompts`: as many as
+  `eval.max_sampled_tokens` allow.
 
   Args:
     stage: the options.
     devices: number of devices that share rows and slots, `sharding.batch_ways`.
+    is_slow: whether a step takes long: a large model on a CPU.
   """
-  batch, rollout = stage.batch, stage.rollout
+  batch, rollout, evaluation = stage.batch, stage.rollout, stage.eval
+  if batch.fit is None:
+    fit = is_slow and batch.micro_batch_tokens is None
+    batch = dataclasses.replace(batch, fit=fit)
   if batch.micro_batch_tokens is None:
     rows = devices * max(1, MICRO_BATCH_TOKENS // batch.packed_tokens)
     tokens = rows * batch.packed_tokens
     batch = dataclasses.replace(batch, micro_batch_tokens=tokens)
+  if batch.fit:
+    joined = max(batch.rows // devices, 1)
+    tokens = devices * joined * batch.row_tokens
+    batch = dataclasses.replace(
+      batch, joined_rows=joined, micro_batch_tokens=tokens
+    )
   if rollout.slots is None:
     sizes = (x.group_size for x in stage.envs.values() if x.ratio)
     group_size = max(sizes, default=1)
     each = -(-batch.prompts_per_step * group_size // devices)
     rollout = dataclasses.replace(rollout, slots=devices * min(each, MAX_SLOTS))
-  return dataclasses.replace(stage, batch=batch, rollout=rollout)
+  if evaluation.max_sampled_tokens is None and is_slow:
+    evaluation = dataclasses.replace(
+      evaluation, max_sampled_tokens=SAMPLED_TOKENS
+    )
+  if evaluation.max_sampled_tokens is not None and evaluation.best is None:
+    # With `best`, its tasks follow those that are reported, in all stages.
+    each = evaluation.max_tokens * (1 + evaluation.samples)
+    prompts = max(evaluation.max_sampled_tokens // each, 1)
+    prompts = min(evaluation.prompts, prompts)
+    evaluation = dataclasses.replace(evaluation, prompts=prompts)
+  return dataclasses.replace(
+    stage, batch=batch, rollout=rollout, eval=evaluation
+  )
 
 
 @contextlib.contextmanager

@@ -72,6 +72,49 @@ def test_positions_segments_and_pads():
     assert (getattr(batch, field)[pad] == pads.get(field, 0)).all(), field
 
 
+@pytest.mark.parametrize(
+  'count, mean, spread, most, rows, widths',
+  [
+    (8, 67, 0.1, 2048, 1, 1),  # chats that are alike
+    (8, 67, 0.5, 2048, 1, 2),
+    (16, 84, 0.2, 2048, 1, 2),
+    (32, 300, 0.5, 2048, 1, 1),  # several micro-batches
+    (8, 120, 0.3, 512, 2, 2),  # two devices
+    (4, 1500, 0.2, 2048, 1, 3),  # a row each
+  ],
+)
+def test_rows_are_as_long_as_the_samples_of_most_steps_need(
+  count, mean, spread, most, rows, widths
+):
+  rng = np.random.default_rng(0)
+  chosen, again = packing.Widths(most, rows), packing.Widths(most, rows)
+  needed, computed, states = 0, 0, []
+  for _ in range(50):
+    sizes = rng.normal(mean, spread * mean, count).clip(4, most)
+    sizes = sizes.astype(int).tolist()
+    again.set_state(chosen.get_state())  # a resumed run chooses the same
+    width = chosen(sizes)
+    assert again(sizes) == width <= most
+    bins, left = packing.first_fit(sizes, width, count)
+    assert not left
+    needed += sum(sizes)
+    computed += -(-len(bins) // rows) * rows * width
+    states.append(width)
+  assert len(set(states)) <= widths and computed <= 1.3 * needed
+
+
+def test_a_long_sample_gets_a_longer_row_at_once():
+  widths = packing.Widths(2048, 1)
+  short, long = widths([60] * 8), widths([1900])
+  assert 480 <= short <= 576 and 1900 <= long <= 2048
+  assert (widths([60] * 8), widths([])) == (short, short)
+  samples = [make(60, row=f'{i}') for i in range(8)]
+  batch, left = pack(
+    samples, row_tokens=2048, longest=2048, widths=packing.Widths(2048, 1)
+  )
+  assert batch.ids.shape == (8, 1, short) and not left
+
+
 @st.composite
 def batches(draw):
   """Random samples with random streams, and a random shape."""

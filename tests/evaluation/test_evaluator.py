@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from posttrain import schema
-from posttrain.envs import registry
+from posttrain.envs import registry, rows
 from posttrain.evaluation import answers as answers_lib
 from posttrain.evaluation import evaluator as evaluation
 from posttrain.evaluation import measures as measures_lib
@@ -205,6 +206,20 @@ def test_pass_at_k_is_the_mean_over_all_subsets_of_k_answers():
 
 
 SUITE = ('Hello.', 'yes', 'What is 1 + 2?')
+
+
+def test_a_brief_evaluation_plays_what_is_graded_alone(tmp_path):
+  path = tmp_path / 'rows.jsonl'
+  row = {'prompt': 'a', 'completion': 'b'}
+  path.write_text(f'{json.dumps(row)}\n')
+  shown = rows.Rows('toy', schema.Rows(path=str(path), eval_path=str(path)))
+  for env, count in ((TOY, 4), (shown, 0)):
+    evaluator, driver = _evaluator(env, suite=SUITE)
+    values, answers, suite, _ = evaluator.measure(brief=True)
+    assert len(driver.all_rollouts) == len(answers) == count and not suite
+    assert ('eval/pass_rate/toy' in values) == bool(count)
+    assert evaluator.played(brief=True) == count
+    assert evaluator.played() == len(evaluator.tasks.by_env['toy'][1]) + 3
 
 
 def test_the_suite_is_answered_greedily_in_one_turn():

@@ -1,5 +1,6 @@
 """Pairs as tokens, and the pipeline that draws from them."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -82,6 +83,26 @@ def test_an_epoch_has_every_pair_once(file):
   wanted += [(1, row['rejected']) for row in ROWS]
   assert sorted(seen) == sorted(wanted)
   assert made.held_out is None
+
+
+def test_rows_of_pairs_fit_and_resume_with_their_length(file):
+  def fitted():
+    cfg = stage(file, 'preference')
+    batch = schema.Batch(
+      prompts_per_step=4, row_tokens=512, micro_batch_tokens=512, fit=True
+    )
+    pairs = pair_data.PairData(
+      dataclasses.replace(cfg, batch=batch), {}, fixtures.RENDERER, 0
+    )
+    return pair_data.PairPipeline(pairs, pairs.splits)
+
+  one, two = fitted(), fitted()
+  item = next(one)
+  assert item.batch.ids.shape[-1] < 512 and item.metrics['batch/fill'] > 0.7
+  assert one.held_out.pairs == one.held_out.present.all(-1).sum() > 0
+  two.set_state(item.state)
+  for _ in range(3):
+    _equal(next(one).batch, next(two).batch)
 
 
 def test_held_out_pairs_are_not_trained_on(file, tmp_path, caplog):

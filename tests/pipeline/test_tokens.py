@@ -146,6 +146,21 @@ def test_joined_rows_hold_the_same_samples_with_less_padding():
   assert one.ce_count == four.ce_count
 
 
+def test_rows_that_fit_hold_the_same_samples_and_resume_with_their_length():
+  fixed = fixtures.stage(10, row_tokens=320, micro_batch_tokens=320)
+  batch = dataclasses.replace(fixed.batch, fit=True)
+  pipeline, other = (
+    _pipeline(stage=dataclasses.replace(fixed, batch=batch)) for _ in range(2)
+  )
+  one, fitted = next(_pipeline(stage=fixed)), next(pipeline)
+  assert fitted.metrics['batch/fill'] > max(one.metrics['batch/fill'], 0.8)
+  assert fitted.batch.ids.shape[-1] < 320
+  assert one.batch.ce_count == fitted.batch.ce_count
+  other.set_state(json.loads(json.dumps(fitted.state)))
+  for _ in range(3):
+    _equal(next(pipeline).batch, next(other).batch)
+
+
 @pytest.mark.parametrize('rewarded, code', [(0, 3), (1, 1)])
 def test_exit_code_tells_whether_any_rollout_had_a_reward(
   monkeypatch, rewarded, code

@@ -1,5 +1,6 @@
 """Sizes that follow from the devices, in plans and in what is stored."""
 
+import dataclasses
 import math
 
 import pytest
@@ -74,3 +75,45 @@ def test_slots(mesh, slots, expected):
     mesh, schema.Stage(envs=envs, rollout=schema.Rollout(slots=slots))
   )
   assert parts.stage.rollout.slots == parts.plan.slots == expected
+
+
+@pytest.mark.parametrize(
+  'platform, model, batch, expected',
+  [
+    # Large models on a CPU: rows that fit, float32, a bounded evaluation.
+    ('cpu', 'qwen3_0p6b', {}, (True, 1, 2, 'float32', 16)),
+    ('cpu', 'tiny', {}, (False, 2, 1, 'bfloat16', 500)),
+    ('gpu', 'qwen3_0p6b', {}, (False, 2, 1, 'bfloat16', 500)),
+    # What is given is kept.
+    (
+      'cpu',
+      'qwen3_0p6b',
+      {'micro_batch_tokens': 4096},
+      (False, 4, 1, 'float32', 16),
+    ),
+    ('cpu', 'tiny', {'fit': True}, (True, 1, 2, 'bfloat16', 500)),
+  ],
+)
+def test_sizes_follow_from_the_model_and_the_platform(
+  platform, model, batch, expected
+):
+  model = dataclasses.replace(schema.PRESETS[model], dtype='auto')
+  run = schema.Run(
+    model=model,
+    stages={
+      'a': schema.Stage(
+        envs={'a': entry()},
+        batch=schema.Batch(row_tokens=1024, **batch),
+        eval=schema.Eval(samples=1, max_tokens=64),
+      )
+    },
+  )
+  stage = preflight.resolve(run, (platform, 1, 1)).cfg.stages['a']
+  batch = stage.batch
+  assert (
+    batch.fit,
+    batch.packed_rows,
+    batch.joined_rows,
+    stage.model.dtype,
+    stage.eval.prompts,
+  ) == expected
