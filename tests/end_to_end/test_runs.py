@@ -360,7 +360,16 @@ def _ask_the_rest(path, folder):
   frozen = schema.EnvEntry(sampler=schema.Frozen(model='init'))
   made = toys.environment(frozen, 64, 'a')
   made.sampler.spec(two_turns.TASK, 0)
+  made.check()
   assert made.references == {'init': 'envs.a.sampler.model'}
+  fn = 'tests.rollout.judged:slow'
+  tried = schema.EnvEntry(
+    algorithm=schema.Grpo(),
+    group_size=2,
+    sampler=schema.Policy(max_tokens=8),
+    rewards={'f': schema.RewardFn(fn)},
+  )
+  toys.environment(tried, 64, 'a').check()
   rewards = {'x': schema.RewardFn('tests.rollout.judged:slow', judge='init')}
   rewards['y'] = schema.RewardFn(model='stage:rm')
   result = grading.Result([1.0])
