@@ -15,6 +15,7 @@ from posttrain.util import errors, hub
 
 NAME = "the argument after the recipe's name"
 _REWARD = 'reward='  # begins the part of a reward model's run
+_TEACHER = 'teacher='  # begins that of a teacher
 
 
 def check_word(argument: str, *known: str) -> None:
@@ -56,6 +57,7 @@ def parse_folder(
     raise ValueError(
       f'{NAME} must be a HuggingFace directory that exists, then words of '
       f'{known}, as in RECIPE:DIR,lora: got {argument!r}'
+      f'{errors.near_path(folder) if folder and not exists else ""}'
     )
   return folder, set(words)
 
@@ -70,17 +72,25 @@ class Own:
   held_out: str | None  # None = a tenth of the data
   rewards: dict[str, schema.RewardFn]  # by name
   words: frozenset[str]  # of 'lora' and 'tiny'
+  teacher: schema.Reference | None = None
+  epochs: float | None = None  # None = the recipe's number of steps
 
 
 def parse_own(
-  argument: str, rewards: bool = False, lora: bool = True, data: bool = True
+  argument: str,
+  rewards: bool = False,
+  lora: bool = True,
+  data: bool = True,
+  teacher: bool = False,
 ) -> Own:
   """Reads `DIR,data.jsonl`, and more, after a recipe's name, in any order.
 
-  An existing directory, or OWNER/NAME in the hub's cache, is the model; or the
-  name of a preset. A name that ends as a file of rows does, or begins with
-  tfds:, is the data, a second one the held-out data. `reward=PATH` is the run
-  of a reward model; anything else that contains a colon is a reward function.
+  An existing directory, of a run too, or OWNER/NAME in the hub's cache, is the
+  model; or the name of a preset. A name that ends as a file of rows does, or
+  begins with tfds:, is the data, a second one the held-out data. `reward=PATH`
+  is the run of a reward model, `teacher=` a model or the address of a server,
+  `epochs=NUMBER` the passes over the data; anything else that contains a colon
+  is a reward function.
 
   Args:
     argument: the text after the colon, parts with commas between them. A path
@@ -88,18 +98,20 @@ def parse_own(
     rewards: whether the recipe takes reward functions and models.
     lora: whether the recipe can train a LoRA.
     data: whether there must be data; if not, an environment may replace them.
+    teacher: whether the recipe needs a teacher.
 
   Raises:
     ValueError: a part is nothing of these or does not exist, or one is
       missing that `tiny` does not replace.
   """
-  form = _form(rewards, lora)
+  form = _form(rewards, lora, teacher)
   kinds: dict[str, list[str]] = {}
   parts = list(_parts(argument))
   _check_filled(parts, argument)
   for part in parts:
-    kinds.setdefault(_kind_of(part, rewards, form), []).append(part)
+    kinds.setdefault(_kind_of(part, rewards, teacher, form), []).append(part)
   folders, files = kinds.get('folder', []), _joined(kinds.get('file', []))
+  teachers, epochs = kinds.get('teacher', []), kinds.get('epochs', [])
   presets, words = kinds.get('preset', []), frozenset(kinds.get('word', []))
   needed = 'tiny' not in words
   problems = (
@@ -112,6 +124,8 @@ def parse_own(
     ('lora' in words and not folders, 'a directory, whose weights lora adapts'),
     (needed and not folders + presets, 'a model'),
     (needed and data and not files, 'data'),
+    (needed and len(teachers) != teacher, 'one teacher'),
+    (len(epochs) > 1 or (epochs and not files), 'data, and epochs= once'),
   )
   for is_wrong, text in problems:
     if is_wrong:
@@ -128,7 +142,18 @@ def parse_own(
     held_out=(*paths, None, None)[1],
     rewards=_rewards(kinds.get('function', []), kinds.get('reward model', [])),
     words=words,
+    teacher=_teacher(*teachers[:1]),
+    epochs=float(epochs[0].partition('=')[2]) if epochs else None,
   )
+
+
+def _teacher(part: str = '') -> schema.Reference | None:
+  """Returns the model, or the model on a server, that a part names."""
+  path = part.removeprefix(_TEACHER)
+  if '://' not in path:
+    return absolute(hub.folder(path) or path) if path else None
+  address, _, name = path.partition('#')
+  return schema.Endpoint(name=name, base_url=address)
 
 
 def _parts(argument: str) -> Iterator[str]:
@@ -156,7 +181,8 @@ def _check_filled(parts: Sequence[str], argument: str) -> None:
 
 
 def _path(part: str) -> str:
-  return os.path.expanduser(part.removeprefix(_REWARD))
+  path = part.removeprefix(_REWARD).removeprefix(_TEACHER)
+  return os.path.expanduser(path)
 
 
 def _joined(files: Sequence[str]) -> list[str]:
@@ -235,7 +261,7 @@ def _rewards(
   return rewards
 
 
-def _kind_of(part: str, rewards: bool, form: str) -> str:
+def _kind_of(part: str, rewards: bool, teacher: bool, form: str) -> str:
   """Returns the kind of one part of an argument."""
   path = _path(part)
   if part in ('lora', 'tiny'):  # a directory of this name is ./tiny
@@ -243,6 +269,11 @@ def _kind_of(part: str, rewards: bool, form: str) -> str:
   if part.startswith(_REWARD) and rewards:
     if os.path.isdir(path):
       return 'reward model'
+  elif part.startswith(_TEACHER) and teacher:
+    if os.path.isdir(path) or hub.folder(path) or '://' in path:
+      return 'teacher'
+  elif re.fullmatch(r'epochs=(\d+\.?\d*|\.\d+)', part):
+    return 'epochs'
   elif os.path.isdir(path) and not os.path.exists(f'{path}/config.json'):
     return 'file' if row_files.files(path) else 'folder'
   elif os.path.isdir(path) or hub.folder(part) is not None:
@@ -256,26 +287,24 @@ def _kind_of(part: str, rewards: bool, form: str) -> str:
     return 'preset'
   elif rewards and ':' in part and '' not in part.split(':'):
     return 'function'
-  beside = os.path.dirname(path) or '.'
-  known = os.listdir(beside) if os.path.isdir(beside) else []
-  near = errors.nearest(
-    os.path.basename(path), [*known, 'lora', 'tiny', *schema.PRESETS]
-  )
+  near = errors.nearest(part, ['lora', 'tiny', *schema.PRESETS])
+  near = near or errors.near_path(path)
   raise ValueError(
     f'{NAME} must have parts that exist: got {part!r}{hub.hint(part) or near}; '
     f'{form}'
   )
 
 
-def _form(rewards: bool, lora: bool) -> str:
+def _form(rewards: bool, lora: bool, teacher: bool) -> str:
   """Returns what an argument consists of, for errors."""
   words = ' or '.join(('lora', 'tiny') if lora else ('tiny',))
   functions = (
     f', module:function or {_REWARD}PATH of a reward model' if rewards else ''
   )
+  functions += f', {_TEACHER}DIR|RUN|ADDRESS' if teacher else ''
   return (
-    'its parts are a HuggingFace directory (or a preset, such as small), data '
-    f'({", ".join(row_files.ENDINGS)}, or tfds:NAME), others that are held out'
-    f'{functions}, {words}, as in RECIPE:DIR,data.jsonl'
-    f'{",module:function" if rewards else ""}'
+    'its parts are a HuggingFace directory or the workdir of a run (or a '
+    f'preset, such as small), data ({", ".join(row_files.ENDINGS)}, or '
+    f'tfds:NAME), others that are held out{functions}, epochs=N, {words}, as '
+    f'in RECIPE:DIR,data.jsonl{",module:function" if rewards else ""}'
   )

@@ -1,13 +1,13 @@
 """Pieces that several recipes share: models, environments, stages."""
 
 import dataclasses
-import os
 
 import ml_collections
 
 from configs import arguments, machinery
 from posttrain import schema
-from posttrain.models import hf_config
+from posttrain.config import options
+from posttrain.data import row_files
 from posttrain.util import hub
 
 # Two-digit arithmetic with a mistake in three demonstrations of ten.
@@ -40,19 +40,23 @@ ENGLISH_SUITE = (
 def pretrained(
   folder: str | None, preset: str = 'tiny'
 ) -> tuple[schema.Model, schema.Tokenizer, str]:
-  """Returns model, tokenizer and `init` of a HuggingFace directory.
+  """Returns model, tokenizer and `init` of a run or a HuggingFace directory.
 
   Args:
-    folder: the directory, or OWNER/NAME in the hub's cache; None = a preset on
-      bytes, with random weights.
+    folder: the run's or the directory, or OWNER/NAME in the hub's cache; None =
+      a preset on bytes, with random weights.
     preset: the preset's name.
   """
   if folder is None:
     return schema.PRESETS[preset], schema.Tokenizer(), 'random'
   folder = hub.folder(folder) or folder
-  model = hf_config.read(os.path.expanduser(folder))
-  model = dataclasses.replace(model, dtype='auto', remat='block')
-  return model, schema.Tokenizer(path=folder), folder
+  start = options.read_weights(folder)
+  model, tokenizer = start.model, start.tokenizer
+  if start.kind != 'run':
+    model = dataclasses.replace(model, dtype='auto', remat='block')
+  if start.kind == 'hf':
+    tokenizer = schema.Tokenizer(path=folder)
+  return model, tokenizer, folder
 
 
 def run_from(
@@ -150,6 +154,30 @@ def name_pairs(pairs: ml_collections.ConfigDict, own: arguments.Own) -> None:
     pairs.path = own.data
   if own.held_out is not None:
     pairs.eval_path = own.held_out
+
+
+def count_epochs(
+  stage: ml_collections.ConfigDict,
+  data: ml_collections.ConfigDict,
+  own: arguments.Own,
+) -> None:
+  """Sets the steps of `own.epochs` passes over a file, for any batch size.
+
+  Where a share of the rows is held out, by a hash, about as many are counted.
+
+  Args:
+    stage: the stage.
+    data: its rows or pairs, with `path` and `eval_fraction`.
+    own: what the user named.
+  """
+  if own.epochs is None:
+    return
+  held_out = 0.0 if own.held_out is not None else data.eval_fraction
+  rows = len(row_files.objects(data.path)) * (1 - held_out)
+  per_step = stage.batch.get_oneway_ref('prompts_per_step')
+  stage.steps = (max(1, round(own.epochs * rows)) + per_step - 1) // per_step
+  if stage.optim.warmup_steps >= stage.steps:
+    stage.optim.warmup_steps = stage.steps // 10
 
 
 def shrink_training(

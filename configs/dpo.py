@@ -4,12 +4,12 @@ r"""DPO of a model of yours on pairs of yours.
         --workdir=WORK
 
 DIR is a HuggingFace directory (Llama 3, Qwen 2, 2.5 or 3, Gemma 2 or 3 text),
-or OWNER/NAME in the hub's cache, of an instruct model: model, weights,
-tokenizer, chat template and stop tokens come from it. A line of PAIRS.jsonl is
-`{"prompt": ..., "chosen": ..., "rejected": ...}`, each a string or a list of
-messages (`posttrain/data/preferences.py`); .parquet, .arrow and .csv files and
-TFDS data sets (`tfds:NAME`) have these columns, or others that
-`--config.dpo.pairs.columns` renames.
+OWNER/NAME in the hub's cache, of an instruct model, or the workdir of another
+run: model, weights, tokenizer, chat template and stop tokens come from it. A
+line of PAIRS.jsonl is `{"prompt": ..., "chosen": ..., "rejected": ...}`, each a
+string or a list of messages (`posttrain/data/preferences.py`); .parquet, .arrow
+and .csv files and TFDS data sets (`tfds:NAME`) have these columns, or others
+that `--config.dpo.pairs.columns` renames.
 
 A tenth of the prompts is held out, or `:DIR,PAIRS.jsonl,HELD_OUT.jsonl` names
 the held-out pairs: `eval/pairs/rewards/accuracies` is the share of them whose
@@ -19,8 +19,8 @@ characters, refusals, whether code parses, and the length.
 Where preferences are about something else, so should the prompts be:
 `--config.dpo.eval.suite='("Why is the sky blue?", "Write a haiku.")'`.
 
-200 steps see 6,400 pairs; an epoch is better counted than guessed
-(`--config.dpo.steps=N`). A pair that has more than 2,048 tokens, with the
+200 steps see 6,400 pairs; `epochs=3` in the argument counts the steps of three
+passes over the pairs. A pair that has more than 2,048 tokens, with the
 prompt before each answer, is dropped, and the number of them logged.
 `:DIR,PAIRS.jsonl,lora` trains a rank-32 LoRA at ten times the learning rate,
 with the frozen weights as the reference.
@@ -61,6 +61,7 @@ def get_config(argument: str = ''):
   own = arguments.parse_own(argument)
   config = common.run_from(own.folder, {'dpo': DPO}, own.preset)
   common.name_pairs(config.dpo.pairs, own)
+  common.count_epochs(config.dpo, config.dpo.pairs, own)
   if 'lora' in own.words:
     common.use_lora(config.dpo, lr=5e-6)
   if 'tiny' in own.words:

@@ -4,11 +4,12 @@ r"""GRPO of a model of yours, on prompts and a reward of yours.
         --config=configs/grpo.py:DIR,PROMPTS.jsonl,rewards:short
 
 DIR is a HuggingFace directory (Llama 3, Qwen 2, 2.5 or 3, Gemma 2 or 3 text),
-or OWNER/NAME in the hub's cache, of an instruct model: model, weights,
-tokenizer, chat template and stop tokens come from it. A line of PROMPTS.jsonl
-has `prompt`, a string or a list of messages, and any other columns; .parquet,
-.arrow and .csv files and TFDS data sets (`tfds:NAME`) as well. `rewards:short`
-is the function `short` in rewards.py of the current folder, as TRL calls it:
+OWNER/NAME in the hub's cache, of an instruct model, or the workdir of another
+run, such as one of sft: model, weights, tokenizer, chat template and stop
+tokens come from it. A line of PROMPTS.jsonl has `prompt`, a string or a list of
+messages, and any other columns; .parquet, .arrow and .csv files and TFDS data
+sets (`tfds:NAME`) as well. `rewards:short` is the function `short` in
+rewards.py of the current folder, as TRL calls it:
 
     def short(completions, **columns):  # one value per completion, None = none
       return [-len(text) / 100 for text in completions]
@@ -28,9 +29,10 @@ temperature 1, and `rollout/reward/data` the mean of the sum over the step's
 answers. `eval.suite` is answered before and after. `eval.max_tokens` follows
 `sampler.max_tokens`, unless it is set or the whole sampler replaced.
 
-`lora` among the arguments trains a rank-32 LoRA at ten times the learning rate;
-a KL penalty (`--config.grpo.envs.data.algorithm.kl_beta=0.01`) then has the
-frozen weights as its reference, at no memory.
+`epochs=3` counts the steps of three passes over the prompts. `lora` trains a
+rank-32 LoRA at ten times the learning rate; a KL penalty
+(`--config.grpo.envs.data.algorithm.kl_beta=0.01`) then has the frozen weights
+as its reference, at no memory.
 
 An environment of yours, with rewards of its own, takes the place of the data:
 `:DIR` alone, and `--config.grpo.envs='{"NAME": {...}}'`, see
@@ -87,6 +89,7 @@ def get_config(argument: str = ''):
   config = common.run_from(own.folder, {'grpo': GRPO}, own.preset)
   entry = config.grpo.envs.data
   common.name_rows(entry.env, own)
+  common.count_epochs(config.grpo, entry.env, own)
   # Evaluated and sampled answers have one limit, unless eval.max_tokens is set.
   config.grpo.eval.max_tokens = entry.sampler.get_oneway_ref('max_tokens')
   if own.data is None:

@@ -4,20 +4,21 @@ r"""A reward model of yours, from a model of yours and pairs of yours.
         --workdir=WORK
 
 DIR is a HuggingFace directory (Llama 3, Qwen 2, 2.5 or 3, Gemma 2 or 3 text),
-or OWNER/NAME in the hub's cache: model, weights, tokenizer and chat template
-come from it; a scalar head is added. A line of PAIRS.jsonl is `{"prompt": ...,
-"chosen": ..., "rejected": ...}`, each a string or a list of messages
-(`posttrain/data/preferences.py`).
+OWNER/NAME in the hub's cache, or the workdir of another run: model, weights,
+tokenizer and chat template come from it; a scalar head is added. A line of
+PAIRS.jsonl is `{"prompt": ..., "chosen": ..., "rejected": ...}`, each a string
+or a list of messages (`posttrain/data/preferences.py`).
 
 A tenth of the prompts is held out, or `:DIR,PAIRS.jsonl,HELD_OUT.jsonl` names
 the held-out pairs: `eval/pairs/rewards/accuracies` is the share of them whose
 chosen answer has the larger value. GRPO reads the model by
 `--config=grpo:DIR,PROMPTS.jsonl,reward=WORK`.
 
-200 steps see 6,400 pairs. A pair that has more than 2,048 tokens, with the
-prompt before each answer, is dropped, and the number of them logged. There is
-no LoRA: the head of a reward model trains with the rest. It writes no text, so
-there is no `eval.suite`.
+200 steps see 6,400 pairs; `epochs=3` in the argument counts the steps of three
+passes. A pair that has more than 2,048 tokens, with the prompt before each
+answer, is dropped, and the number of them logged. There is no LoRA: the head of
+a reward model trains with the rest. It writes no text, so there is no
+`eval.suite`.
 
 `:tiny` runs every part on the pairs of pairs_example.jsonl, on bytes and random
 weights, and learns nothing; `:DIR,PAIRS.jsonl,tiny` does so with the
@@ -53,6 +54,7 @@ def get_config(argument: str = ''):
   own = arguments.parse_own(argument, lora=False)
   config = common.run_from(own.folder, {'rm': REWARD_MODEL}, own.preset)
   common.name_pairs(config.rm.pairs, own)
+  common.count_epochs(config.rm, config.rm.pairs, own)
   if 'tiny' in own.words:
     shrink(config)
   return config

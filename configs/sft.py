@@ -4,12 +4,12 @@ r"""SFT of a model of yours on data of yours.
         --workdir=WORK
 
 DIR is a HuggingFace directory (Llama 3, Qwen 2, 2.5 or 3, Gemma 2 or 3 text),
-or OWNER/NAME in the hub's cache: model, weights, tokenizer, chat template and
-stop tokens come from it. A preset's name instead (`small`) trains random
-weights on bytes. A line of DATA.jsonl is `{"messages": [...]}`, or `{"prompt":
-..., "completion": ...}`, each a string or a list of messages; .parquet, .arrow
-and .csv files and TFDS data sets (`tfds:NAME`) have these columns, or others
-that `--config.sft.envs.data.env.columns` renames.
+OWNER/NAME in the hub's cache, or the workdir of another run: model, weights,
+tokenizer, chat template and stop tokens come from it. A preset's name instead
+(`small`) trains random weights on bytes. A line of DATA.jsonl is `{"messages":
+[...]}`, or `{"prompt": ..., "completion": ...}`, each a string or a list of
+messages; .parquet, .arrow and .csv files and TFDS data sets (`tfds:NAME`) have
+these columns, or others that `--config.sft.envs.data.env.columns` renames.
 
 A tenth of the prompts is held out, or `:DIR,DATA.jsonl,HELD_OUT.jsonl` names
 the held-out rows: `eval/nll/data` is the loss on them, in nats per token. The
@@ -18,8 +18,8 @@ best weights by it are kept with `--config.sft.eval.best=eval/nll/data
 the `eval.prompts` that are reported. The prompts of `eval.suite` are answered
 before and after.
 
-200 steps see 6,400 rows; an epoch is better counted than guessed
-(`--config.sft.steps=N`). A row that has more than 2,048 tokens is cut.
+200 steps see 6,400 rows; `epochs=3` in the argument counts the steps of three
+passes over the rows. A row that has more than 2,048 tokens is cut.
 `:DIR,DATA.jsonl,lora` trains a rank-32 LoRA at ten times the learning rate.
 
 `:tiny` runs every part on rows_example.jsonl, on bytes and random weights, and
@@ -64,6 +64,7 @@ def get_config(argument: str = ''):
   own = arguments.parse_own(argument)
   config = common.run_from(own.folder, {'sft': SFT}, own.preset)
   common.name_rows(config.sft.envs.data.env, own)
+  common.count_epochs(config.sft, config.sft.envs.data.env, own)
   if own.folder is None:  # random weights need larger steps
     config.sft.optim.lr = 1e-3
   if 'lora' in own.words:

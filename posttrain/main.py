@@ -153,25 +153,40 @@ def load(
     ValueError: names the key that is wrong and the values it allows.
   """
   node = config.load(path)
-  for key, value in overrides:
-    config.override(node, key, value)
-  run = config.build(node)
-  if config.is_json(path):
-    checks.check_trust(run, path, overrides, trust_config)
-  if check:
-    checks.check(run)
+  config.override_all(node, overrides)
+  try:
+    run = config.build(node)
+    if config.is_json(path):
+      checks.check_trust(run, path, overrides, trust_config)
+    if check:
+      checks.check(run)
+  except ValueError as error:
+    # A value of the recipe that does not go with an override.
+    key = re.match(r'config\.(\S+) must ', str(error))
+    pairs = [(f'.{key[1]}.', f'.{own}.') for own, _ in overrides] if key else []
+    if pairs and not any(a in b or b in a for a, b in pairs):
+      raise ValueError(
+        f'{error}; --config={path.partition(":")[0]} sets it: override it as '
+        'well'
+      ) from None
+    raise
   return run
 
 
-def claim(workdir: str, options: dict[str, Any]) -> None:
-  """Writes config.json; refuses a workdir that holds a run of another config.
+def claim(workdir: str, options: dict[str, Any], stages: Any = None) -> None:
+  """Writes config.json; refuses a workdir of another config or other data.
+
+  Args:
+    workdir: the folder.
+    options: the run's options, as plain data.
+    stages: the stages' components, whose data are compared.
 
   Raises:
-    ValueError: the config differs.
+    ValueError: the config or the data differ.
   """
   from posttrain.stage import preflight
 
-  preflight.check_resume(options, workdir)
+  preflight.check_resume(options, workdir, stages)
   os.makedirs(os.path.join(workdir, 'rollouts'), exist_ok=True)
   preflight.write_config(options, workdir)
 
@@ -253,7 +268,7 @@ def train(
         raise OSError(f'--workdir must be a folder: {error}') from error
       seconds = _LOCK_SECONDS if peers else disk.BRIEFLY
       stack.enter_context(disk.lock(workdir, '--workdir', peers, seconds))
-      claim(workdir, options)
+      claim(workdir, options, stages)
       sizes = {
         name: {'parameters': x.plan.parameters, 'trained': x.plan.trained}
         for name, x in stages.items()

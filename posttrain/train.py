@@ -78,6 +78,8 @@ def run(
   """
   path = os.path.join(workdir, 'metrics.jsonl')
   position, shared = 0, logbook.Shared(writers.Goodput(path), report)
+  for components in stages.values():
+    build.try_servers(components, workdir, stop)
   for name in list(stages):
     components = stages.pop(name)
     end = resume.end_of(components.cfg, name, workdir)

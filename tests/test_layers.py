@@ -175,7 +175,11 @@ def test_only_util_commands_reads_the_command_line(module):
 
 # What recipes may import beside the schema, and who.
 FOR_RECIPES = {
-  'configs.common': ('posttrain.models.hf_config', 'posttrain.util.hub'),
+  'configs.common': (
+    'posttrain.config.options',
+    'posttrain.data.row_files',
+    'posttrain.util.hub',
+  ),
   'configs.arguments': (
     'posttrain.data.row_files',
     'posttrain.util.errors',

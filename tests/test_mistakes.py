@@ -40,6 +40,17 @@ MISTAKES = (
   ('grpo:small,rows.jsonl,rewards:words', 'rewards.words', "got 'good'"),
   ('grpo:small,rows.jsonl,rewards:right', 'rewards.right.fn', "'anwser'"),
   ('sft:Qwen/Qwen3-0.6B,rows.jsonl', 'hf download Qwen/Qwen3-0.6B'),
+  ('sft:small,rows.jsonl --config.init=rowz', "'rowz'", 'mean rows.jsonl?'),
+  (
+    'sft:small,rows.jsonl --config.envs.data.env.eval_path=row.jsonl '
+    '--config.envs.data.env.eval_fraction=0.0',
+    "'row.jsonl'; did you mean rows.jsonl?",
+  ),
+  (
+    'sft:small,rows.jsonl --config.steps=5',
+    'config.sft.optim.warmup_steps',
+    '--config=sft sets it',
+  ),
   (f'{GRPO} --config.lora.rank=16', 'config.grpo.lora.rank', '16'),
   (
     f'{GRPO} --config.envs.data.sampler.max_tokens=4096',

@@ -68,7 +68,7 @@ def find(path: str) -> str:
     if os.path.isfile(config):
       disk.read_json_object(config)  # raises if it cannot be read
     place = os.path.abspath(os.path.expanduser(path))
-    got = f'there is no {errors.text(place)}'
+    got = f'there is no {errors.text(place)}{errors.near_path(place)}'
     if os.path.exists(place):
       got = f'{error}; it has no config.json with a model_type either'
     raise ValueError(
@@ -105,6 +105,14 @@ class Checkpoint:
   def is_adapter(self) -> bool:
     """Whether the folder holds an adapter, and no whole weights."""
     return self.kind == 'peft' or self.adapter is not None
+
+  @property
+  def tokenizer(self) -> schema.Tokenizer:
+    """The tokenizer and template that the weights were trained with."""
+    if self.kind == 'run':
+      return schema.Tokenizer(**self.host['config']['tokenizer'])
+    base = self.start() if self.kind == 'peft' else self.folder
+    return schema.Tokenizer(path=base)
 
   @property
   def selects(self) -> bool:
@@ -151,12 +159,11 @@ class Checkpoint:
       return rendering.load(
         schema.Tokenizer(path=self.folder, template_variables=variables)
       )
-    options = self.host['config']['tokenizer']
-    stored = rendering.load(schema.Tokenizer(**options))
+    stored = rendering.load(self.tokenizer)
     rendering.check_fingerprint(
       stored.fingerprint,
       self.host['tokenizer'],
-      f'the tokenizer {options}',
+      f'the tokenizer {dataclasses.asdict(self.tokenizer)}',
       self.folder,
     )
     return stored
@@ -361,14 +368,24 @@ def _restored(checkpoint: Checkpoint, like: Params, average: bool) -> Params:
 def load_start(folder: str, like: Params) -> Params:
   """Reads the weights that a folder's stage or adapter started from.
 
-  They are averaged where that stage began with averages.
+  They are averaged where that stage began with averages, and rounded as that
+  stage had them where they are an adapter merged into others.
 
   Args:
     folder: a folder from `find`.
     like: shapes, dtypes and shardings of the result.
   """
   start = read(folder).start()
-  return load(start, like, average=read(start).selects)
+  checkpoint, base = read(start), read(folder).host.get('base')
+  trained = like
+  if checkpoint.is_adapter and base:
+    leaves = [
+      jax.ShapeDtypeStruct(x.shape, base['dtypes'][path], sharding=x.sharding)
+      for path, x in tree.flat(like).items()
+    ]
+    trained = jax.tree.unflatten(jax.tree.structure(like), leaves)
+  params = load(start, trained, average=checkpoint.selects)
+  return jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
 
 
 def adapter(

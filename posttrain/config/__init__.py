@@ -8,5 +8,6 @@ from posttrain.config.options import (
   is_json,
   load,
   override,
+  override_all,
   to_dict,
 )

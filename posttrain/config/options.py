@@ -26,7 +26,6 @@ from ml_collections import config_dict
 
 from posttrain import schema
 from posttrain.config import names
-from posttrain.models import hf_config
 from posttrain.schema import bounds
 from posttrain.util import disk, errors, hub
 
@@ -48,6 +47,8 @@ _RESUMABLE = (
   # Where environments are called.
   r'\.rollout\.(workers|num_workers)$',
 )
+# Paths of data whose contents checkpoints name.
+_DATA = r'\.(env|pairs)\.(path|eval_path)$'
 
 
 def load(spec: str) -> config_dict.ConfigDict:
@@ -115,8 +116,8 @@ def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
   Scalars and tuples are read as Python or JSON literals, anything else is a
   string. A node takes a JSON object, whose missing keys take their defaults, or
   the name of its type; later overrides may set any of its options.
-  The model also takes a preset's name, or a HuggingFace directory, and keeps
-  its dtype, remat and attention. The name of the only stage may be left out.
+  The model also takes a preset's name, a run, or a HuggingFace directory, see
+  `named_model`. The name of the only stage may be left out.
   """
   stages, first = config.get('stages') or (), key.partition('.')[0]
   if first not in config and len(stages) == 1 and first in config[stages[0]]:
@@ -148,6 +149,48 @@ def override(config: config_dict.ConfigDict, key: str, text: str) -> None:
       for name in set(stages) - set(value):
         del config[name]
     node[leaf] = value
+
+
+def override_all(
+  config: config_dict.ConfigDict, overrides: Sequence[tuple[str, str]]
+) -> None:
+  """Applies overrides in their order.
+
+  Where they name other weights to begin with, the model, the tokenizer and the
+  template of these come along, unless an override sets them too.
+  """
+  for key, text in overrides:
+    override(config, key, text)
+  first = config.get('stages', ('',))[0]
+  paths = [x for k, x in overrides if k in ('init', f'{first}.init')]
+  if not paths or not schema.is_path(paths[-1]):
+    return
+  try:
+    start = read_weights(paths[-1])
+  except ValueError:  # the run's own checks report it
+    return
+  model = dataclasses.asdict(_model_of(start, config.model))
+  if start.kind == 'run':  # as that run's options have it
+    model['vocab_size'] = start.host['config']['model']['vocab_size']
+  with config.unlocked(), config.ignore_type():
+    config.model = config_dict.ConfigDict(model)
+    config.tokenizer = config_dict.ConfigDict(
+      dataclasses.asdict(start.tokenizer)
+    )
+  for key, text in overrides:
+    if key.startswith(('model', 'tokenizer')):
+      override(config, key, text)
+
+
+def read_weights(path: str) -> Any:
+  """Returns the `weights.Checkpoint` of a run, or of another directory.
+
+  Raises:
+    ValueError: the path has no weights.
+  """
+  from posttrain.checkpoints import weights  # imports jax
+
+  return weights.read(weights.find(path))
 
 
 def _is_node(value: Any) -> bool:
@@ -227,7 +270,9 @@ def from_dict(
   return node.lock()
 
 
-def check_resume(old: dict[str, Any], new: dict[str, Any]) -> None:
+def check_resume(
+  old: dict[str, Any], new: dict[str, Any], moved: bool = False
+) -> None:
   """Refuses to resume with options that would change the numbers.
 
   Further stages may follow those of the workdir's run.
@@ -235,6 +280,8 @@ def check_resume(old: dict[str, Any], new: dict[str, Any]) -> None:
   Args:
     old: `to_dict` of the workdir's run.
     new: `to_dict` of the run that resumes it.
+    moved: whether files of rows and pairs may have other paths: the caller
+      compares their contents.
   """
   try:  # adds the defaults of options that are newer than the run
     old = to_dict(build(from_dict(old)))
@@ -250,7 +297,7 @@ def check_resume(old: dict[str, Any], new: dict[str, Any]) -> None:
   # decaying learning rate, and the cadence of evaluation. With `eval.best`
   # another cadence would select other weights, and so would more steps if the
   # last one has an evaluation that the cadence has not.
-  allowed = list(_RESUMABLE)
+  allowed = [*_RESUMABLE, *((_DATA,) if moved else ())]
   for name in known:
     stage = old.get(name, {})
     evaluation, key = stage.get('eval', {}), f'^{re.escape(name)}'
@@ -479,24 +526,28 @@ def _absolute(path: str, reach: str) -> str:
 
 
 def named_model(name: str, path: str, now: Any = None) -> schema.Model:
-  """Returns the model of a preset or of a HuggingFace directory.
+  """Returns the model of a preset, of a run or of a HuggingFace directory.
 
   Args:
     name: the preset's name, or the directory.
     path: dotted key of the model, for errors.
     now: the replaced node; a directory's model keeps its dtype,
-      remat and attention.
+      remat and attention, a run's its attention.
   """
   if name in schema.PRESETS:
     return schema.PRESETS[name]
   folder = hub.folder(name) or os.path.expanduser(name)
   if not os.path.isdir(folder):
     raise ValueError(
-      f'{path} must be one of {tuple(schema.PRESETS)}, or a HuggingFace '
+      f'{path} must be one of {tuple(schema.PRESETS)}, or a run or HuggingFace '
       f'directory: got {name!r}{hub.hint(name)}'
     )
-  model = hf_config.read(folder)
-  if now is None:
-    return model
-  kept = {name: now[name] for name in ('dtype', 'remat', 'attention')}
-  return dataclasses.replace(model, **kept)
+  return _model_of(read_weights(folder), now)
+
+
+def _model_of(start: Any, now: Any) -> schema.Model:
+  """Returns the model of weights, with what they leave open as it is `now`."""
+  is_run = start.kind == 'run'
+  names = ('attention',) if is_run else ('dtype', 'remat', 'attention')
+  kept = {} if now is None else {name: now[name] for name in names}
+  return dataclasses.replace(start.model, **kept)

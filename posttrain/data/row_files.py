@@ -91,7 +91,10 @@ def objects(path: str | pathlib.Path, split: str = 'train') -> Objects:
   if not parts and (is_tfds(path) or os.path.isdir(path)):
     return Examples(path, split)
   if not parts:
-    raise ValueError(f'a file of rows must exist: got {os.fspath(path)!r:.200}')
+    raise ValueError(
+      f'a file of rows must exist: got {os.fspath(path)!r:.200}'
+      f'{errors.near_path(os.fspath(path))}'
+    )
   return Joined(parts) if parts[1:] else parts[0]
 
 

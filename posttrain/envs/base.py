@@ -161,6 +161,7 @@ def find(env: str, field: str, path: str) -> pathlib.Path:
   if not file.exists() and not glob.glob(str(file)):
     raise ValueError(
       f'envs.{env}.env.{field} must name an existing file: got {str(file)!r}'
+      f'{errors.near_path(str(file))}'
     )
   return file
 

@@ -169,15 +169,19 @@ class Evaluator:
     driver: episodes.Driver,
     scorer: algorithms.base.Scorer | None = None,
     measures: measures.Measures | None = None,
+    teachers: Mapping[str, schema.Reference] | None = None,
   ):
     """Holds the models.
 
     Args:
       tasks: the tasks and the evaluation's options.
       driver: runs episodes with the policy.
-      scorer: scores samples under the model 'init'; needed with `eval.kl`.
+      scorer: scores samples under the model 'init', which `eval.kl` needs, and
+        under the teachers.
       measures: measures tasks beside their grade; None = no measure.
+      teachers: the models to measure the KL to, by environment.
     """
+    self._teachers = teachers or {}
     self.tasks = tasks
     self._cfg = tasks.cfg
     self._driver, self._scorer = driver, scorer
@@ -331,7 +335,8 @@ class Evaluator:
       for x in part.greedy
     )
     has_reward = any(name.startswith('reward/') for name in part.measures)
-    if not (self._cfg.samples and (has_grade or has_reward)):
+    is_read = has_grade or has_reward or part.name in self._teachers
+    if not (self._cfg.samples and is_read):
       return False
     if part.selects_by is None:
       return not brief
@@ -367,7 +372,8 @@ class Evaluator:
           part.env.votes,
         ),
         **statistics.entropy(part.sampled),
-        **self._kl([group[0] for group in part.groups]),
+        **self._kl('kl', 'init' if self._cfg.kl else None, part),
+        **self._kl('teacher_kl', self._teachers.get(part.name), part),
       }
     errors = sum(x.stop_reason == 'error' for x in part.rollouts)
     return {
@@ -375,17 +381,22 @@ class Evaluator:
       'errors': errors,
     }
 
-  def _kl(self, rollouts: list[types.Rollout]) -> dict[str, float]:
-    """Returns {'kl': mean of log p - log p_init over sampled tokens}, nats."""
-    samples = [sample for rollout in rollouts for sample in rollout.samples]
-    if not (self._cfg.kl and samples):
+  def _kl(
+    self, name: str, reference: schema.Reference | None, part: TaskSet
+  ) -> dict[str, float]:
+    """Returns {name: mean of log p - log p_reference, nats} of sampled tokens.
+
+    Of the first answer to each task; {} without a reference.
+    """
+    samples = [sample for group in part.groups for sample in group[0].samples]
+    if reference is None or not samples:
       return {}
-    scored = self._scorer('init', samples)
+    scored = self._scorer(reference, samples)
     drift = [
       (sample.sampler_logprobs - logprobs)[sample.mask]
       for sample, logprobs in zip(samples, scored, strict=True)
     ]
-    return {'kl': float(np.mean(np.concatenate(drift)))}
+    return {name: float(np.mean(np.concatenate(drift)))}
 
 
 def max_episode_length(

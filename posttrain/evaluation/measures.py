@@ -32,12 +32,15 @@ Values = tuple[list[float | None], list[float]]
 def functions(
   envs: Mapping[str, schema.EnvEntry],
   reward_model: Callable[[str], grading.Model] | None = None,
+  judge: Callable[[schema.Reference], grading.Judge] | None = None,
 ) -> Functions:
-  """Imports each reward function that needs no judge.
+  """Imports each reward function.
 
   Args:
     envs: the entries of a stage.
     reward_model: returns the reward model of a name; None = no reward model is
+      measured.
+    judge: returns the judge of a reference; None = no judged reward is
       measured.
 
   Raises:
@@ -49,11 +52,13 @@ def functions(
       name: grading.Rewards(
         env,
         {name: dataclasses.replace(cfg, weight=1.0)},
+        judge=judge,
         reward_model=reward_model,
       )
       for name, cfg in entry.rewards.items()
-      if (cfg.model is not None and reward_model is not None)
-      or (cfg.model is None and cfg.fn is not None and cfg.judge is None)
+      if (cfg.model is None or reward_model is not None)
+      and (cfg.judge is None or judge is not None)
+      and (cfg.model or cfg.fn)
     }
     for env, entry in envs.items()
   }

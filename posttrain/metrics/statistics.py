@@ -280,6 +280,12 @@ MEASURES = (
     'Held-out NLL, nats per token',
   ),
   Measure(
+    'eval/teacher_kl/',
+    'KL to the teacher, nats per token',
+    '{:.4f}',
+    'KL to the teacher, nats per token',
+  ),
+  Measure(
     'eval/token_accuracy/',
     'token accuracy on demonstrations',
     _RATE,

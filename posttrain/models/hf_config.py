@@ -138,13 +138,7 @@ def read(folder: str | pathlib.Path) -> schema.Model:
   """
   path = pathlib.Path(folder) / 'config.json'
   if not path.is_file():
-    hint = ''
-    if (path.parent / 'adapter_config.json').is_file():
-      hint = (
-        '; it is an adapter: name its base model, and the adapter as init, as '
-        f'in --config=sft:BASE,data.jsonl,lora --config.init={folder}'
-      )
-    raise ValueError(f'{folder} must hold a config.json: got none{hint}')
+    raise ValueError(f'{folder} must hold a config.json: got none')
   text = disk.read_json_object(path)
   try:
     return _parse(text)

@@ -25,7 +25,7 @@ import numpy as np
 
 from posttrain import schema, types
 from posttrain.chat import tokenizers
-from posttrain.data import packing
+from posttrain.data import packing, row_files
 from posttrain.envs import base
 from posttrain.metrics import statistics
 from posttrain.util import errors
@@ -320,6 +320,17 @@ class StageData:
         text += f'{begin}{words}{end}' if is_trained else words
       lines.append('    ' + text.replace('\n', '\n    '))
     return lines
+
+  def fingerprints(self) -> dict[str, str]:
+    """Returns content hashes of the data, by the stage's key."""
+    hashes = {}
+    for name, entry in self.stage.envs.items():
+      if path := getattr(entry.env, 'eval_path', None):
+        if not row_files.is_tfds(path):
+          path = base.find(name, 'eval_path', path)
+        key = f'envs.{name}.env.eval_path'
+        hashes[key] = row_files.fingerprint(path, 'eval')
+    return hashes
 
 
 class Pipeline:

@@ -158,6 +158,14 @@ class PairData(batches.StageData):
     first = [(answer.ids, answer.mask) for answer in answers]
     return self._shown('pairs', lengths, first, color)
 
+  def fingerprints(self) -> dict[str, str]:
+    hashes, splits, cfg = super().fingerprints(), self.splits, self.stage.pairs
+    if splits is not None and isinstance(cfg, schema.PairFile):
+      held_out = 'pairs' if cfg.eval_path is None else 'pairs.eval_path'
+      hashes['pairs.path'] = splits.train.fingerprint
+      hashes[held_out] = splits.held_out.fingerprint
+    return hashes
+
   def split(
     self, pairs: Preferences, held_out: Preferences | None = None
   ) -> PairSplits:

@@ -110,6 +110,12 @@ class TokenData(batches.StageData):
       for line in self._shown(name, x.lengths, x.first, color)
     ]
 
+  def fingerprints(self) -> dict[str, str]:
+    return super().fingerprints() | {
+      f'envs.{name}.env': environment.source.get_state().get('fingerprint', '')
+      for name, environment in self.environments.items()
+    }
+
   def get_state(self) -> dict[str, Any]:
     """Returns the JSON-able state of all sources and algorithms."""
     return {

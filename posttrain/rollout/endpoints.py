@@ -150,6 +150,8 @@ class Endpoint:
     """
     cfg = self._cfg
     models = self._read(responses.models, f'{cfg.address}/models')
+    if not cfg.name and len(models) == 1:
+      self._cfg = cfg = dataclasses.replace(cfg, name=next(iter(models)))
     if cfg.name not in models:
       raise ValueError(
         f'name must be that of a model that {cfg.address} serves: got '

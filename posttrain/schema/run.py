@@ -278,7 +278,7 @@ class Eval(bounds.Options):
   # Number of held-out tasks per environment (at most all that it has).
   prompts: bounds.Count = 500
   # Number of answers per task at temperature 1, besides the greedy answer; 0 =
-  # none. Tasks have none that nothing grades, or only a judge.
+  # none. Tasks have none that nothing grades.
   samples: Annotated[int, bounds.within(0, 1000)] = 8
   # Values of k for pass@k and maj@k, from all subsets of k answers at
   # temperature 1; k = samples is always measured.
@@ -296,6 +296,9 @@ class Eval(bounds.Options):
   # Measures the KL of the policy to the stage's initial parameters, on one
   # sampled answer per task; keeps a copy of those parameters on the devices.
   kl: bool = False
+  # Measures the KL of the policy to the teacher of environments with opd, on
+  # the same answers.
+  teacher_kl: bool = False
   # Longest answer (assistant turn), in tokens.
   max_tokens: bounds.Count = 64
   # About the most tokens that an evaluation samples of an environment: it plays

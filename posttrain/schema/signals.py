@@ -26,8 +26,8 @@ class Endpoint(bounds.Options):
 
   # Which kind of reference this is; fixed.
   type: str = 'endpoint'
-  # The model's name on the server.
-  name: Annotated[str, bounds.Rule('name a model', bool)] = ''
+  # The model's name on the server; '' = the only one that it serves.
+  name: str = ''
   # Base URL of the API, such as 'http://127.0.0.1:8000/v1'.
   base_url: Address = ''
   # Name of the environment variable with the API key; '' = no key.

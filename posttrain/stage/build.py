@@ -5,7 +5,9 @@ constructor. Engines get weights, and references models, when they are used.
 In this file kinds of stages differ only in their pipeline, see `PIPELINES`.
 """
 
+import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import sys
@@ -104,7 +106,17 @@ def make(
         components.eval_tasks,
         models.make_driver(components, decoder),
         references,
-        models.make_measures(components, decoder, own.reward_model),
+        models.make_measures(
+          components,
+          decoder,
+          own.reward_model,
+          functools.partial(own.judge, references) if env_names else None,
+        ),
+        {
+          env: entry.algorithm.reference
+          for env, entry in stage.envs.items()
+          if stage.eval.teacher_kl and isinstance(entry.algorithm, schema.Opd)
+        },
       ),
       learner.held_out(trained, pipeline.held_out),
       learner.held_out(trained, pipeline.selecting, 'select'),
@@ -130,6 +142,23 @@ def make(
     saves=job.Saves(checkpointer, cfg.checkpoint.every, metadata),
     selection=resume.selection(name, stage.eval, host),
   )
+
+
+def try_servers(
+  components: models.Components, workdir: str, stop: preemption.Signal
+) -> None:
+  """Connects once to the servers of a stage that has not begun.
+
+  Raises:
+    ValueError: a server has another model, or other tokens.
+    EndpointError: a server is away.
+    Preempted: `stop` ended the wait for it.
+  """
+  folder = os.path.join(workdir, 'checkpoints', components.name)
+  if processes.on(0, lambda: not store.steps(folder)):
+    own = models.Models(components, None, None, stop)
+    with contextlib.closing(own.make_references()) as references:
+      own.connect(references)
 
 
 def _metadata(
@@ -165,6 +194,7 @@ def _metadata(
     'stage': components.name,
     'model': dataclasses.asdict(components.model),
     'tokenizer': fingerprint,
+    'data': data.fingerprints(),
     'config': components.outside.options,
     'start': start,
     'references': pinned,

@@ -91,8 +91,7 @@ def stage_of(
     for name in trained:
       built = _reporting(built, name)
     node = config.from_dict(config.to_dict(built))
-  for key, value in overrides:
-    config.override(node, key, value)
+  config.override_all(node, overrides)
   run = config.build(node)
   if where is not None:
     untracked = dataclasses.replace(run, metrics=schema.Metrics())

@@ -128,10 +128,11 @@ def make_measures(
   components: Components,
   decoder: engines.Engine,
   reward_model: Callable[[str], grading.Model] | None = None,
+  judge: Callable[[schema.Reference], grading.Judge] | None = None,
 ) -> measures.Measures:
   """Builds the measures of a stage's held-out tasks beside their grade."""
   return measures.Measures(
-    measures.functions(components.stage.envs, reward_model),
+    measures.functions(components.stage.envs, reward_model, judge),
     functools.partial(decoder.score, reads='logprobs_and_top'),
     components.renderer,
   )
@@ -146,6 +147,9 @@ class Models:
   base: lora.Base | None  # the frozen weights, with LoRA
   stop: preemption.Signal  # ends waits for servers
   clock: watchdog.Timers = dataclasses.field(default_factory=watchdog.Timers)
+  judges: dict[schema.Reference, grading.Judge] = dataclasses.field(
+    default_factory=dict
+  )
 
   def make_references(self) -> frozen_models.References:
     """Returns the references of the stage, none of which is loaded yet."""
@@ -162,6 +166,22 @@ class Models:
     )
     self.stop.on_request(references.close)
     return references
+
+  def connect(self, references: frozen_models.References) -> None:
+    """Connects to the servers that the stage names.
+
+    Raises:
+      ValueError: a server has another model, or other tokens.
+      EndpointError: a server is away.
+      Preempted: `stop` ended the wait for it.
+    """
+    for model, key in self.components.data.references.items():
+      if isinstance(model, schema.Endpoint):
+        try:
+          processes.together(lambda m=model, k=key: references.endpoint(m, k))
+        except calls.EndpointError:
+          self.stop.check(f'{key}, before its stage')
+          raise
 
   def token_pipeline(
     self,
@@ -187,14 +207,7 @@ class Models:
     assert isinstance(data, tokens.TokenData), data
     if state is not None:
       data.set_state(state)  # refuses other tasks before any model is loaded
-    # Connects to the servers now, so that a missing one is noticed.
-    for model, key in data.references.items():
-      if isinstance(model, schema.Endpoint):
-        try:
-          processes.together(lambda m=model, k=key: references.endpoint(m, k))
-        except calls.EndpointError:
-          self.stop.check(f'{key}, before its stage')
-          raise
+    self.connect(references)
     decoders: dict[Any, Any] = {
       x: self._player(references, x) for x in data.players
     }
@@ -207,7 +220,7 @@ class Models:
       data,
       players,
       references.start,
-      functools.cache(functools.partial(self._judge, references)),
+      functools.partial(self.judge, references),
       self.reward_model,
       components.workers,
       self.clock,
@@ -266,6 +279,14 @@ class Models:
       return score
 
     return load
+
+  def judge(
+    self, references: frozen_models.References, model: schema.Reference
+  ) -> grading.Judge:
+    """Returns the judge of a model, for training and evaluation alike."""
+    if model not in self.judges:
+      self.judges[model] = self._judge(references, model)
+    return self.judges[model]
 
   def _judge(
     self, references: frozen_models.References, model: schema.Reference

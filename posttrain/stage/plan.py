@@ -156,6 +156,11 @@ class Plan:
       'rollout.slots': self.slots,
       '  tokens each': self.slots and self.slot_tokens,
       'steps': self.steps,
+      '  epochs': ', '.join(
+        f'{self.steps * self.prompts_per_step / train:.3g}'
+        for train, _ in self.tasks.values()
+        if train and len(self.tasks) == 1
+      ),
       'mesh': ', '.join(f'{k} {v}' for k, v in self.mesh.items()),
       'processes': hosts,
       'parameters': f'{self.parameters:,}',

@@ -14,8 +14,10 @@ A stage gets what comes from files and servers as `models.Outside`:
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
@@ -33,7 +35,7 @@ from posttrain.ops import attention
 from posttrain.pipeline import batches
 from posttrain.rollout import endpoints, frozen_models, remote
 from posttrain.stage import learner, models, plan
-from posttrain.util import disk
+from posttrain.util import disk, errors
 
 # Tokens of a micro-batch, and the most slots, per device of data x fsdp.
 MICRO_BATCH_TOKENS, MAX_SLOTS = 2048, 256
@@ -532,27 +534,45 @@ class Loader:
     weights.check_base(folder, base)
 
 
-def check_resume(new: dict[str, Any], workdir: str) -> None:
-  """Refuses options that differ from those a workdir was trained with.
+def check_resume(
+  new: dict[str, Any],
+  workdir: str,
+  stages: Mapping[str, models.Components] | None = None,
+) -> None:
+  """Refuses options and data other than those a workdir was trained with.
 
-  They are compared with the newest checkpoint of every stage in the workdir,
+  Options are compared with the newest checkpoint of every stage in the workdir,
   also of stages that `new` does not have; without any with config.json.
 
   Args:
     new: the run's options, plain data.
     workdir: its folder.
+    stages: the stages whose data are compared. They may have moved.
 
   Raises:
-    ValueError: names the options that differ, or a config.json that is not one
-      of a run.
+    ValueError: names the options or data that differ, or a config.json that is
+      not one of a run.
   """
   stored = False
   folder = os.path.join(workdir, 'checkpoints')
   for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
     host = store.newest_host(os.path.join(folder, name))
     if host is not None:
-      config.check_resume(host['config'], new)
+      hashes = host.get('data')
+      config.check_resume(host['config'], new, hashes is not None)
       stored = True
+      if (
+        hashes and name in (stages or {}) and host['step'] < new[name]['steps']
+      ):
+        own = stages[name].data.fingerprints()
+        for key in [k for k in own if own[k] != hashes.get(k)]:
+          node = functools.reduce(operator.getitem, key.split('.'), new[name])
+          data = node.get('path') if isinstance(node, dict) else node
+          raise ValueError(
+            f'config.{name}.{key} must have the data that {workdir} was '
+            f'trained on: {errors.quote(data)} has changed; put the old data '
+            'back, or use another --workdir'
+          )
   path = os.path.join(workdir, 'config.json')
   if stored or not os.path.exists(path):
     return

@@ -111,6 +111,18 @@ def nearest(name: str, known: Iterable[str]) -> str:
   return f'; did you mean {near[0]}?' if near else ''
 
 
+def near_path(path: str) -> str:
+  """Returns '; did you mean NAME?' of the part of a path that does not exist.
+
+  '' if its folder has no such name.
+  """
+  path = os.path.abspath(os.path.expanduser(path))
+  folder, name = os.path.split(path)
+  while not os.path.isdir(folder):
+    folder, name = os.path.split(folder)
+  return nearest(name, os.listdir(folder))
+
+
 def _short(convert, value: object, limit: int) -> str:
   try:
     whole = convert(value)

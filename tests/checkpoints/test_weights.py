@@ -275,6 +275,37 @@ def test_an_adapter_is_refused_if_its_base_weights_changed(
     weights.check(step, MODEL, theirs)
 
 
+def test_an_adapter_on_an_adapter_loads_as_it_was_trained(folder, tmp_path):
+  """A bfloat16 run on float32 files rounds the weights that it begins with."""
+  narrow, start = dataclasses.replace(MODEL, dtype='bfloat16'), str(folder)
+  shapes = transformer.shapes(MODEL)
+  half = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, 'bfloat16'), shapes
+  )
+  adapter = jax.tree.map(
+    lambda x: jax.random.normal(jax.random.key(x.size), x.shape) / 99,
+    lora.shapes(LORA, shapes),
+  )
+  for name in ('a', 'b'):
+    base = weights.load(weights.find(start), half)
+    stage = {'lora': dataclasses.asdict(LORA), 'optim': {}, 'eval': {}}
+    host = {
+      'stage': name,
+      'config': {name: stage},
+      'model': dataclasses.asdict(narrow),
+      'start': start,
+      'base': weights.base_sums(base),
+    }
+    start = str(tmp_path / 'checkpoints' / name)
+    saver = store.Checkpointer(start, schema.Checkpoint())
+    saver.save(1, {'params': adapter}, host)
+    saver.close()
+  stored = weights.load_start(weights.find(start), shapes)
+  assert jax.tree.leaves(stored)[0].dtype == 'float32'
+  jax.tree.map(np.testing.assert_array_equal, stored, base)
+  weights.load(weights.find(start), shapes)  # checks the sums of its base
+
+
 def test_a_directory_without_a_tokenizer_takes_prompt_ids(
   folder, tmp_path, capsys
 ):

@@ -1,5 +1,6 @@
 """Config: overrides, one-line errors, round trips, resume."""
 
+import dataclasses
 import json
 from typing import Any
 
@@ -7,7 +8,8 @@ import pytest
 from ml_collections import config_dict
 
 from configs import machinery
-from posttrain import config, schema
+from posttrain import config, main, schema
+from posttrain.checkpoints import store
 from posttrain.config import checks, options
 
 
@@ -172,6 +174,59 @@ def test_stages_may_be_added_at_the_end():
     config.check_resume(changed, new)
   with pytest.raises(ValueError, match='must keep its config'):
     config.check_resume(old, {**new, 'stages': [*later, first]})
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  """A run on a HuggingFace tokenizer, as far as its options are read."""
+  folder = tmp_path_factory.mktemp('run')
+  model = dataclasses.replace(schema.PRESETS['tiny'], embed_dim=48)
+  options = _resolve(('model.embed_dim', '48'), ('tokenizer.eos', '<|end|>'))
+  host = {
+    'stage': 'sft',
+    'model': dataclasses.asdict(dataclasses.replace(model, vocab_size=264)),
+    'config': config.to_dict(options),
+  }
+  record = json.loads(json.dumps({'host': host, 'time': 0}))
+  step = folder / 'checkpoints' / 'sft' / '2'
+  (step / 'state').mkdir(parents=True)
+  (step / 'host').mkdir()
+  record['crc'] = store.crc(record)
+  (step / 'host' / 'metadata').write_text(json.dumps(record))
+  return folder
+
+
+@pytest.mark.parametrize('place', ['', 'checkpoints/sft', 'checkpoints/sft/2'])
+@pytest.mark.parametrize(
+  ('spec', 'overrides', 'changed'),
+  [
+    ('sft:{0},tiny', {}, {}),
+    ('grpo:{0},tiny', {}, {}),
+    ('dpo:{0},tiny,lora', {}, {}),
+    ('reward_model:{0},tiny', {}, {}),
+    ('gsm8k_grpo:{0},tiny', {}, {}),
+    ('sft:tiny', {'init': '{0}'}, {'vocab_size': None}),
+    ('arithmetic', {'sft.init': '{0}'}, {'vocab_size': None}),
+    (
+      'sft:tiny',
+      {'model.dtype': 'bfloat16', 'init': '{0}'},
+      {'dtype': 'bfloat16', 'vocab_size': None},
+    ),
+    ('sft:tiny', {'model': '{0}', 'tokenizer.eos': '<|end|>'}, {}),
+  ],
+)
+def test_a_run_is_a_model(spec, overrides, changed, place, workdir):
+  """Its model options and its tokenizer come with its weights."""
+  path = str(workdir / place)
+  given = [(key, text.format(path)) for key, text in overrides.items()]
+  run = main.load(spec.format(path), given, check=False)
+  model = dataclasses.replace(schema.PRESETS['tiny'], embed_dim=48)
+  expected = {'vocab_size': 264, **changed}
+  assert run.model == dataclasses.replace(model, **expected)
+  assert run.tokenizer == schema.Tokenizer(eos='<|end|>')
+  first, *_ = run.stages.values()
+  assert first.init in (path, 'random')
+  assert (first.init == 'random') == ('model' in overrides)
 
 
 def test_another_type_is_another_node():

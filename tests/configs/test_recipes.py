@@ -24,7 +24,7 @@ PRETRAINED = ('configs/gsm8k_sft.py', 'configs/gsm8k_grpo.py')
 PRETRAINED += ('configs/sql_llm.py',)
 # Recipes for own data: of pairs, and of rows.
 PAIRED = ('configs/dpo.py', 'configs/reward_model.py')
-OWN = (*PAIRED, 'configs/sft.py', 'configs/grpo.py')
+OWN = (*PAIRED, 'configs/sft.py', 'configs/grpo.py', 'configs/opd.py')
 FROM_SCRATCH = [x for x in RECIPES if x not in (*PRETRAINED, *OWN)]
 # Keys that make a stage larger.
 SIZES = ('steps', 'batch.prompts_per_step', 'rollout.slots', 'eval.prompts')
@@ -42,8 +42,11 @@ def _argument(path, folder):
   """The paths after a recipe's name."""
   if path not in OWN:
     return str(folder)
-  function = ',configs.grpo:short' if path == 'configs/grpo.py' else ''
-  return f'{folder},{folder}/data.jsonl{function}'
+  further = {
+    'configs/grpo.py': ',configs.grpo:short',
+    'configs/opd.py': f',teacher={folder}',
+  }
+  return f'{folder},{folder}/data.jsonl{further.get(path, "")}'
 
 
 def _build(spec):
@@ -263,6 +266,10 @@ def test_rewards_may_be_in_the_config_alone(folder):
     ('dpo', '{folder},{file},smal', "'smal'; did you mean small?"),
     ('dpo', '{folder},,{file}', 'empty part'),
     ('dpo', '{folder},small,{file}', 'one model'),
+    ('opd', '{folder},{file}', 'one teacher'),
+    ('opd', '{folder},{file},teacher={folder}2', "teacher={folder}2'"),
+    ('sft', '{folder},{file},epochs=', "'epochs='"),
+    ('grpo', '{folder},epochs=2', 'epochs= once'),
     ('grpo', '{file},small,a:', "'a:'"),
     ('sft', '{file},{file},{file},tiny', 'two data sets'),
     ('sft', '{folder}/dat.jsonl', 'did you mean data.jsonl?'),
@@ -276,6 +283,38 @@ def test_what_is_missing_in_an_argument_is_named(
   with pytest.raises(ValueError, match=arguments.NAME) as error:
     config.load(f'{recipe}:{argument.format(**names)}')
   assert named.format(**names) in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ('overrides', 'steps'), [((), 9), ((('batch.prompts_per_step', '10'),), 27)]
+)
+def test_epochs_are_counted_in_steps(overrides, steps, folder):
+  file, other = folder / 'data.jsonl', folder / 'other.jsonl'
+  for path in (file, other):
+    path.write_text('{"prompt": "a", "completion": "b"}\n' * 100)
+  for recipe in ('sft', 'dpo', 'reward_model'):
+    spec = f'{recipe}:{folder},{file},epochs=3'
+    (stage,) = main.load(spec, overrides).stages.values()
+    assert stage.steps == steps
+    assert stage.optim.warmup_steps < steps
+  (stage,) = main.load(f'sft:{folder},{file},{other},epochs=.5').stages.values()
+  assert stage.steps == 2
+
+
+@pytest.mark.parametrize(
+  ('teacher', 'reference'),
+  [
+    ('{folder}', '{folder}'),
+    ('http://h:1/v1', schema.Endpoint(base_url='http://h:1/v1')),
+    ('http://h/v1#a', schema.Endpoint(name='a', base_url='http://h/v1')),
+  ],
+)
+def test_a_teacher_is_a_model_or_a_server(teacher, reference, folder):
+  teacher = teacher.format(folder=folder)
+  run = main.load(f'opd:{folder},{folder}/data.jsonl,teacher={teacher}')
+  if isinstance(reference, str):
+    reference = reference.format(folder=folder)
+  assert run.stages['opd'].envs['data'].algorithm.reference == reference
 
 
 def test_held_out_rows_are_others(folder):

@@ -129,6 +129,50 @@ def test_options_are_compared_with_those_of_the_checkpoints(only_a, gone):
     claim(only_a, schema.Run(stages=stages))
 
 
+@pytest.mark.parametrize('kind', ['tokens', 'preference'])
+@pytest.mark.parametrize('held_out', [False, True])
+def test_changed_data_are_refused_by_name_and_moved_ones_are_not(
+  kind, held_out, tmp_path
+):
+  paths = [tmp_path / f'{x}.jsonl' for x in ('train', 'eval', 'moved')]
+  answers = ('chosen', 'rejected') if kind == 'preference' else ('completion',)
+  for path in paths:
+    rows = [
+      {'prompt': f'{i}?'} | dict(zip(answers, 'xy', strict=False))
+      for i in range(9)
+    ]
+    path.write_text('\n'.join(map(json.dumps, rows)))
+
+  def components(path):
+    file = {'path': str(path), 'eval_path': str(paths[1])}
+    entry = schema.EnvEntry(env=schema.Rows(**file, eval_fraction=0.0))
+    stage = schema.Stage(
+      kind=kind,
+      envs={'x': entry} if kind == 'tokens' else {},
+      pairs=schema.PairFile(**file),
+      steps=4,
+    )
+    run = schema.Run(stages={'a': stage})
+    return config.to_dict(run), preflight.check(preflight.resolve(run))
+
+  options, stages = components(paths[0])
+  host = {'step': 2, 'stage': 'a', 'config': options}
+  host['data'] = stages['a'].data.fingerprints()
+  folder = str(tmp_path / 'run' / 'checkpoints' / 'a')
+  saver = store.Checkpointer(folder, schema.Checkpoint())
+  saver.save(2, {'x': jnp.zeros(3)}, host)
+  saver.close()
+  workdir = str(tmp_path / 'run')
+  main.claim(workdir, *components(paths[0]))
+  main.claim(workdir, *components(paths[2]))
+  changed = paths[held_out]
+  changed.write_text(changed.read_text().replace('3?', '4?'))
+  before = (tmp_path / 'run' / 'config.json').read_bytes()
+  with pytest.raises(ValueError, match=rf'a\..*{changed.name}\S* has'):
+    main.claim(workdir, *components(paths[0]))
+  assert (tmp_path / 'run' / 'config.json').read_bytes() == before
+
+
 @pytest.mark.parametrize('data', [b'', b'{"seed": 1}'])
 def test_a_broken_config_json_is_written_anew_or_refused(
   only_a, tmp_path, data
