@@ -40,7 +40,7 @@ MISTAKES = (
   ('grpo:small,rows.jsonl,rewards:words', 'rewards.words', "got 'good'"),
   ('grpo:small,rows.jsonl,rewards:right', 'rewards.right.fn', "'anwser'"),
   ('sft:Qwen/Qwen3-0.6B,rows.jsonl', 'hf download Qwen/Qwen3-0.6B'),
-  ('sft:small,rows.jsonl --config.init=rowz', "'rowz'", 'mean rows.jsonl?'),
+  ('sft:small,rows.jsonl --config.init=run', "'run'", 'did you mean runs?'),
   (
     'sft:small,rows.jsonl --config.envs.data.env.eval_path=row.jsonl '
     '--config.envs.data.env.eval_fraction=0.0',

@@ -69,13 +69,16 @@ def _tasks(env=TOY, **options):
   return tasks
 
 
-def _evaluator(env=TOY, params=None, scorer=None, measures=None, **options):
+def _evaluator(
+  env=TOY, params=None, scorer=None, measures=None, teachers=None, **options
+):
   """An evaluator of one environment, and its driver."""
   tasks = _tasks(env, **options)
   engine = toys.engine()
   engine.set_params(toys.params() if params is None else params, 0)
   driver = Recorder(engine, RENDERER, WIDTH)
-  return evaluation.Evaluator(tasks, driver, scorer, measures), driver
+  made = evaluation.Evaluator(tasks, driver, scorer, measures, teachers)
+  return made, driver
 
 
 class Recorder(toys.Driver):
@@ -129,7 +132,7 @@ def test_max_length_is_that_of_the_longest_episode(
   assert tasks.max_length == length
 
 
-def test_kl_is_the_drift_from_the_initial_parameters():
+def test_kl_is_the_drift_from_the_initial_parameters_and_to_a_teacher():
   now, start = _sharp(), toys.params()
   references = []
 
@@ -137,7 +140,9 @@ def test_kl_is_the_drift_from_the_initial_parameters():
     references.append(reference)
     return [_scored(start, sample) for sample in samples]
 
-  evaluator, driver = _evaluator(params=now, scorer=scorer, kl=True)
+  evaluator, driver = _evaluator(
+    params=now, scorer=scorer, kl=True, teachers={'toy': 'stage:teacher'}
+  )
   values, *_ = evaluator.measure()
   firsts = driver.all_rollouts[4::3]  # a sampled one of three, after 4 greedy
   drift = [
@@ -147,7 +152,8 @@ def test_kl_is_the_drift_from_the_initial_parameters():
   ]
   expected = np.concatenate(drift).mean()
   np.testing.assert_allclose(values['eval/kl/toy'], expected, atol=1e-5)
-  assert references == ['init'] and expected > 0.01
+  assert values['eval/teacher_kl/toy'] == values['eval/kl/toy']
+  assert references == ['init', 'stage:teacher'] and expected > 0.01
 
 
 def _scored(params, sample):

@@ -46,7 +46,7 @@ def never(sequences):
   raise AssertionError('nothing must be scored')
 
 
-def measure_of(renderer, monkeypatch, model=None, **rewards):
+def measure_of(renderer, monkeypatch, model=None, judge=None, **rewards):
   """Measures with reward functions, which get the answers alone."""
   monkeypatch.setattr(
     'posttrain.rollout.grading.columns',
@@ -60,8 +60,23 @@ def measure_of(renderer, monkeypatch, model=None, **rewards):
     algorithm=schema.Grpo(),
     rewards=rewards,
   )
-  functions = measures.functions({'e': entry}, model)
+  functions = measures.functions({'e': entry}, model, judge)
   return measures.Measures(functions, never, renderer)
+
+
+@pytest.mark.parametrize('judge', [None, lambda model: lambda *_: ['good']])
+def test_judged_rewards_are_measured_where_there_is_a_judge(
+  judge, byte_renderer, monkeypatch
+):
+  judged = schema.RewardFn(fn=f'{__name__}:judges', judge='init')
+  measure = measure_of(byte_renderer, monkeypatch, judge=judge, judged=judged)
+  values, errors = measure.rewards('e', [rollout('abc')])
+  expected = {} if judge is None else {'reward/judged': ([4.0], [1.0])}
+  assert (values, errors) == (expected, ())
+
+
+def judges(completions, judge, **columns):
+  return [float(len(text)) for text in judge(completions)]
 
 
 def test_reward_functions_have_their_own_values(byte_renderer, monkeypatch):
