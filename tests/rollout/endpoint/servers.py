@@ -133,11 +133,9 @@ def transport(server):
   return httpx.MockTransport(answer)
 
 
-def connect(server, sleeps=None, **options):
+def connect(server, sleeps=None, name='teacher', **options):
   """Returns a client that does not wait; `sleeps` records the seconds."""
-  cfg = schema.Endpoint(
-    name='teacher', base_url='http://there:8000/v1', **options
-  )
+  cfg = schema.Endpoint(name=name, base_url='http://there:8000/v1', **options)
   sleeps = [] if sleeps is None else sleeps
   return endpoints.Endpoint(
     cfg,

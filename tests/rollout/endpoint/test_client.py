@@ -141,6 +141,17 @@ def test_check_compares_fingerprints():
     connect(server).check(RENDERER)
 
 
+def test_without_a_name_the_only_model_of_the_server_is_meant():
+  own = {'id': 'teacher', 'tokenizer': RENDERER.fingerprint}
+  server = Server(models=(own,))
+  client = connect(server, name='')
+  client.check(RENDERER)
+  assert str(client).startswith('teacher at ')
+  server.models = (own, {'id': 'other'})
+  with pytest.raises(ValueError, match="got '', expected one of .*other"):
+    connect(server, name='').check(RENDERER)
+
+
 def tokenize(body, eos=EOS):
   assert body['add_special_tokens'] is False
   if body['prompt'] == RENDERER.tokenizer.eos:
