@@ -553,7 +553,7 @@ def check_resume(
     ValueError: names the options or data that differ, or a config.json that is
       not one of a run.
   """
-  stored = False
+  stored, checked = False, stages or {}
   folder = os.path.join(workdir, 'checkpoints')
   for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
     host = store.newest_host(os.path.join(folder, name))
@@ -561,10 +561,8 @@ def check_resume(
       hashes = host.get('data')
       config.check_resume(host['config'], new, hashes is not None)
       stored = True
-      if (
-        hashes and name in (stages or {}) and host['step'] < new[name]['steps']
-      ):
-        own = stages[name].data.fingerprints()
+      if hashes and name in checked and host['step'] < new[name]['steps']:
+        own = checked[name].data.fingerprints()
         for key in [k for k in own if own[k] != hashes.get(k)]:
           node = functools.reduce(operator.getitem, key.split('.'), new[name])
           data = node.get('path') if isinstance(node, dict) else node
