@@ -6,7 +6,6 @@ an optimization, in a quarter of the time; the others as runs do.
 """
 
 import ctypes
-import gc
 import importlib.metadata
 import os
 import pathlib
@@ -47,7 +46,6 @@ def forget_programs():
   pages = int(memory.read_text().split()[1]) if memory.exists() else 0
   if pages * os.sysconf('SC_PAGE_SIZE') > 2**30:
     jax.clear_caches()
-    gc.collect()
     # The C library keeps what is freed for later, unless it is told.
     getattr(ctypes.CDLL(None), 'malloc_trim', int)(0)
 
