@@ -253,6 +253,7 @@ SENT: dict[str, Callable[[int], bytes]] = {
 @base.trial('server', 'half-sent requests keep nobody out, and are closed')
 def half_sent(scratch: base.Scratch) -> str:
   with running(scratch.folder) as server:
+    assert ask(server) == 200, 'it must have started'
     before, slowest = server.descriptors(), 0.0
     for kind, data in SENT.items():
       with contextlib.ExitStack() as stack:
