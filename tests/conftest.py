@@ -5,8 +5,10 @@ errors, but for the allow-list in .pytest.ini. Quick tests compile with hardly
 an optimization, in a quarter of the time; the others as runs do.
 """
 
+import ctypes
 import importlib.metadata
 import os
+import pathlib
 import re
 
 import pytest
@@ -32,6 +34,20 @@ def pytest_configure(config):
   import jax
 
   jax.config.update('jax_numpy_rank_promotion', 'raise')
+
+
+@pytest.fixture(autouse=True, scope='module')
+def forget_programs():
+  """Drops compiled programs where the process has more than 1 GiB of memory."""
+  yield
+  import jax
+
+  memory = pathlib.Path('/proc/self/statm')  # of Linux
+  pages = int(memory.read_text().split()[1]) if memory.exists() else 0
+  if pages * os.sysconf('SC_PAGE_SIZE') > 2**30:
+    jax.clear_caches()
+    # The C library keeps what is freed for later, unless it is told.
+    getattr(ctypes.CDLL(None), 'malloc_trim', int)(0)
 
 
 @pytest.fixture
