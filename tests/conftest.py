@@ -46,7 +46,7 @@ def forget_programs():
   pages = int(memory.read_text().split()[1]) if memory.exists() else 0
   if pages * os.sysconf('SC_PAGE_SIZE') > 2**30:
     jax.clear_caches()
-    # The C library keeps what is freed for later, unless it is told.
+    # The C library keeps freed memory for later use, unless it is told not to.
     getattr(ctypes.CDLL(None), 'malloc_trim', int)(0)
 
 

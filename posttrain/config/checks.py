@@ -156,10 +156,10 @@ def _entry(
     return
   # Without a baseline, or with a KL, one rollout has a gradient.
   has_baseline = kind.group_relative and getattr(algorithm, 'baseline', True)
-  if has_baseline and entry.group_size < 2:
-    if not getattr(algorithm, 'kl_beta', 0):
-      must = f'be > 1 for algorithm {algorithm.type!r}'
-      yield f'{path}.group_size', must, entry.group_size
+  needs_group = has_baseline and not getattr(algorithm, 'kl_beta', 0)
+  if needs_group and entry.group_size < 2:
+    must = f'be > 1 for algorithm {algorithm.type!r}'
+    yield f'{path}.group_size', must, entry.group_size
   if isinstance(entry.env, schema.Rows) and not entry.rewards:
     must = 'have an entry, as in grpo:DIR,PROMPTS.jsonl,MODULE:FUNCTION'
     yield f'{path}.rewards', must, {}

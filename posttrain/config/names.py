@@ -209,7 +209,9 @@ def hint(node: str, name: str, keys: Sequence[str]) -> str:
   matches = [x for x in keys if x.endswith(f'.{name}')]
   if not matches:
     depth = name.count('.') + 1
-    ends = {'.'.join(x.split('.')[-depth:]): x for x in reversed(keys)}
+    ends = {
+      '.'.join(x.split('.')[-depth:]): x for x in reversed(keys) if x != node
+    }
     near = difflib.get_close_matches(name, ends, 1, 0.75)
     matches = [ends[x] for x in near]
   return f'; did you mean {" or ".join(matches[:_SHOWN])}?' if matches else ''

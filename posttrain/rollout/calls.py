@@ -459,7 +459,8 @@ class Process:
       reply = run(lambda: self._exchange(message), clock)
     except (OSError, EOFError) as error:
       if self.popen is None:
-        return worker.Reply(error=f'must have a process: {error}')
+        end = f'cannot start: {error}'
+        return worker.Reply(error=f'must return rewards: its process {end}')
       try:
         code = self.popen.wait(1.0)
         end = f'ended with exit code {code}'

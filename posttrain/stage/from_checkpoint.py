@@ -418,7 +418,7 @@ def pair_answers(
       f'rewards of held-out pairs must be finite: got {rewards[~finite][0]}, '
       f'for {int((~finite).sum())} of {len(rewards)} answers'
     )
-  shown, decode = [], renderer.tokenizer.decode
+  result, decode = [], renderer.tokenizer.decode
   margins = (rewards[::2] - rewards[1::2]).tolist()
   for index, (pair, margin) in enumerate(zip(pairs, margins, strict=True)):
     sample = pair.chosen
@@ -434,8 +434,8 @@ def pair_answers(
       question=prompt,
       measures={'accuracy': (np.sign(margin) + 1) / 2, 'margin': margin},
     )
-    shown.append(answer)
-  return shown
+    result.append(answer)
+  return result
 
 
 def pair_metrics(pairs: Sequence[answers.Answer]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import io
 import sys
+from unittest import mock
 
 import pytest
 
@@ -10,7 +11,7 @@ from posttrain.metrics import display
 
 def test_lines_say_how_far_the_stage_is(monkeypatch, capsys):
   now = [100.0]
-  monkeypatch.setattr(display.time, 'monotonic', lambda: now[0])
+  monkeypatch.setattr(display, 'time', mock.Mock(monotonic=lambda: now[0]))
   shown = display.Display('grpo', 10, 30, log_seconds=60.0)
   for step, now[0], compiled in (
     (11, 101.0, 3.0),

@@ -2,7 +2,7 @@
 
 import json
 import os
-import time
+from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
@@ -110,7 +110,7 @@ def test_repeated_steps_count_once(tmp_path, monkeypatch):
   path.write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
   measured = writers.Goodput(str(path), began=100.0)
   measured.keep([first])
-  monkeypatch.setattr(time, 'monotonic', lambda: 106.0)
+  monkeypatch.setattr(writers, 'time', mock.Mock(monotonic=lambda: 106.0))
   monkeypatch.setattr(os, 'times', lambda: (1.0, 0.5, 2.0, 0.5, 99.0))
   added = measured.add(again)
   want = {writers.ELAPSED: 16.0, writers.CPU: 11.0, writers.GOODPUT: 6 / 16}

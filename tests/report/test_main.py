@@ -2,6 +2,7 @@
 
 import json
 import logging
+from unittest import mock
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_a_live_page_is_written_again_until_the_run_has_ended(
       make_run(folder, step, ended='now' if len(waits) == 4 else None)
 
   folder.mkdir()  # no row yet
-  monkeypatch.setattr(command.time, 'sleep', sleep)
+  monkeypatch.setattr(command, 'time', mock.Mock(sleep=sleep))
   assert command.main([str(folder), '--live', '--seconds=3']) == 0
   assert waits == [3, 3, 0.5, 3]  # two looks within the second wait
   pages.append((folder / 'report.html').read_text())
@@ -83,7 +84,7 @@ def test_a_live_page_ends_half_a_minute_after_all_runs_have_stopped(
       held.clear()
 
   monkeypatch.setattr(disk, 'is_locked', lambda run: run in held)
-  monkeypatch.setattr(command.time, 'sleep', sleep)
+  monkeypatch.setattr(command, 'time', mock.Mock(sleep=sleep))
   path = tmp_path / 'page.html'
   assert command.main([*runs, '--live', f'--output={path}']) == 0
   assert 100.0 <= clock[0] < 102.0
@@ -94,7 +95,7 @@ def test_a_live_page_ends_half_a_minute_after_all_runs_have_stopped(
 @pytest.mark.parametrize('cost, wait', [(0.05, 20.0), (2.0, 200.0)])
 def test_reports_take_a_hundredth_of_the_time(monkeypatch, cost, wait):
   times = iter([0.0, 0.0, cost, cost + wait - 0.1, cost + wait + 0.1])
-  monkeypatch.setattr(page.time, 'monotonic', lambda: next(times))
+  monkeypatch.setattr(page, 'time', mock.Mock(monotonic=lambda: next(times)))
   monkeypatch.setattr(page, 'write_all', lambda *_: None)
   report = page.Periodic('', print)
   assert report.is_due  # from the first row on

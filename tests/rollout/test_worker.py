@@ -98,7 +98,7 @@ def test_a_process_that_cannot_start_is_a_fault(monkeypatch):
 
   monkeypatch.setattr(subprocess, 'Popen', fails)
   values, _, (error,) = score(total('raises'))
-  assert values == [None, None] and 'must have a process: busy' in error
+  assert values == [None, None] and 'its process cannot start: busy' in error
 
 
 def test_a_leak_is_a_fault_and_begins_anew():

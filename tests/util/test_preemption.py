@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from unittest import mock
 
 import pytest
 
@@ -52,8 +53,8 @@ def clock(monkeypatch):
   """Returns a list with the present time, which tests set."""
   now = [100.0]
   monkeypatch.setattr(preemption, 'STARTED', 100.0)
-  monkeypatch.setattr(preemption.time, 'monotonic', lambda: now[0])
-  monkeypatch.setattr(preemption.threading.Thread, 'start', lambda _: None)
+  monkeypatch.setattr(preemption, 'time', mock.Mock(monotonic=lambda: now[0]))
+  monkeypatch.setattr(preemption, 'threading', mock.Mock())
   return now
 
 

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
@@ -93,7 +94,9 @@ def test_a_watched_process_leaves_no_watchdog_and_no_handler(monkeypatch):
 
 def test_timers_accumulate_until_taken(monkeypatch):
   now = iter([0.0, 1.0, 10.0, 12.0])
-  monkeypatch.setattr(watchdog.time, 'perf_counter', lambda: next(now))
+  monkeypatch.setattr(
+    watchdog, 'time', mock.Mock(perf_counter=lambda: next(now))
+  )
   clock = watchdog.Timers()
   with clock('data'):
     pass
