@@ -39,16 +39,13 @@ def kind(cfg: schema.Algorithm, key: str = 'algorithm') -> type[base.Algorithm]:
   Raises:
     ValueError: the import path names nothing that can be called.
   """
-  if not isinstance(cfg, schema.Custom):
-    return TYPES[cfg.type]
-  own = imports.function(cfg.import_path, f'{key}.import_path')
+  own = None
+  if isinstance(cfg, schema.Custom):
+    own = imports.function(cfg.import_path, f'{key}.import_path')
   is_class = isinstance(own, type) and issubclass(own, base.Algorithm)
-  return own if is_class else custom.Custom
+  return own if is_class else TYPES[cfg.type]
 
 
 def make(cfg: schema.Algorithm) -> base.Algorithm:
   """Builds the algorithm of the options."""
-  own = kind(cfg)
-  if isinstance(cfg, schema.Custom) and own is not custom.Custom:
-    return own(cfg, **cfg.kwargs)
-  return TYPES[cfg.type](cfg)
+  return kind(cfg)(cfg, **getattr(cfg, 'kwargs', {}))

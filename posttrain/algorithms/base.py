@@ -22,6 +22,10 @@ import numpy as np
 from posttrain import schema, types
 
 _ASSISTANT = types.ROLES.index('assistant')
+# Attributes of an algorithm that its options may have.
+_OPTIONS = (
+  'weight kl_beta reference prune_zero_advantage mask_truncated'.split()
+)
 
 # Credit of a rollout: a scalar for all its completion tokens, an array over the
 # tokens of its samples, or None for "no credit".
@@ -80,12 +84,10 @@ class Algorithm:
     """Reads the options.
 
     Args:
-      cfg: options of the algorithm's type; `kl_beta`, `reference`,
-        `prune_zero_advantage` and `mask_truncated` are optional.
+      cfg: options of the algorithm's type; those of `_OPTIONS` are optional.
     """
     self.cfg = cfg
-    names = 'kl_beta', 'reference', 'prune_zero_advantage', 'mask_truncated'
-    for name in names:
+    for name in _OPTIONS:
       setattr(self, name, getattr(cfg, name, getattr(type(self), name)))
 
   def trains_on(self, rollout: types.Rollout) -> bool:

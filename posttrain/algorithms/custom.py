@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -77,12 +78,11 @@ class Custom(base.Algorithm):
   Streams: `advantages`, `rl_weights`, and the KL to a reference, as `grpo`.
   """
 
-  component = 'rl'
-
-  def __init__(self, cfg: schema.Custom):
+  def __init__(self, cfg: schema.Custom, **kwargs: Any):
     """Imports the function; ValueError if it cannot be imported."""
     super().__init__(cfg)
     self._fn = imports.function(cfg.import_path, 'algorithm.import_path')
+    self._kwargs = kwargs
 
   def assign(self, group: base.Group) -> list[np.ndarray]:
     """Returns the function's advantages, f32[T] over a rollout's samples."""
@@ -92,7 +92,7 @@ class Custom(base.Algorithm):
     ]
     lengths = [int(mask.sum()) for mask in masks]
     inputs = Inputs(group, base.rewards(group), lengths)
-    values = self._fn(inputs, **self.cfg.kwargs)
+    values = self._fn(inputs, **self._kwargs)
     name = f'{self.cfg.import_path} must return'
     is_list = isinstance(values, list | tuple | np.ndarray)
     count = len(values) if is_list else type(values).__name__

@@ -29,8 +29,6 @@ class Echo(base.Algorithm):
     Prime Intellect, "prime-rl", 2026 (the algorithm by this name).
   """
 
-  component = 'rl'
-
   def __init__(self, cfg: schema.Echo):
     """Imports the filter; ValueError if it cannot be imported."""
     super().__init__(cfg)

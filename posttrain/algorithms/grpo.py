@@ -37,7 +37,6 @@ class Grpo(base.Algorithm):
     2508.08221 (mean of the group, deviation of the batch).
   """
 
-  component = 'rl'
   only_rewards = True
   group_relative = True
 

@@ -36,7 +36,6 @@ class MaxRl(base.Algorithm):
     2602.02710.
   """
 
-  component = 'rl'
   only_rewards = True
   group_relative = True
 

@@ -1,6 +1,5 @@
 """On-policy distillation: a teacher scores the student's tokens."""
 
-from posttrain import schema
 from posttrain.algorithms import base
 
 
@@ -25,7 +24,3 @@ class Opd(base.Algorithm):
   """
 
   component = 'ref_kl'
-
-  def __init__(self, cfg: schema.Opd):
-    super().__init__(cfg)
-    self.weight = cfg.weight

@@ -36,7 +36,6 @@ class Opsd(base.Algorithm):
   def __init__(self, cfg: schema.Opsd):
     """Imports the function, if `demonstration` names one."""
     super().__init__(cfg)
-    self.weight = cfg.weight
     self._fn, self._warned = None, False
     if ':' in cfg.demonstration:
       self._fn = imports.function(cfg.demonstration, 'algorithm.demonstration')

@@ -20,7 +20,6 @@ class Reward(base.Algorithm):
     Connectionist Reinforcement Learning", 1992.
   """
 
-  component = 'rl'
   only_rewards = True
 
   def assign(self, group: base.Group) -> list[float]:

@@ -21,7 +21,6 @@ class Rloo(base.Algorithm):
     Ahmadian et al., "Back to Basics", arXiv 2402.14740.
   """
 
-  component = 'rl'
   only_rewards = True
   group_relative = True
 

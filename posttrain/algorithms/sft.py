@@ -1,6 +1,5 @@
 """Supervised fine-tuning: cross-entropy on completion tokens."""
 
-from posttrain import schema
 from posttrain.algorithms import base
 
 
@@ -15,7 +14,3 @@ class Sft(base.Algorithm):
   """
 
   component = 'ce'
-
-  def __init__(self, cfg: schema.Sft):
-    super().__init__(cfg)
-    self.weight = cfg.weight

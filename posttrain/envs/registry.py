@@ -40,7 +40,7 @@ def custom(name: str, cfg: schema.CustomEnv) -> base.Env:
 
   def fill() -> base.Env:
     env = env_class(name, **cfg.kwargs)
-    for field in ('votes', 'blocking', 'judge'):
+    for field in ('votes', 'has_rows', 'blocking', 'judge'):
       if not hasattr(env, field):
         setattr(env, field, getattr(base.Env, field))
     return env

@@ -221,15 +221,7 @@ ROLES = ('system', 'user', 'assistant', 'tool')
 PLACEHOLDER = '{demonstration}'
 
 
-class _Trains(bounds.Options):
-  """Options of every algorithm. Abstract."""
-
-  # Leaves rollouts that a token budget cut off out of the loss; their rewards
-  # stay in the baseline of their group.
-  mask_truncated: bool = False
-
-
-class Sft(_Trains):
+class Sft(bounds.Options):
   """Supervised fine-tuning: cross-entropy on the completion tokens."""
 
   # Which algorithm this is; fixed.
@@ -237,6 +229,8 @@ class Sft(_Trains):
   # Factor of the loss. Values below 1 preserve behaviour that training on other
   # environments would change.
   weight: bounds.Positive = 1.0
+  # Leaves rollouts that a token budget cut off out of the loss.
+  mask_truncated: bool = False
 
 
 class _Penalty(bounds.Options):
@@ -309,7 +303,7 @@ class Overlong(bounds.Options):
 LengthPenalty = Efficiency | Linear | Overlong
 
 
-class _PolicyGradient(_Trains):
+class _PolicyGradient(bounds.Options):
   """Options of every algorithm that trains the rl component. Abstract."""
 
   # Weight of the KL to `reference`, on every sampled token; 0 = no reference.
@@ -322,6 +316,9 @@ class _PolicyGradient(_Trains):
   # Leaves tokens with an advantage of exactly 0 out of the rl loss and its
   # denominator.
   prune_zero_advantage: bool = True
+  # Leaves rollouts that a token budget cut off out of the loss; their rewards
+  # stay in the baseline of their group.
+  mask_truncated: bool = False
 
 
 Divisor = Annotated[str, bounds.one_of('none', 'group', 'batch')]
@@ -416,7 +413,7 @@ class Echo(_PolicyGradient):
   filter: EchoFilter = EchoFilter()
 
 
-class Opd(_Trains):
+class Opd(bounds.Options):
   """On-policy distillation: reverse KL to a frozen teacher."""
 
   # Which algorithm this is; fixed.
@@ -429,6 +426,8 @@ class Opd(_Trains):
   # Factor of the loss. With the reference 'init', values below 1 preserve
   # behaviour that training on other environments would change.
   weight: bounds.Positive = 1.0
+  # Leaves rollouts that a token budget cut off out of the loss.
+  mask_truncated: bool = False
 
 
 Demonstration = Annotated[
@@ -441,7 +440,7 @@ Demonstration = Annotated[
 ]
 
 
-class Opsd(_Trains):
+class Opsd(bounds.Options):
   """On-policy self-distillation: the teacher's prompt has a demonstration."""
 
   # Which algorithm this is; fixed.
@@ -468,6 +467,8 @@ class Opsd(_Trains):
   role: Annotated[str, bounds.one_of('system', 'user')] = 'system'
   # Factor of the loss.
   weight: bounds.Positive = 1.0
+  # Leaves rollouts that a token budget cut off out of the loss.
+  mask_truncated: bool = False
 
 
 Algorithm = Sft | Grpo | MaxRl | Rloo | Reward | Custom | Echo | Opd | Opsd
