@@ -316,30 +316,18 @@ class Renderer:
     return renderer
 
   def render(
-    self,
-    messages: Sequence[types.Message],
-    *,
-    add_generation_prompt: bool = False,
-    continue_final_message: bool = True,
+    self, messages: Sequence[types.Message], **options: bool
   ) -> Rendered:
     """Renders a whole conversation; no token of it is `sampled`.
 
     Args:
       messages: the turns; roles of `types.ROLES`, contents of type str.
-      add_generation_prompt: whether to append the header of an assistant turn.
-      continue_final_message: whether an assistant turn at the end is left open
-        instead, so that it is continued; not one of white space.
+      **options: as of `extend`.
 
     Raises:
       ValueError: a message has another form, or the template raises an error.
     """
-    return self.extend(
-      EMPTY,
-      (),
-      messages,
-      add_generation_prompt=add_generation_prompt,
-      continue_final_message=continue_final_message,
-    )
+    return self.extend(EMPTY, (), messages, **options)
 
   def extend(
     self,
@@ -363,7 +351,8 @@ class Renderer:
       messages: the turns that `rendered` covers.
       new: the turns to append.
       add_generation_prompt: whether to append the header of an assistant turn.
-      continue_final_message: as in `render`; only a turn of `new` is continued.
+      continue_final_message: whether an assistant turn at the end of `new` is
+        left open instead, so that it is continued; not one of white space.
 
     Raises:
       Rewritten: with `new`, the template renders `messages` differently.
@@ -405,10 +394,14 @@ class Renderer:
     if continued:  # without what follows the content
       text = text.removesuffix(''.join(piece.text for piece in pieces[-2:]))
       *_, (header, *_), (given, *_) = pieces = pieces[:-2]
-    result = self._encode(rendered, pieces, text, open=add_generation_prompt)
-    if add_generation_prompt:
-      start, end = map(header.rfind, (tool_calls.THOUGHT, '</think>'))
-      result = dataclasses.replace(result, given=given, thinking=start > end)
+    result = self._encode(
+      rendered,
+      pieces,
+      text,
+      open=add_generation_prompt,
+      given=given,
+      thinking=header.rfind(tool_calls.THOUGHT) > header.rfind('</think>'),
+    )
     if key:
       self._last = key, result
     return result
@@ -524,7 +517,7 @@ class Renderer:
       templates.Piece(text[end:after], 'assistant', sampled=True),
       templates.Piece(text[after:], 'assistant'),
     ]
-    return self._encode(opened, pieces, text, open=False)
+    return self._encode(opened, pieces, text)
 
   def _covered(
     self, rendered: Rendered, messages: types.Messages, text: str
@@ -561,10 +554,16 @@ class Renderer:
     before: Rendered,
     pieces: Sequence[templates.Piece],
     text: str,
-    *,
-    open: bool,
+    **turn: Any,
   ) -> Rendered:
-    """Tokenizes pieces, each on its own, and appends them."""
+    """Tokenizes pieces, each on its own, and appends them.
+
+    Args:
+      before: the ids before them.
+      pieces: the pieces.
+      text: the text of all ids.
+      **turn: fields of an open turn.
+    """
     watchdog.progress()  # data sets are rendered in loops of unknown length
     tokenizer, piece_ids = self.tokenizer, []
     for piece in pieces:
@@ -590,7 +589,7 @@ class Renderer:
       sampled=spread((p.sampled for p in pieces), bool),
       messages=spread((p.message for p in pieces), np.int32),
       text=text,
-      open=open,
+      **turn,
     )
     return _join(before, new)
 

@@ -85,14 +85,11 @@ _SPACE = re.compile(r'\s*')
 _LLAMA_START = re.compile(r'\s*\{\s*"(?:name|type)"\s*:')
 # Start of a possible plain call, followed by JSON.
 _PLAIN_START = re.compile(r'\b([A-Za-z_]\w*)\(\s*|(?=\{)')
-# A call as text, and what separates two.
+# A call as text.
 _WRITTEN = {
-  'hermes': (
-    '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>',
-    '\n',
-  ),
-  'llama3': ('{"name": "%s", "parameters": %s}', '; '),
-  'plain': ('%s(%s)', '\n'),
+  'hermes': '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>',
+  'llama3': '{"name": "%s", "parameters": %s}',
+  'plain': '%s(%s)',
 }
 # Where the first call may begin, perhaps with characters that are to follow.
 _STARTS = {
@@ -190,9 +187,9 @@ def written(messages: types.Messages, style: 'Style') -> types.Messages:
   for index, message in enumerate(messages):
     if message.get('tool_calls') and not style.renders:
       calls = [call.get('function', call) for call in message['tool_calls']]
-      form, separator = _WRITTEN[style.format]
-      text = separator.join(
-        form % (call['name'], json.dumps(call['arguments'], ensure_ascii=False))
+      text = ('; ' if style.format == 'llama3' else '\n').join(
+        _WRITTEN[style.format]
+        % (call['name'], json.dumps(call['arguments'], ensure_ascii=False))
         for call in calls
       )
       message = {'role': 'assistant', 'content': message['content'] + text}

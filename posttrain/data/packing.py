@@ -14,7 +14,6 @@ Axes: T tokens of a sample, or of a row (`row_tokens`); M micro-batches, B
 rows.
 """
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -230,20 +229,18 @@ class Widths:
   def __call__(self, lengths: Sequence[int]) -> int:
     """Returns T for samples of these lengths, each of which fits into it."""
     best = fitted(lengths, self._rows, self._most)
-    costs = {
-      width: _micro_batches(lengths, self._rows, width) * width
-      for width in (*self._known, best)
-      if width >= max(lengths, default=0)
-    }
-    known = [width for width in self._known if width in costs]
+
+    def cost(width: int) -> int:
+      return _micro_batches(lengths, self._rows, width) * width
+
+    known = [x for x in self._known if x >= max(lengths, default=0)]
     if known:
-      width = min(known, key=costs.__getitem__)
-      wasted = costs[width] - _SPARE * costs[best]
+      width = min(known, key=cost)
+      wasted = cost(width) - _SPARE * cost(best)
       self._in_vain += self._rows * max(wasted, 0.0)
       if self._in_vain < _COMPILED:
         return width
-    ladder = _ladder(best, self._most, 16)
-    width = next(itertools.islice(ladder, 1, None), self._most)
+    width = next(_ladder(best + 1, self._most, 16))
     self._in_vain = 0.0
     self._known.append(width)
     return width

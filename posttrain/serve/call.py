@@ -317,7 +317,7 @@ class Call:
 
     At the end of a turn whose calls can all be read, they become its `calls`.
     """
-    tools = self._request.tools
+    tools = self._request.prompts[0].tools
     if tools is None:
       return choice.text
     text = tools.turn + choice.text
@@ -325,7 +325,17 @@ class Call:
       calls = tool_calls.parse(text, tools.format, tools.names)
       if calls and not any(call.error for call in calls):
         choice.finish = 'tool_calls'
-        choice.calls = _tool_calls(calls if tools.parallel else calls[:1])
+        choice.calls = [
+          {
+            'id': f'call_{secrets.token_hex(12)}',
+            'type': 'function',
+            'function': {
+              'name': call.name,
+              'arguments': json.dumps(call.arguments, ensure_ascii=False),
+            },
+          }
+          for call in (calls if tools.parallel else calls[:1])
+        ]
     if choice.finish in ('stop', 'length'):
       return choice.text
     end = tool_calls.start(text, tools.format, tools.names)
@@ -351,7 +361,7 @@ class Call:
       delta: dict[str, Any] = {'content': text} if text else {}
       if choice.calls:
         delta['tool_calls'] = [
-          {'index': i, **made} for i, made in enumerate(choice.calls)
+          {'index': i, **call} for i, call in enumerate(choice.calls)
         ]
       fields = {'delta': delta}
     if self._request.logprobs is not None:
@@ -500,20 +510,6 @@ class Call:
         }
       )
     return rows
-
-
-def _tool_calls(calls: Sequence[tool_calls.Call]) -> list[dict[str, Any]]:
-  return [
-    {
-      'id': f'call_{secrets.token_hex(12)}',
-      'type': 'function',
-      'function': {
-        'name': call.name,
-        'arguments': json.dumps(call.arguments, ensure_ascii=False),
-      },
-    }
-    for call in calls
-  ]
 
 
 def _tops(scored: worker.TokenLogprobs, count: int, start: int, end: int):

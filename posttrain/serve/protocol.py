@@ -138,14 +138,6 @@ def require_fit(ok: bool, name: str, got: str, capacity: int) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Prompt:
-  """A prompt as ids and as text."""
-
-  ids: np.ndarray  # i32[P]
-  text: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Tools:
   """How the calls of a chat are read."""
 
@@ -153,6 +145,15 @@ class Tools:
   names: Collection[str]
   parallel: bool  # whether more than the first call of a turn is returned
   turn: str  # what the prompt has of the turn, as environments get it
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+  """A prompt as ids and as text."""
+
+  ids: np.ndarray  # i32[P]
+  text: str
+  tools: Tools | None = None  # None = the answer's text is returned as it is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +176,6 @@ class ApiRequest:
   tokens_as_ids: bool
   stream: bool
   include_usage: bool
-  tools: Tools | None  # None = a chat's text is returned as it is
 
   @property
   def temperature(self) -> float:
@@ -241,15 +241,17 @@ def read(content: bytes, served: worker.Worker, *, chat: bool) -> ApiRequest:
     f'request at most {most} sequences in all, scored prompts included',
     count,
   )
-  prompts, tools = [], None
-  if chat:
-    prompt, tools = _conversation(body, values, served)
-    prompts.append(prompt)
-  else:
-    name, specials = 'prompt', values['add_special_tokens']
-    for i, item in enumerate(items):
-      name = f'prompt[{i}]' if len(items) > 1 else 'prompt'
-      prompts.append(_prompt(item, name, served, specials))
+  prompts = [
+    _conversation(body, values, served)
+    if chat
+    else _prompt(
+      item,
+      f'prompt[{i}]' if len(items) > 1 else 'prompt',
+      served,
+      values['add_special_tokens'],
+    )
+    for i, item in enumerate(items)
+  ]
   left = [served.capacity - len(prompt.ids) for prompt in prompts]
   name = 'max_tokens'
   if values.get('max_completion_tokens') is not None:
@@ -295,7 +297,6 @@ def read(content: bytes, served: worker.Worker, *, chat: bool) -> ApiRequest:
     tokens_as_ids=values['return_tokens_as_token_ids'],
     stream=stream,
     include_usage=options['include_usage'],
-    tools=tools,
   )
 
 
@@ -374,7 +375,7 @@ def check_model(model: Any, name: str) -> None:
 
 def _conversation(
   body: Mapping[str, Any], values: Mapping[str, Any], served: worker.Worker
-) -> tuple[Prompt, Tools | None]:
+) -> Prompt:
   """Checks messages by their form and size, and renders them with tools.
 
   Args:
@@ -397,15 +398,9 @@ def _conversation(
   require(choice in ('auto', 'none'), 'tool_choice', must, choice)
   own = ('tool_call_id', 'name', 'tool_calls')
   fields = {*renderer.fields, *own[: 3 if tools else 1]}
-  for i, message in enumerate(messages):
-    place = f'messages[{i}]'
-    require(isinstance(message, dict), place, 'be an object', message)
-    for name in message.keys() - fields:
-      must, code = 'be left out: nothing reads it', 'unsupported_field'
-      got = message[name]
-      require(not got, f'{place}.{name}', must, got, code)
-  field, variables = 'chat_template_kwargs', body.get('chat_template_kwargs')
-  require(isinstance(variables, dict | None), field, 'be an object', variables)
+  field = 'chat_template_kwargs'
+  variables = body.get(field, {})
+  require(isinstance(variables, dict), field, 'be an object', variables)
   try:
     renderer.with_tools(None, variables)
     field = 'tools'
@@ -413,6 +408,11 @@ def _conversation(
     renderer = renderer.with_tools(described, variables)
     field = 'messages'
     messages = rendering.normalize(messages)
+    for i, message in enumerate(messages):
+      for name in message.keys() - fields:
+        place, must = f'messages[{i}].{name}', 'be left out: nothing reads it'
+        got = message[name]
+        require(not got, place, must, got, 'unsupported_field')
     if renderer.style is not None:
       messages = tool_calls.written(messages, renderer.style)
     rendered = renderer.render(
@@ -424,15 +424,15 @@ def _conversation(
     raise Refused(400, f'{error}', field) from error
   name, must = 'add_generation_prompt', 'be true where no turn is continued'
   require(values[name] or rendered.given, name, must, False)
-  prompt = Prompt(_ids(rendered.ids, 'messages', served), rendered.text)
-  if renderer.style is None or choice == 'none':
-    return prompt, None
-  return prompt, Tools(
-    renderer.style.format,
-    tool_calls.parameters(tools),
-    values['parallel_tool_calls'],
-    tool_calls.THOUGHT * rendered.thinking + rendered.given,
-  )
+  called = None
+  if renderer.style is not None and choice != 'none':
+    called = Tools(
+      renderer.style.format,
+      tool_calls.parameters(tools),
+      values['parallel_tool_calls'],
+      tool_calls.THOUGHT * rendered.thinking + rendered.given,
+    )
+  return Prompt(_ids(rendered.ids, 'messages', served), rendered.text, called)
 
 
 def _prompt(
