@@ -246,12 +246,13 @@ class Endpoint:
       'repetition_penalty': 1.0,
       **_WITH_IDS,
     }
-    return self._submit(
+    return side_by_side.thread(
       self._read,
       lambda x: responses.completion(x, request, self._vocab_size),
       f'{self._cfg.address}/completions',
       body,
       caller,
+      slots=self._slots,
     )
 
   def chat(
@@ -345,24 +346,6 @@ class Endpoint:
         )
       self._temperatures.add(temperature)
 
-  def _submit(
-    self, fn: Callable[..., Any], *args: Any
-  ) -> concurrent.futures.Future:
-    """Calls a function that sends requests, in a thread."""
-    future = concurrent.futures.Future()
-
-    def call():
-      with self._slots:
-        if not future.set_running_or_notify_cancel():
-          return
-        try:
-          future.set_result(fn(*args))
-        except BaseException as error:  # `result` raises it
-          future.set_exception(error)
-
-    threading.Thread(target=call, name='endpoint', daemon=True).start()
-    return future
-
   def _each(
     self, fn: Callable[..., Any], jobs: Sequence[tuple[Any, ...]]
   ) -> list[Any]:
@@ -371,7 +354,8 @@ class Endpoint:
     Raises the first error in the order of jobs, and drops the calls that have
     not begun.
     """
-    futures = [self._submit(fn, *job) for job in jobs]
+    slots = self._slots
+    futures = [side_by_side.thread(fn, *job, slots=slots) for job in jobs]
     try:
       return [future.result() for future in futures]
     finally:

@@ -151,8 +151,12 @@ class Calls(EpisodeCalls):
     self.method = 'make'
     self._episode = calls.awaited(self._env.make(copy.deepcopy(self._task)))
     self._has_episode = True
-    self.method = 'reset'
-    return _messages(calls.awaited(self._episode.reset()), 'reset')
+    return _messages(self._result('reset'), 'reset')
+
+  def _result(self, method: str, *args: Any) -> Any:
+    """Returns the result of a method of the episode."""
+    self.method = method
+    return calls.awaited(getattr(self._episode, method)(*args))
 
   def step(
     self, text: str, truncated: bool, style: tool_calls.Style | None = None
@@ -167,14 +171,13 @@ class Calls(EpisodeCalls):
     Returns:
       The new messages, the reward, and whether the episode is done.
     """
-    assert self._episode is not None
     if self._turns is not None and style and style.format != 'text':
+      assert self._episode is not None
       self.method = 'call'
       results = self._turns.play(self._episode, text, truncated, style)
       if results:
         return _messages(results, 'call'), 0.0, False
-    self.method = 'step'
-    out = calls.awaited(self._episode.step(text, truncated))
+    out = self._result('step', text, truncated)
     if not isinstance(out, types.StepOut):
       raise _wrong('step', 'a types.StepOut', out)
     return (
@@ -185,11 +188,9 @@ class Calls(EpisodeCalls):
 
   def end(self, has_turns: bool) -> types.Score:
     """Grades the episode, unless it has no turn, and closes it."""
-    assert self._episode is not None
     score = types.Score(None)
     if has_turns:
-      self.method = 'grade'
-      score = _score(calls.awaited(self._episode.grade()))
+      score = _score(self._result('grade'))
       if self._turns is not None:
         metrics = {**self._turns.metrics(), **score.metrics}
         score = dataclasses.replace(score, metrics=metrics)
@@ -198,11 +199,10 @@ class Calls(EpisodeCalls):
 
   def close(self) -> None:
     """Closes the episode."""
-    episode, self._episode = self._episode, None
-    self._has_episode = False
-    if episode is not None:
-      self.method = 'close'
-      calls.awaited(episode.close())
+    had_episode, self._has_episode = self._has_episode, False
+    if had_episode:
+      self._result('close')
+      self._episode = None
 
 
 class ToolTurns:

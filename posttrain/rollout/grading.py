@@ -167,17 +167,12 @@ class Function:
       self.score = self._score_in_thread
 
   def __call__(
-    self,
-    rollouts: Sequence[types.Rollout],
-    arguments: Mapping[str, Any],
-    judge: Callable | None = None,
+    self, rollouts: Sequence[types.Rollout], judge: Callable | None = None
   ) -> Result:
     """Calls the function once, for all rollouts.
 
     Args:
       rollouts: the rollouts to score.
-      arguments: values by parameter name; the function takes those that it
-        declares. `rollouts` and the two loggers are added.
       judge: the argument `judge`; None = none.
 
     Returns:
@@ -189,16 +184,15 @@ class Function:
       TooManyThreads: too many calls that exceeded their limits still run.
     """
     clock, count = calls.Clock(self._cfg.timeout), len(rollouts)
-    reply = self._reply(rollouts, arguments, judge, clock)
+    reply = self._reply(rollouts, judge, clock)
     if reply.stack:  # perhaps because of rows without metadata
       fields = inspect.signature(self.fn).parameters.keys() - self._cfg.kwargs
-      lists = [arguments[name] for name in fields & arguments.keys()]
+      lists = [x for name, x in columns(rollouts).items() if name in fields]
       whole = [i for i in range(count) if all(x[i] is not None for x in lists)]
       if 0 < len(whole) < count:
         warning = '%s %s; rows without its columns have no reward'
         logging.getLogger('absl').warning(warning, self._name, reply.error)
-        others = [rollouts[i] for i in whole]
-        result = self(others, {**columns(others), **self._cfg.kwargs}, judge)
+        result = self([rollouts[i] for i in whole], judge)
         rewards = dict(zip(whole, result.rewards, strict=True))
         return dataclasses.replace(
           result,
@@ -237,9 +231,7 @@ class Function:
     Raises:
       ValueError: it returns something else than rewards, or too late.
     """
-    arguments = {**columns(rollouts), **self._cfg.kwargs}
-    clock = calls.Clock(self._cfg.timeout)
-    reply = self._reply(rollouts, arguments, None, clock)
+    reply = self._reply(rollouts, None, calls.Clock(self._cfg.timeout))
     error = reply.error
     for value in reply.bad.values():
       if not re.match('-?(nan|inf|[0-9])', value):
@@ -249,14 +241,14 @@ class Function:
         '%s %s; it was tried on invented completions, the first of which is %s',
         self._name,
         error,
-        errors.quote(arguments['completions'][0]),
+        errors.quote(columns(rollouts)['completions'][0]),
       )
     elif error:
       raise ValueError(f'{self._name} {error}')
 
-  def _reply(self, rollouts, arguments, judge, clock) -> worker.Reply:
+  def _reply(self, rollouts, judge, clock) -> worker.Reply:
     """Calls the function with copies of the arguments that it declares."""
-    arguments = {**arguments, 'rollouts': rollouts}
+    arguments = {**columns(rollouts), **self._cfg.kwargs, 'rollouts': rollouts}
     if judge is not None:
       arguments['judge'] = clock.stopped()(judge)
     if missing(self.fn, {*arguments, *_LOGGERS}):
@@ -425,8 +417,7 @@ class Rewards:
 
     def call() -> Result:
       judge = None if cfg.judge is None else self._judges[cfg.judge]
-      arguments = {**columns(rollouts), **cfg.kwargs}
-      return self.functions[name](rollouts, arguments, judge)
+      return self.functions[name](rollouts, judge)
 
     return processes.on(process, call)
 

@@ -75,15 +75,26 @@ def wait(futures: Futures) -> None:
   )
 
 
-def thread(fn: Callable[..., T], *args: Any) -> concurrent.futures.Future[T]:
-  """Calls a function in a daemon thread, which ends with the call."""
+def thread(
+  fn: Callable[..., T], *args: Any, slots: threading.Semaphore | None = None
+) -> concurrent.futures.Future[T]:
+  """Calls a function in a daemon thread, which ends with the call.
+
+  Args:
+    fn: the function.
+    *args: its arguments.
+    slots: the call needs one; until then it can be cancelled.
+  """
   future = concurrent.futures.Future()
 
   def call():
-    try:
-      future.set_result(fn(*args))
-    except BaseException as error:  # `result` raises it
-      future.set_exception(error)
+    with slots or contextlib.nullcontext():
+      if not future.set_running_or_notify_cancel():
+        return
+      try:
+        future.set_result(fn(*args))
+      except BaseException as error:  # `result` raises it
+        future.set_exception(error)
 
   threading.Thread(target=call, name='side by side', daemon=True).start()
   return future
