@@ -12,7 +12,8 @@ the command with its place (--coordinator, --num_processes, --process_id), as
 
 hf: config.json, safetensors, and the tokenizer with its chat template; a LoRA
 is merged. With --like, that directory's config and small files are copied and
-its dtypes kept; its README.md becomes BASE_README.md.
+its dtypes kept; its README.md becomes BASE_README.md. A reward model becomes a
+sequence classification with one label, the value at the last token.
 
 peft: the adapter of a stage with LoRA, in float32. A stage that started from
 anything but a HuggingFace directory needs --like: its start, exported as hf.
@@ -140,13 +141,13 @@ def _save_hf(flags: Flags, folder: str, checkpoint: Any) -> str:
   from posttrain import sharding
   from posttrain.chat import rendering
   from posttrain.checkpoints import weights
-  from posttrain.models import hf, transformer
+  from posttrain.models import hf
 
   model, like = checkpoint.model, flags.like
   if like is None and flags.dtype is None:
     *_, first = weights.chain(folder)
     like = None if first == 'random' else first
-  shapes = sharding.spread(transformer.shapes(model))
+  shapes = sharding.spread(weights.shapes(folder, model))
   params = weights.load(folder, shapes, average=True)
   dtype = flags.dtype or model.dtype
   hf.save(params, model, flags.folder, like=like, dtype=dtype)

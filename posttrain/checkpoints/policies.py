@@ -43,6 +43,7 @@ def load(
   path: str,
   *,
   text: bool = True,
+  reward: bool = False,
   variables: str = '{}',
   cache: str | None = None,
 ) -> Policy:
@@ -53,6 +54,7 @@ def load(
       directory.
     text: whether the caller needs text; if not, a directory's unusable or
       missing tokenizer is no error.
+    reward: whether it may be a reward model, which has a reward head.
     variables: template variables (JSON) for a directory; a run has its own.
     cache: folder of the compilation cache; None = the default one, and none
       for a run without one. A checkpoint does not name it: its programs are
@@ -64,10 +66,11 @@ def load(
   """
   from posttrain import compilation
   from posttrain.checkpoints import weights
-  from posttrain.models import transformer
 
   folder = weights.find(path)
   checkpoint = weights.read(folder)
+  if not reward:
+    weights.check_kind(checkpoint, False)
   max_tokens, default = DEFAULT_MAX_TOKENS, schema.Run.compilation_cache
   if checkpoint.kind == 'run':
     max_tokens = checkpoint.stage['eval']['max_tokens']
@@ -92,5 +95,5 @@ def load(
   else:
     renderer = renderer.with_embedding_rows(model.vocab_size)
     stops = renderer.stop_ids
-  params = weights.load(folder, transformer.shapes(model), average=True)
+  params = weights.load(folder, weights.shapes(folder, model), average=True)
   return Policy(params, model, renderer, stops, max_tokens)

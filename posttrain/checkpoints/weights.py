@@ -107,6 +107,11 @@ class Checkpoint:
     return self.kind == 'peft' or self.adapter is not None
 
   @property
+  def is_reward(self) -> bool:
+    """Whether the folder holds a reward model."""
+    return self.stage.get('kind') == 'ranking'
+
+  @property
   def tokenizer(self) -> schema.Tokenizer:
     """The tokenizer and template that the weights were trained with."""
     if self.kind == 'run':
@@ -300,11 +305,24 @@ def check(
   if checkpoint.kind == 'hf':
     hf.find(checkpoint.folder, hf.shapes(checkpoint.model))
     return
-  if reward:
-    sums = store.read_sums(folder)
-    has_lm_head = any(path.startswith('params/head/') for path in sums)
-    like = transformer.reward_shapes(cfg, has_lm_head)
-  store.check_params(checkpoint.folder, like)
+  store.check_params(checkpoint.folder, shapes(folder, cfg) if reward else like)
+
+
+def shapes(folder: str, cfg: schema.Model) -> Params:
+  """Returns the parameters of a folder's model, as `jax.ShapeDtypeStruct`s.
+
+  Those of a reward model include its head, and the language model's if it was
+  kept.
+
+  Args:
+    folder: a folder from `find`.
+    cfg: its model.
+  """
+  if not read(folder).is_reward:
+    return transformer.shapes(cfg)
+  sums = store.read_sums(folder)
+  has_lm_head = any(path.startswith('params/head/') for path in sums)
+  return transformer.reward_shapes(cfg, has_lm_head)
 
 
 def check_kind(checkpoint: Checkpoint, reward: bool) -> None:
@@ -313,11 +331,10 @@ def check_kind(checkpoint: Checkpoint, reward: bool) -> None:
   Raises:
     ValueError: it holds the other kind.
   """
-  is_reward = checkpoint.stage.get('kind') == 'ranking'
-  if is_reward != reward:
+  if checkpoint.is_reward != reward:
     kinds = 'a policy', "a reward model (kind 'ranking')"
     raise ValueError(
-      f'{checkpoint.folder} must hold {kinds[reward]}: got {kinds[is_reward]}'
+      f'{checkpoint.folder} must hold {kinds[reward]}: got {kinds[not reward]}'
     )
 
 

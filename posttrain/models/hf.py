@@ -42,6 +42,7 @@ _NAMES = {
   'embed/table': 'model.embed_tokens.weight',
   'final_norm/scale': 'model.norm.weight',
   'head/kernel': _HEAD,
+  'reward/kernel': 'score.weight',
   'layers/attention_norm/scale': _LAYER + 'input_layernorm.weight',
   'layers/attention/o/kernel': _LAYER + 'self_attn.o_proj.weight',
 }
@@ -80,17 +81,24 @@ class Tensor(NamedTuple):
     return self.path.endswith('kernel')
 
 
-def tensors(cfg: schema.Model) -> dict[str, Tensor]:
-  """Returns all tensors of a model by their HuggingFace names."""
+def tensors(cfg: schema.Model, reward: bool = False) -> dict[str, Tensor]:
+  """Returns all tensors of a model by their HuggingFace names.
+
+  Args:
+    cfg: the model.
+    reward: whether it is a reward model, without a language model's head.
+  """
+  all_shapes = transformer.reward_shapes if reward else transformer.shapes
   names = _NAMES | {
     path: f'{_LAYER}{name}.weight'
     for path, name in _MLP_NORM[cfg.post_norms].items()
   }
   by_name = {}
-  for path, leaf in tree.flat(transformer.shapes(cfg)).items():
+  for path, leaf in tree.flat(all_shapes(cfg)).items():
     stacked = path.startswith('layers/')
     shape = leaf.shape[1:] if stacked else leaf.shape
     shape = shape[::-1] if path.endswith('kernel') else shape
+    shape = (1, *shape) if path == 'reward/kernel' else shape
     for layer in range(cfg.layers) if stacked else (None,):
       by_name[names[path].format(layer)] = Tensor(path, layer, shape)
   return by_name
@@ -175,6 +183,9 @@ def save(
 ) -> None:
   """Writes a directory that HuggingFace tools can load.
 
+  A reward model becomes a sequence classification with one label, its value at
+  the last token.
+
   Args:
     params: the parameters; if they are on the devices of several processes,
       all call this, and the first one writes.
@@ -191,14 +202,14 @@ def save(
   """
   folder = pathlib.Path(folder)
   processes.on(0, lambda: check_empty(folder))
-  expected, leaves = tensors(cfg), tree.flat(params)
+  expected, leaves = tensors(cfg, 'reward' in params), tree.flat(params)
   dtypes = dict.fromkeys(expected, jnp.dtype(dtype))
   if like is None:
     config = hf_config.write(cfg) | {'torch_dtype': dtype}
   else:
     check_like(like, cfg)
     files = find(like, shapes(cfg))
-    dtypes = {x: jnp.dtype(DTYPES[code]) for x, (_, code) in files.items()}
+    dtypes |= {x: jnp.dtype(DTYPES[code]) for x, (_, code) in files.items()}
   processes.on(0, lambda: folder.mkdir(parents=True, exist_ok=True))
 
   def get(name):
@@ -209,20 +220,27 @@ def save(
     if isinstance(place, NamedSharding):  # gathered in every process
       place = NamedSharding(place.mesh, PartitionSpec())
     array = _get(leaf, tensor.layer, tensor.transposed, dtypes[name], place)
-    return np.asarray(array.addressable_data(0))
+    return np.asarray(array.addressable_data(0)).reshape(tensor.shape)
 
-  write_shards(folder, shapes(cfg), dtypes, get, shard_bytes)
+  all_shapes = {name: tensor.shape for name, tensor in expected.items()}
+  write_shards(folder, all_shapes, dtypes, get, shard_bytes)
   if not processes.is_first():
     return
-  if like is None:
-    with disk.replacing(folder / 'config.json') as file:
-      json.dump(config, file, indent=2)
-    return
-  # The small files: config, tokenizer, templates, license.
-  for path in sorted(pathlib.Path(like).iterdir()):
-    small = path.suffix in ('.json', '.jinja', '.model', '.txt', '.md')
-    if path.is_file() and small and path.name != INDEX:
-      shutil.copyfile(path, folder / path.name)
+  if like is not None:
+    # The small files: config, tokenizer, templates, license.
+    for path in sorted(pathlib.Path(like).iterdir()):
+      small = path.suffix in ('.json', '.jinja', '.model', '.txt', '.md')
+      if path.is_file() and small and path.name != INDEX:
+        shutil.copyfile(path, folder / path.name)
+    if 'reward' not in params:
+      return
+    config = disk.read_json_object(folder / 'config.json')
+  if 'reward' in params:
+    (kind,) = config['architectures']
+    kind = kind.replace('ForCausalLM', 'ForSequenceClassification')
+    config |= {'architectures': [kind], 'id2label': {'0': 'LABEL_0'}}
+  with disk.replacing(folder / 'config.json') as file:
+    json.dump(config, file, indent=2)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))

@@ -4,7 +4,8 @@
     python -m posttrain.serve --checkpoint=runs/arithmetic --host=0.0.0.0 \\
         --api_key_env=POSTTRAIN_KEY
 
-The endpoints are /v1/completions, /v1/chat/completions, /v1/models and /health.
+The endpoints are /v1/completions, /v1/chat/completions, /v1/models and /health;
+a reward model has /pooling in place of completions.
 One line on stdout gives the address when the server is ready. The console
 script `posttrain-serve` is this command.
 
@@ -145,6 +146,7 @@ def serve(options: Flags) -> int:
     policy = policies.load(
       options.checkpoint,
       text=False,
+      reward=True,
       variables=options.template_variables,
       cache=options.compilation_cache,
     )

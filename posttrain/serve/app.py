@@ -5,6 +5,7 @@
     GET  /v1/models/{name}
     POST /v1/completions
     POST /v1/chat/completions
+    POST /pooling                of a reward model, in place of completions
 
 1. The socket is bound before the model is loaded: a port in use is reported at
    once, and port 0 becomes a free one.
@@ -38,7 +39,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import uvicorn
@@ -186,12 +187,9 @@ def make(
       routing.Route('/v1/models/{name:path}', routes.model),
       *(
         routing.Route(
-          path, functools.partial(routes.respond, chat=chat), methods=['POST']
+          path, functools.partial(routes.respond, answer=x), methods=['POST']
         )
-        for path, chat in (
-          ('/v1/completions', False),
-          ('/v1/chat/completions', True),
-        )
+        for path, x in routes.answers.items()
       ),
     ],
     middleware=[middleware.Middleware(Guard, api_key=api_key, hosts=hosts)],
@@ -208,6 +206,12 @@ class _Routes:
   def __init__(self, engine: worker.Worker, max_body_bytes: int):
     self._worker, policy = engine, engine.policy
     self._max_body_bytes = max_body_bytes
+    self.answers = {
+      '/v1/completions': functools.partial(self._answer, chat=False),
+      '/v1/chat/completions': functools.partial(self._answer, chat=True),
+    }
+    if engine.is_reward:
+      self.answers = {'/pooling': self._score}
     self._model = {
       'id': engine.name,
       'object': 'model',
@@ -238,9 +242,11 @@ class _Routes:
     return _json(self._model)
 
   async def respond(
-    self, request: requests.Request, chat: bool
+    self,
+    request: requests.Request,
+    answer: Callable[[bytes], Coroutine[Any, Any, responses.Response]],
   ) -> responses.Response:
-    """Completes prompts, or a conversation."""
+    """Reads a body, and answers it while the client is there."""
     kind = request.headers.get('content-type', '')
     if kind.partition(';')[0].strip().lower() != _JSON:
       raise protocol.Refused(
@@ -263,13 +269,13 @@ class _Routes:
       while (await request.receive())['type'] != 'http.disconnect':
         pass
 
-    answer = asyncio.create_task(self._answer(b''.join(parts), chat))
+    task = asyncio.create_task(answer(b''.join(parts)))
     left = asyncio.create_task(disconnect())
     try:
-      await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
-      if not answer.done():
+      await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+      if not task.done():
         return responses.Response(status_code=499)  # nobody reads it
-      return answer.result()
+      return task.result()
     except worker.Full as error:
       raise protocol.Refused(
         429,
@@ -278,9 +284,9 @@ class _Routes:
         code='rate_limit_exceeded',
       ) from error
     finally:
-      answer.cancel()
+      task.cancel()
       left.cancel()
-      await asyncio.gather(answer, left, return_exceptions=True)
+      await asyncio.gather(task, left, return_exceptions=True)
 
   async def _answer(self, content: bytes, chat: bool) -> responses.Response:
     parsed = await asyncio.to_thread(
@@ -293,6 +299,13 @@ class _Routes:
       return await asyncio.to_thread(_json, await job.finished())
     finally:
       job.close()
+
+  async def _score(self, content: bytes) -> responses.Response:
+    """Scores by a reward model, in the form of vLLM's /pooling."""
+    ids = await asyncio.to_thread(protocol.read_scored, content, self._worker)
+    reward = await call.reward(ids, self._worker)
+    data = [{'index': 0, 'object': 'pooling', 'data': [reward]}]
+    return _json({'object': 'list', 'model': self._worker.name, 'data': data})
 
 
 class _Stream(responses.StreamingResponse):

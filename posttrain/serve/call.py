@@ -149,6 +149,29 @@ class Detokenizer:
     return max(sizes, default=0)
 
 
+async def reward(ids: np.ndarray, engine: worker.Worker) -> float:
+  """Scores a sequence, i32[T], by a reward model, at its last token.
+
+  Raises:
+    Full: too many jobs are open.
+    Refused: scoring failed.
+  """
+  loop, events = asyncio.get_running_loop(), asyncio.Queue()
+
+  def notify(_, event):  # in the worker's thread
+    loop.call_soon_threadsafe(events.put_nowait, event)
+
+  job = worker.ScoreJob(notify, 0, ids, 1.0)
+  engine.accept([job])
+  try:
+    event = await events.get()
+  finally:
+    engine.drop([job])
+  if isinstance(event, worker.Failed):
+    raise protocol.Refused(event.status, event.message)
+  return event
+
+
 class Call:
   """One request and its response; belongs to one event loop."""
 

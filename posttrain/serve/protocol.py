@@ -194,20 +194,14 @@ def read(content: bytes, served: worker.Worker, *, chat: bool) -> ApiRequest:
   Raises:
     Refused: with 400 or 404.
   """
-  try:
-    body = disk.parse_json(content, 'the body')
-  except ValueError as error:
-    raise Refused(400, f'{error}') from error
-  require(isinstance(body, dict), 'the body', 'be a JSON object', body)
-  body = {name: value for name, value in body.items() if value is not None}
   input_name = 'messages' if chat else 'prompt'
-  values = _values(
-    body,
+  body, values = _body(
+    content,
+    served,
     CHAT_FIELDS if chat else COMPLETION_FIELDS,
-    ('model', input_name, 'stop', 'stop_token_ids', 'stream_options')
+    (input_name, 'stop', 'stop_token_ids', 'stream_options')
     + ('tools', 'tool_choice', 'chat_template_kwargs') * chat,
   )
-  check_model(body.get('model'), served.name)
   n, stream, echo = values['n'], values['stream'], values.get('echo', False)
 
   # Logprobs, and what a stream cannot have.
@@ -298,6 +292,43 @@ def read(content: bytes, served: worker.Worker, *, chat: bool) -> ApiRequest:
     stream=stream,
     include_usage=options['include_usage'],
   )
+
+
+def read_scored(content: bytes, served: worker.Worker) -> np.ndarray:
+  """Reads a conversation for a reward model: its ids up to the last answer.
+
+  Raises:
+    Refused: with 400 or 404.
+  """
+  body, _ = _body(content, served, {}, ('messages',))
+  name, renderer, parts = 'messages', served.policy.renderer, []
+  assert renderer is not None, 'a run has a tokenizer'
+  try:
+    parts = renderer.demonstrate(rendering.normalize(body.get(name, [])))
+  except ValueError as error:
+    raise Refused(400, f'{error}', name) from error
+  require(parts, name, "have an assistant's turn", body.get(name))
+  # In training, what a template writes after the turn's end is not scored.
+  end = 1 + np.flatnonzero(parts[-1].sampled)[-1]
+  return _ids(parts[-1].ids[:end], name, served)
+
+
+def _body(
+  content: bytes,
+  served: worker.Worker,
+  fields: Mapping[str, Any],
+  others: tuple[str, ...],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Returns what was sent for this model, and the values as `_values`."""
+  try:
+    body = disk.parse_json(content, 'the body')
+  except ValueError as error:
+    raise Refused(400, f'{error}') from error
+  require(isinstance(body, dict), 'the body', 'be a JSON object', body)
+  body = {name: value for name, value in body.items() if value is not None}
+  values = _values(body, fields, ('model', *others))
+  check_model(body.get('model'), served.name)
+  return body, values
 
 
 def _stops(

@@ -68,7 +68,7 @@ class Failed:
   message: str
 
 
-Event = NewTokens | Failed | TokenLogprobs
+Event = NewTokens | Failed | TokenLogprobs | float  # a reward
 
 
 @dataclasses.dataclass(eq=False)
@@ -128,6 +128,7 @@ class Worker:
     self.policy, self.name = policy, name
     self.slots, self.capacity, self.max_jobs = slots, capacity, max_jobs
     self.tool_format = tool_format
+    self.is_reward = 'reward' in policy.params
     # Why no more jobs are accepted; None while they are.
     self.failure: Failed | None = None
     self._chunk, self._ids = chunk, itertools.count()
@@ -138,9 +139,12 @@ class Worker:
     self._dropped: list[Job] = []  # whose slots are not free yet
     self._counts = dict.fromkeys(('accepted', 'finished', 'dropped'), 0)
     self._sampling: dict[int, SampleJob] = {}  # that have been submitted
+    loops = {'engine': self._run, 'score': self._run_scoring}
+    if self.is_reward:
+      del loops['engine']
     self._threads = [
-      threading.Thread(target=target, name=f'posttrain-{name}', daemon=True)
-      for name, target in (('engine', self._run), ('score', self._run_scoring))
+      threading.Thread(target=loop, name=f'posttrain-{name}', daemon=True)
+      for name, loop in loops.items()
     ]
 
   def start(self) -> None:
@@ -149,6 +153,12 @@ class Worker:
     Raises:
       Exception: the engine cannot decode.
     """
+    if not self.is_reward:
+      self._warm_up()
+    for thread in self._threads:
+      thread.start()
+
+  def _warm_up(self) -> None:
     self._engine = self._make_engine()
     self._engine.warm_up()
     # Twice: some programs have other inputs once there is a state.
@@ -159,8 +169,6 @@ class Worker:
       )
       if not self._engine.step():
         self._engine.cancel(request_id)
-    for thread in self._threads:
-      thread.start()
 
   def stop(self, wait: float) -> bool:
     """Fails all jobs; returns False if a thread runs on after `wait` s."""
@@ -317,7 +325,7 @@ def _new_tokens(job: SampleJob, ids, logprobs, reason: str | None) -> NewTokens:
 
 
 def score(policy: policies.Policy, batch: Sequence[ScoreJob]):
-  """Returns the `TokenLogprobs` of at most `ROWS` jobs."""
+  """Returns the `TokenLogprobs` of at most `ROWS` jobs, or their rewards."""
   # The smallest power of two that is no less than the longest, at least 32.
   longest = max(len(job.ids) for job in batch)
   shape = (
@@ -333,6 +341,8 @@ def score(policy: policies.Policy, batch: Sequence[ScoreJob]):
     arrays = jax.device_get(
       _forward(policy.params, ids, valid, temperatures, policy.model)
     )
+  if 'reward' in policy.params:
+    return [float(arrays[i, len(job.ids) - 1]) for i, job in enumerate(batch)]
   return [
     TokenLogprobs(*(x[row, : len(job.ids)].copy() for x in arrays))
     for row, job in enumerate(batch)
@@ -341,10 +351,15 @@ def score(policy: policies.Policy, batch: Sequence[ScoreJob]):
 
 @functools.partial(jax.jit, static_argnames='cfg')
 def _forward(params, ids, valid, temperatures, cfg):
-  """Returns logprobs f32[B, T], ranks i32[B, T], alternatives [B, T, A]."""
+  """Returns logprobs f32[B, T], ranks i32[B, T], alternatives [B, T, A].
+
+  Of a reward model it returns the rewards alone, f32[B, T].
+  """
   rows, width = ids.shape
   positions = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), ids.shape)
   hidden, _ = transformer.trunk(params, cfg, ids, positions, valid)
+  if 'reward' in params:
+    return transformer.rewards(params, hidden)
 
   def score_token(inputs):
     hidden, target, temperature = inputs  # [D], next token, temperature

@@ -508,11 +508,9 @@ class Loader:
     """
     folder = os.path.join(self.workdir, self.folders[name])
     cfg = _computing_as(weights.read(folder).model, self.model)
-    has_lm_head = any(
-      path.startswith('params/head/') for path in store.read_sums(folder)
+    like = sharding.placed(
+      weights.shapes(folder, cfg), transformer.SHARDING_RULES, self.mesh
     )
-    shapes = transformer.reward_shapes(cfg, has_lm_head)
-    like = sharding.placed(shapes, transformer.SHARDING_RULES, self.mesh)
     # Averaged weights where the run keeps them: evaluation used those.
     params = weights.load(folder, like, average=True)
     return frozen_models.RewardModel(name, params, scorer(cfg))

@@ -287,6 +287,30 @@ def test_greedy_answers_equal_those_of_transformers(case, folder):
     assert all(tokens[32 + n :] != tokens[32:-n] for n in range(1, 17))
 
 
+@pytest.mark.parametrize('case', ['llama3-rope', 'qwen3', 'gemma2'])
+@pytest.mark.parametrize('keeps_config', [True, False])
+def test_a_reward_model_is_a_sequence_classification(
+  case, keeps_config, folder, tmp_path
+):
+  torch = pytest.importorskip('torch')
+  transformers = pytest.importorskip('transformers')
+  path, out = folder(case), tmp_path / 'saved'
+  cfg, params = read(path)
+  kernel = jax.random.normal(jax.random.key(0), (cfg.embed_dim,))
+  params = {**transformer.add_reward(params), 'reward': {'kernel': kernel}}
+  like = path if keeps_config else None
+  hf.save(params, cfg, out, like=like, dtype='float32')
+  peer = transformers.AutoModelForSequenceClassification.from_pretrained(out)
+  ids, positions = rows()
+  ids[:, -1] = 1  # not 0, Gemma's padding, which transformers passes over
+  hidden, _ = transformer.trunk(params, cfg, ids, positions, np.ones_like(ids))
+  ours = transformer.rewards(params, hidden)[:, -1]
+  with torch.no_grad():
+    theirs = [peer(torch.tensor(x[None]).long()).logits[0, 0] for x in ids]
+  np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-4)
+  assert 'lm_head.weight' not in tensors_of(out)
+
+
 @each
 def test_load_then_save_is_bitwise_and_read_by_transformers(
   case, folder, tmp_path

@@ -42,9 +42,9 @@ def start(policy):
   from posttrain.serve import app, worker
 
   @contextlib.contextmanager
-  def run(*, max_jobs=MAX_JOBS, api_key=None, max_body_bytes=2**16):
+  def run(model=policy, max_jobs=MAX_JOBS, api_key=None, max_body_bytes=2**16):
     owner = worker.Worker(
-      policy, NAME, slots=SLOTS, capacity=CAPACITY, chunk=4, max_jobs=max_jobs
+      model, NAME, slots=SLOTS, capacity=CAPACITY, chunk=4, max_jobs=max_jobs
     )
     owner.start()
     listening = app.bind('127.0.0.1', 0)
