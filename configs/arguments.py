@@ -289,9 +289,10 @@ def _kind_of(part: str, rewards: bool, teacher: bool, form: str) -> str:
     return 'function'
   near = errors.nearest(part, ['lora', 'tiny', *schema.PRESETS])
   near = near or errors.near_path(path)
+  if not part.lower().endswith(row_files.ENDINGS):
+    near = hub.hint(part) or near
   raise ValueError(
-    f'{NAME} must have parts that exist: got {part!r}{hub.hint(part) or near}; '
-    f'{form}'
+    f'{NAME} must have parts that exist: got {part!r}{near}; {form}'
   )
 
 

@@ -58,6 +58,32 @@ MISTAKES = (
     'row_tokens=1024',
   ),
   (f'{GRPO} --config.envs.data.group_size=1', 'data.group_size', 'got 1'),
+  # Data that are missing: where they are from, and their form.
+  (
+    'gsm8k_sft:tiny --config.envs.gsm8k.env.path=none/train.jsonl',
+    'config.sft.envs.gsm8k.env.path',
+    'github.com/openai/grade-school-math',
+    '`#### N`',
+  ),
+  (
+    'sql_llm:tiny --config.sft.envs.sql.env.data.questions=q.json',
+    'data.questions',
+    'https://yale-lily.github.io/spider',
+  ),
+  (
+    'gsm8k_sft:tiny --config.envs.gsm8k.env.path=$NO_DATA/train.jsonl',
+    'the variable in $NO_DATA/train.jsonl',
+  ),
+  (
+    'sft:small,rows.jsonl --config.tokenizer.path=tokenizer.json',
+    'config.tokenizer.path',
+    'hf download OWNER/NAME tokenizer.json',
+  ),
+  ('sft:small,none/row.jsonl', "got 'none/row.jsonl'; its parts are"),
+  (
+    'sft:small,rows.jsonl --config.envs.data.env.path=none/row.jsonl',
+    "its rows have 'prompt' and 'completion'",
+  ),
 )
 
 

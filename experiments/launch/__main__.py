@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from experiments.launch import options as options_lib
 from posttrain.config import names
-from posttrain.util import commands
+from posttrain.util import commands, imports
 
 Flags = options_lib.Options
 PARSER = commands.Parser(Flags, __doc__, names.flag)
@@ -28,6 +28,7 @@ PARSER = commands.Parser(Flags, __doc__, names.flag)
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns the exit code. `argv=None`: the process's."""
+  imports.add_current_folder()  # XManager's command has its own instead
   return PARSER.run(_run, argv, 'experiments.')
 
 

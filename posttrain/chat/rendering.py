@@ -50,12 +50,8 @@ MEANINGS = frozenset(
   'images audio train training'.split()
 )
 _MOST_TOOLS = 64  # sets of tools whose renderers are kept
-# What to do about the messages of another format.
-SHAREGPT = (
-  'messages of ShareGPT, {"from": "human", "value": ...} and {"from": "gpt", '
-  '"value": ...}, are {"role": "user", "content": ...} and {"role": '
-  '"assistant", "content": ...} here: convert them'
-)
+# Roles of ShareGPT, whose messages have the fields `from` and `value`.
+_SHAREGPT = {'human': 'user', 'gpt': 'assistant', 'observation': 'tool'}
 
 
 class Rewritten(ValueError):
@@ -101,7 +97,8 @@ def normalize(
 
   The forms of OpenAI's API become that of templates: `arguments` of calls as
   JSON text are an object, a content is '' beside calls where it is null or
-  absent, a list of text parts is their text, and the role developer is system.
+  absent, a list of text parts is their text, and the role developer is system;
+  `from` and `value`, as in ShareGPT, are role and content.
   Fields that are null, and an empty list of calls, are left out.
 
   Args:
@@ -120,13 +117,15 @@ def _normal(message: Any, place: str) -> types.Message:
       f'{place} must have a role and a content: got {message!r:.200}'
     )
   message = {key: x for key, x in message.items() if x is not None}
+  if {'from', 'value'} <= message.keys() and 'role' not in message:
+    role, message['content'] = message.pop('from'), message.pop('value')
+    message['role'] = _SHAREGPT.get(role, role)
   if message.get('role') == 'developer':
     message['role'] = 'system'
   role, content = message.get('role'), message.get('content')
   if role not in types.ROLES:
-    hint = f'; {SHAREGPT}' if 'from' in message else ''
     raise ValueError(
-      f'{place}.role must be one of {types.ROLES}: got {role!r:.200}{hint}'
+      f'{place}.role must be one of {types.ROLES}: got {role!r:.200}'
     )
   calls = message.pop('tool_calls', None)
   if calls:

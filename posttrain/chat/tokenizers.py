@@ -105,7 +105,8 @@ class File:
     if not file.is_file():
       raise ValueError(
         f'config.tokenizer.path must name an existing file: got {path!r}; '
-        'give the path of a tokenizer.json, or None for the byte tokenizer'
+        'give the path of a tokenizer.json (`hf download OWNER/NAME '
+        'tokenizer.json` gets one) or of a run, or None for the byte tokenizer'
       )
     self.content = file.read_bytes()
     # The same tokenizer twice: special tokens as text, and as tokens.

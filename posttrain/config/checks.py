@@ -19,7 +19,7 @@ import inspect
 import re
 import sys
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from posttrain import algorithms, schema
@@ -246,14 +246,16 @@ def check_trust(
   print(f'trusted, as named by {where}: {lines}', file=sys.stderr)
 
 
-def untrusted(run: schema.Run) -> dict[str, str]:
-  """Returns dotted key -> text of all that needs trust."""
+def untrusted(
+  run: schema.Run, known: Collection[str] = imports.HANDED_OVER
+) -> dict[str, str]:
+  """Returns dotted key -> text of what needs trust; `known` ones have it."""
   names = {}
   for key, text, reach in _texts(run, 'config'):
     # A public function of ours, or one that this process handed over.
     is_plain = re.fullmatch(r'\w+(\.\w+)*:[^\W_]\w*', text) is not None
     is_own = is_plain and text.replace(':', '.').startswith(OWN)
-    is_own |= ':' not in text or text in imports.HANDED_OVER
+    is_own |= ':' not in text or text in known
     needs = not is_own if reach == 'function' else reach in _TRUSTED
     if text and (needs or _ADDRESS.fullmatch(text)):
       names[key.replace('config.stages.', 'config.')] = text

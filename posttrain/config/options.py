@@ -11,6 +11,7 @@ that span several options are in `checks`.
 """
 
 import ast
+import contextlib
 import dataclasses
 import json
 import os
@@ -480,9 +481,16 @@ def _node(value: Any, kinds: Sequence[Any], path: str) -> Any:
       raise _no_option(path, name, [f'{path}.{x}' for x in hints], list(hints))
   fields = {k: to_type(v, hints[k], f'{path}.{k}') for k, v in value.items()}
   try:
-    return kind(**fields)
+    node = kind(**fields)
   except schema.FieldError as error:
     raise ValueError(f'{path}.{error.field} {error.detail}') from None
+  folder = node.path or '' if kind is schema.Tokenizer else ''
+  if os.path.isdir(folder) and 'tokenizer.json' not in os.listdir(folder):
+    with contextlib.suppress(ValueError):  # the renderer reports it
+      tokens, kept = read_weights(folder).tokenizer, vars(kind()).items()
+      own = dict(fields.items() - kept - {('path', folder)})
+      node = dataclasses.replace(tokens, **own)
+  return node
 
 
 def _no_option(

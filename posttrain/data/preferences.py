@@ -4,6 +4,7 @@
 
     {"prompt": ..., "chosen": ..., "rejected": ...}      a pair
     {"prompt": ..., "completion": ..., "label": true}    one answer, for KTO
+    {"messages": ..., "label": true}                     the same
 
 Each of prompt, chosen, rejected and completion is a string or a list of
 messages; a prompt that an answer begins with is cut off. Where `prompt` is
@@ -41,9 +42,6 @@ from posttrain.util import disk
 
 _PAIR = ('prompt', 'chosen', 'rejected', 'margin')
 _LABELED = ('prompt', 'completion', 'label')
-COLUMNS = tuple(dict.fromkeys(_PAIR + _LABELED))
-# Labels of KTO, as text in small letters: bad and good ones in turns.
-_LABELS = ('false', 'true', '0', '1', '0.0', '1.0', 'no', 'yes')
 # What a preference may have, for errors.
 _FORM = (
   "'prompt', 'chosen' and 'rejected', or 'prompt', 'completion' and 'label'"
@@ -138,14 +136,18 @@ def parse(
     ValueError: a column is missing, or has another form; the two answers are
       equal.
   """
-  raw = rows.renamed(raw, columns, where) if columns else raw
+  raw = rows.renamed(raw, columns or {}, where)
   is_pair = {'chosen', 'rejected'} <= raw.keys()
-  is_label = not is_pair and {'prompt', 'completion', 'label'} <= raw.keys()
+  turns = raw.get('messages')
+  if not is_pair and 'label' in raw and isinstance(turns, list):
+    raw = {'prompt': turns[:-1], 'completion': turns[-1:]} | raw
+    del raw['messages']
+  is_label = not is_pair and set(_LABELED) <= raw.keys()
   read = _PAIR if is_pair else _LABELED
   info = {key: value for key, value in raw.items() if key not in read}
   options = rows.template_options(info, where)
   if not is_pair and not is_label:
-    got = rows.wrong_columns(raw, COLUMNS, columns, _KEY)
+    got = rows.wrong_columns(raw, columns, _KEY)
     raise ValueError(f'{where}: a preference must have {_FORM}: {got}')
   if 'prompt' in raw:
     prompt = rows.turns_of(raw['prompt'], 'prompt', 'user', where)
@@ -168,13 +170,8 @@ def parse(
       )
   if is_label:
     answer = rows.answer_of(raw, 'completion', prompt, where)
-    label = str(raw['label']).lower()
-    if label not in _LABELS:
-      raise ValueError(
-        f'{where}: label must be true or false, 1 or 0: got '
-        f'{raw["label"]!r:.200}'
-      )
-    answers = (answer, None) if _LABELS.index(label) % 2 else (None, answer)
+    is_good = rows.flag(raw, 'label', where)
+    answers = (answer, None) if is_good else (None, answer)
     return Preference(prompt, *answers, where, info=info, **options)
   chosen, rejected = (
     rows.answer_of(raw, column, prompt, where)

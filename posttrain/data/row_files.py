@@ -92,7 +92,8 @@ def objects(path: str | pathlib.Path, split: str = 'train') -> Objects:
     return Examples(path, split)
   if not parts:
     raise ValueError(
-      f'a file of rows must exist: got {os.fspath(path)!r:.200}'
+      f'a file of rows ({", ".join(ENDINGS)}) must exist: got '
+      f'{os.fspath(path)!r:.200}'
       f'{errors.near_path(os.fspath(path))}'
     )
   return Joined(parts) if parts[1:] else parts[0]

@@ -5,12 +5,14 @@ messages, the completion with or without the prompt before it; `prompt` alone,
 for answers that are sampled; or `messages`, which is split before its first
 assistant turn (`prompt` may repeat it). Other columns are kept in `info`;
 `tools` and `chat_template_kwargs` are read as well.
-Columns of other names are renamed first (`renamed`).
+Columns of other names are renamed first, and those of ShareGPT and Alpaca are
+recognised (`renamed`).
 """
 
 import dataclasses
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -27,6 +29,8 @@ FORM = (
   "'prompt' and 'completion', or 'messages', or 'prompt' alone where answers "
   'are sampled'
 )
+# Texts of flags: false and true ones in turns.
+_FLAGS = ('false', 'true', '0', '1', '0.0', '1.0', 'no', 'yes')
 COLUMNS_KEY = 'config.STAGE.envs.ENV.env.columns'
 
 
@@ -121,9 +125,18 @@ def check_columns(
   """
   left, first, shown = set(columns), '', ()
   for raw, where in objects:
-    if left:
-      first, shown = first or where, shown or sorted(raw)
-      left -= set(raw)
+    if not first:
+      first, shown = where, sorted(raw)
+      named = renamed(raw, columns, where)
+      if others := raw.keys() - columns.keys() - named.keys():
+        logging.getLogger('absl').warning(
+          '%s: the columns %s are read as %s; the option `columns` names them '
+          'otherwise',
+          where,
+          sorted(others),
+          sorted(named.keys() - raw.keys()),
+        )
+    left -= raw.keys()
     yield raw, where
   if left:
     raise ValueError(
@@ -136,6 +149,9 @@ def renamed(
   raw: Mapping[str, Any], columns: Mapping[str, str], where: str
 ) -> dict[str, Any]:
   """Returns a row whose columns have other names.
+
+  `kto_tag` is `label`; and where it has no prompt then, columns of ShareGPT
+  (`conversations`) or Alpaca (`instruction`, `input`, `output`) get our names.
 
   Args:
     raw: the row.
@@ -152,7 +168,31 @@ def renamed(
       f'{where}: columns must give each of {list(raw)!s:.200} a name of its own'
       f': got {dict(columns)!s:.200}'
     )
-  return {key: raw[key] for key in raw if key not in columns} | named
+  row = {key: raw[key] for key in raw if key not in columns} | named
+  if 'kto_tag' in row:
+    row['label'] = row.pop('kto_tag')
+  if 'prompt' in row or 'messages' in row:
+    return row
+  if isinstance(row.get('conversations'), list):
+    column = 'prompt' if 'chosen' in row else 'messages'
+    row[column] = row.pop('conversations')
+  elif isinstance(row.get('instruction'), str):
+    parts = row.pop('instruction'), row.pop('input', None)
+    row['prompt'] = '\n\n'.join(filter(None, parts))
+    if 'output' in row:
+      row['completion'] = row.pop('output')
+  return row
+
+
+def flag(raw: Mapping[str, Any], column: str, where: str) -> bool:
+  """Reads a column of true and false, 1 and 0, or their texts."""
+  text = str(raw[column]).lower()
+  if text not in _FLAGS:
+    raise ValueError(
+      f'{where}: {column} must be true or false, 1 or 0: got '
+      f'{raw[column]!r:.200}'
+    )
+  return _FLAGS.index(text) % 2 == 1
 
 
 def hashed(prompt: types.Messages) -> int:
@@ -179,32 +219,31 @@ def parse(
   Raises:
     ValueError: a column is missing, contradicts another, or has another form.
   """
-  raw = renamed(raw, columns, where) if columns else raw
-  named = tuple(column for column in COLUMNS if column in raw)
+  raw = renamed(raw, columns or {}, where)
   info = {key: value for key, value in raw.items() if key not in COLUMNS}
-  if 'messages' in named and 'completion' not in named:
-    turns = _messages(raw['messages'], 'messages', where)
+  if 'messages' in raw and 'completion' not in raw:
+    turns = turns_of(raw['messages'], 'messages', '', where)
     roles = [turn['role'] for turn in turns]
     if 'assistant' not in roles:
       raise ValueError(f'{where}: messages must hold an assistant turn')
     first = roles.index('assistant')
     prompt, completion = turns[:first], turns[first:]
-    if 'prompt' in named:  # as data sets repeat it
+    if 'prompt' in raw:  # as data sets repeat it
       repeated = turns_of(raw['prompt'], 'prompt', 'user', where)
       if prompt[-len(repeated) :] != repeated:
         raise ValueError(
           f'{where}: prompt must be what messages have before the first '
           f'assistant turn: got {raw["prompt"]!r:.200}; rename one of them'
         )
-  elif 'prompt' in named:
+  elif 'prompt' in raw:
     prompt = turns_of(raw['prompt'], 'prompt', 'user', where)
     completion = ()
-    if 'completion' in named:
+    if 'completion' in raw:
       completion = answer_of(raw, 'completion', prompt, where)
   else:
-    got = wrong_columns(raw, COLUMNS, columns, key)
+    got = wrong_columns(raw, columns, key)
     raise ValueError(f'{where}: a row must have {FORM}: {got}')
-  as_text = isinstance(raw.get('prompt'), str) and 'messages' not in named
+  as_text = isinstance(raw.get('prompt'), str) and 'messages' not in raw
   return Row(
     prompt, completion, where, info, as_text, **template_options(info, where)
   )
@@ -239,25 +278,18 @@ def template_options(info: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def wrong_columns(
-  raw: Mapping[str, Any],
-  known: Sequence[str],
-  columns: Mapping[str, str] | None,
-  key: str,
+  raw: Mapping[str, Any], columns: Mapping[str, str] | None, key: str
 ) -> str:
   """Returns the columns of a row with wrong ones, and what to do about it.
 
   Args:
     raw: the row, renamed.
-    known: the columns that it may have.
     columns: the new names, see `renamed`.
     key: dotted key of the new names.
   """
   shown = f'got columns {sorted(raw)!s:.200}'
   if columns:
     shown += f', renamed by {dict(columns)!s:.200}'
-  if 'conversations' in raw:
-    column = 'messages' if 'messages' in known else 'prompt'
-    return f'{shown}; {rendering.SHAREGPT}, in a column {column!r}'
   return f"""{shown}; --{key}='{{"OWN": "prompt", ...}}' names them anew"""
 
 
@@ -278,20 +310,18 @@ def answer_of(
 
 
 def turns_of(value: Any, column: str, role: str, where: str) -> types.Messages:
-  """Reads a column; a string is one message with the role.
+  """Reads a column; a string is one message with the role, if it has one.
 
   Raises:
     ValueError: it is neither a string nor a list of messages.
   """
-  if isinstance(value, str):
-    value = ({'role': role, 'content': value},)
-  return _messages(value, column, where)
-
-
-def _messages(value: Any, column: str, where: str) -> types.Messages:
+  if isinstance(value, str) and role:
+    value = {'role': role, 'content': value}
+  if isinstance(value, Mapping):  # one message
+    value = (value,)
   if not isinstance(value, list | tuple):
-    text = '' if column == 'messages' else 'a string or '
     raise ValueError(
-      f'{where}: {column} must be {text}a list of messages: got {value!r:.200}'
+      f'{where}: {column} must be a list of messages{role and " or a string"}: '
+      f'got {value!r:.200}'
     )
   return rendering.normalize(value, f'{where}: {column}')

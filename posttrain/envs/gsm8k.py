@@ -26,6 +26,12 @@ from posttrain.rewards import numeric
 from posttrain.util import errors
 
 COLUMNS = ('question', 'answer')
+# Where the files are from, for errors.
+_FORM = (
+  'train.jsonl and test.jsonl are at https://github.com/openai/'
+  'grade-school-math, rows of `question` and of `answer` with a last line '
+  '`#### N`'
+)
 _ANSWER = re.compile(
   r'(.*)^####[^\S\n]*(-?[0-9.,/]+)', re.DOTALL | re.MULTILINE
 )
@@ -79,7 +85,7 @@ class Gsm8k(base.Env):
     if path is None:
       return sources.Shuffled((), seed)
     if split not in self._read:
-      file = base.find(self.name, field, path)
+      file = base.find(self.name, field, path, _FORM)
       tasks = [self._task(raw, where) for raw, where in row_files.objects(file)]
       self._read[split] = tasks, row_files.fingerprint(file)
     tasks, fingerprint = self._read[split]

@@ -1,7 +1,6 @@
 """Rows of a data file as tasks with demonstrations; not graded."""
 
 import logging
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -51,7 +50,7 @@ class Rows(base.Env):
         except ValueError as error:
           raise ValueError(f'envs.{self.name}.env.{error}') from None
         indices = splits[held_out]
-    tasks = base.Tasks(indices, lambda index: self._task(parsed[int(index)]))
+    tasks = base.Tasks(indices, lambda i: _task(self.name, parsed[int(i)]))
     return sources.Shuffled(tasks, seed, fingerprint)
 
   def _rows(self, field: str, split: str) -> tuple[rows.Rows, str]:
@@ -59,7 +58,7 @@ class Rows(base.Env):
     if field not in self._read:
       path = getattr(self._cfg, field)
       if not row_files.is_tfds(path):
-        path = base.find(self.name, field, path)
+        path = base.find(self.name, field, path, f'its rows have {rows.FORM}')
       key = f'config.STAGE.envs.{self.name}.env.columns'
       parsed = row_files.read(path, self._cfg.columns, split, key)
       self._read[field] = parsed, row_files.fingerprint(path, split)
@@ -80,37 +79,33 @@ class Rows(base.Env):
   def make(self, task: types.Task) -> base.OneTurn:
     return base.OneTurn(task)
 
-  def _task(self, row: rows.Row) -> types.Task:
-    texts = (message['content'] for message in row.completion)
-    return types.Task(
-      id=row.where,
-      env=self.name,
-      prompt=row.prompt,
-      # Shown beside completions, and an argument of reward functions.
-      answer=row.info.get('answer', next(texts, None)),
-      demonstration=row.completion or None,
-      info=row.info,
-      as_text=row.as_text,
-      tools=row.tools,
-      variables=row.variables,
-    )
-
 
 class Suite(base.Env):
-  """Prompts of `eval.suite`: user messages, answered without a reward."""
+  """Prompts of `eval.suite` and `eval.suite_path`, answered without a reward.
+
+  `refusals` says of tasks, by id, whether it is right to refuse them.
+  """
 
   name, max_turns = 'suite', 1
 
-  def __init__(self, prompts: Sequence[str]):
-    """Builds a task per prompt, in the order of display."""
-    self.tasks = tuple(
-      types.Task(
-        id=f'eval.suite[{i}]',
-        env=self.name,
-        prompt=({'role': 'user', 'content': prompt},),
-      )
-      for i, prompt in enumerate(prompts)
-    )
+  def __init__(self, cfg: schema.Eval):
+    """Builds a task per prompt, in the order of display.
+
+    Raises:
+      ValueError: the file is missing, or a row is malformed.
+    """
+    prompts = [
+      rows.Row(({'role': 'user', 'content': x},), (), f'eval.suite[{i}]')
+      for i, x in enumerate(cfg.suite)
+    ]
+    if cfg.suite_path is not None:
+      prompts += row_files.read(cfg.suite_path)
+    self.tasks = tuple(_task(self.name, x) for x in prompts)
+    self.refusals = {
+      x.where: rows.flag(x.info, 'refusal', x.where)
+      for x in prompts
+      if 'refusal' in x.info
+    }
 
   def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
     """Returns the prompts for 'eval', no task for 'train'."""
@@ -118,3 +113,19 @@ class Suite(base.Env):
 
   def make(self, task: types.Task) -> base.OneTurn:
     return base.OneTurn(task)
+
+
+def _task(env: str, row: rows.Row) -> types.Task:
+  texts = (message['content'] for message in row.completion)
+  return types.Task(
+    id=row.where,
+    env=env,
+    prompt=row.prompt,
+    # Shown beside completions, and an argument of reward functions.
+    answer=row.info.get('answer', next(texts, None)),
+    demonstration=row.completion or None,
+    info=row.info,
+    as_text=row.as_text,
+    tools=row.tools,
+    variables=row.variables,
+  )

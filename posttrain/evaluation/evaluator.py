@@ -49,6 +49,7 @@ class EvalTasks:
     seed: int,
     max_error_share: float = 0.0,
     env_timeout: float = schema.Rollout.env_timeout,
+    stage: schema.Stage | None = None,
   ):
     """Draws the tasks and renders their prompts.
 
@@ -59,6 +60,7 @@ class EvalTasks:
       seed: seed of the draw.
       max_error_share: largest share of the episodes that may fail.
       env_timeout: time limit of a call of an environment's source, in seconds.
+      stage: the stage's options; its `too_long='drop'` holds here as well.
 
     Raises:
       EnvError: an environment's source fails.
@@ -70,7 +72,7 @@ class EvalTasks:
     self.by_env = {}
     self.selection: tuple[types.Task, ...] = ()
     self.counts: dict[str, int] = {}
-    self.suite = rows.Suite(cfg.suite)
+    self.suite = rows.Suite(cfg)
     lengths = [
       _prompt_length(renderer, task) + cfg.max_tokens
       for task in self.suite.tasks
@@ -80,6 +82,19 @@ class EvalTasks:
       source = env_calls.Source(env, 'eval', seed, env_timeout)
       self.counts[name] = len(source)
       tasks = source.take(cfg.prompts + selecting * cfg.best_prompts)
+      if stage and stage.envs[name].sampler.too_long == 'drop':
+        size = stage.batch.row_tokens
+        fitting = [x for x in tasks if _prompt_length(renderer, x) < size]
+        if left := len(tasks) - len(fitting):
+          logging.getLogger('absl').warning(
+            "envs.%s.sampler.too_long='drop': %d of %d held-out prompts do not "
+            'fit into batch.row_tokens=%d, and are left out',
+            name,
+            left,
+            len(tasks),
+            size,
+          )
+        tasks = tuple(fitting)
       self.by_env[name] = env, tasks[: cfg.prompts]
       if selecting:
         self.selection = tasks[cfg.prompts :]
@@ -288,12 +303,16 @@ class Evaluator:
     )
     for part in sets:
       part.greedy = list(itertools.islice(rollouts, len(part.tasks)))
-    return [
-      answers.SuiteAnswer(
-        x.prompt, x.text, x.stop_reason, x.tokens, texts.grade(x.text)
+    answered = []
+    for rollout in rollouts:
+      x, is_right = answers.of(rollout), suite.refusals.get(rollout.task.id)
+      grades = texts.grade(x.text)
+      if is_right is not None:
+        grades['right_refusal'] = float(grades['refusal'] == is_right)
+      answered.append(
+        answers.SuiteAnswer(x.prompt, x.text, x.stop_reason, x.tokens, grades)
       )
-      for x in map(answers.of, rollouts)
-    ]
+    return answered
 
   def _sample(self, sets: Sequence[TaskSet]) -> None:
     """Plays each task `samples` times at temperature 1."""

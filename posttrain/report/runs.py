@@ -55,6 +55,7 @@ _RESULTS = (
   ('suite/repetition', 'repeated 4-grams', '{:.1%}', ''),
   ('suite/broken_characters', 'broken characters', '{:.1%}', ''),
   ('suite/refusal', 'refusals in English', '{:.1%}', ''),
+  ('suite/right_refusal', 'right to refuse, or not to', '{:.1%}', ''),
   ('suite/code_syntax', 'blocks of code that parse', '{:.1%}', ''),
   ('suite/truncated', 'answers cut off', '{:.1%}', ''),
   ('suite/length', 'length, tokens', '{:.1f}', ''),

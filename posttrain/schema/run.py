@@ -293,6 +293,9 @@ class Eval(bounds.Options):
       lambda x: all(map(str.strip, x)) and len(set(x)) == len(x),
     ),
   ] = ()
+  # The data set of further prompts of the suite, rows as of data; a column
+  # `refusal`, true or false, says whether it is right to refuse the prompt.
+  suite_path: bounds.FileOrNone = None
   # Measures the KL of the policy to the stage's initial parameters, on one
   # sampled answer per task; keeps a copy of those parameters on the devices.
   kl: bool = False

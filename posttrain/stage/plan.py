@@ -628,7 +628,11 @@ def commands(
       init = os.path.join(workdir, 'checkpoints', before)
     against = '' if init == 'random' else f' --against={shlex.quote(init)}'
     unlogged = dataclasses.replace(run, metrics=schema.Metrics())
-    trusted = ' --trust_config' if checks.untrusted(unlogged) else ''
-    lines.append(f'{start}evaluate {checkpoint}{against}{trusted}')
+    trusted = ' --trust_config' if checks.untrusted(unlogged, ()) else ''
+    line = f'{start}evaluate {checkpoint}{against}{trusted}'
+    # The command line has no functions of a Python program.
+    if ':KEPT.' in repr(run):
+      line = f'in Python: posttrain.api.evaluate({workdir!r})'
+    lines.append(line)
   folder = shlex.quote(os.path.join(workdir, 'exported'))
   return [*lines, f'{start}export {checkpoint} --folder={folder}']

@@ -141,6 +141,7 @@ def make(
       cfg.seed,
       stage.rollout.max_error_share,
       stage.rollout.env_timeout,
+      stage,
     )
   # The fraction is above 0 as well where another option names held-out pairs.
   has_pairs = stage.kind != 'tokens' and stage.pairs.eval_fraction > 0

@@ -229,6 +229,14 @@ def test_a_run_is_a_model(spec, overrides, changed, place, workdir):
   assert (first.init == 'random') == ('model' in overrides)
 
 
+@pytest.mark.parametrize('place', ['', 'checkpoints/sft/2'])
+def test_a_run_is_a_tokenizer(place, workdir):
+  path = ('tokenizer.path', str(workdir / place))
+  assert _resolve(path).tokenizer == schema.Tokenizer(eos='<|end|>')
+  pad = _resolve(path, ('tokenizer.pad', '<|tool|>')).tokenizer
+  assert pad == schema.Tokenizer(eos='<|end|>', pad='<|tool|>')
+
+
 def test_another_type_is_another_node():
   with pytest.raises(ValueError, match='--config.sft.loss.rl=clip'):
     _resolve(('sft.loss.rl.type', 'clip'))

@@ -54,6 +54,30 @@ def test_labels_of_tables(label, is_good):
   assert (pair.chosen is not None) == is_good != (pair.rejected is not None)
 
 
+SHARED = [{'from': 'human', 'value': USER['content']}]
+ANSWERS = {
+  'chosen': {'from': 'gpt', 'value': '3'},
+  'rejected': {'from': 'gpt', 'value': '4'},
+}
+
+
+@pytest.mark.parametrize(
+  'raw',
+  [
+    {'conversations': SHARED, **ANSWERS},
+    {'instruction': USER['content'], 'chosen': '3', 'rejected': '4'},
+    {'conversations': [*SHARED, ANSWERS['chosen']], 'kto_tag': 'true'},
+    {'messages': [USER, YES], 'label': 1},
+    {'instruction': USER['content'], 'output': '3', 'kto_tag': True},
+  ],
+)
+def test_columns_of_other_formats_are_recognised(raw):
+  pair = parse(**raw)
+  assert (pair.prompt, pair.chosen) == ((USER,), (YES,))
+  assert pair.rejected == ((NO,) if 'chosen' in raw else None)
+  assert not pair.info
+
+
 def test_columns_that_a_pair_does_not_need_are_kept():
   pair = parse(prompt='a', chosen='b', rejected='c', label=1, messages=[USER])
   assert pair.info == {'label': 1, 'messages': [USER]}

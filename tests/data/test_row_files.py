@@ -46,11 +46,43 @@ def test_accepted_columns(tmp_path, row, prompt, completion):
   assert parsed.info == {'level': 3}
 
 
+SHAREGPT = [{'from': 'human', 'value': 'hé'}, {'from': 'gpt', 'value': 'yo'}]
+ALPACA = {'instruction': 'hé', 'input': '', 'output': 'yo'}
+
+
+@pytest.mark.parametrize(
+  'row, line',
+  [
+    ({'conversations': SHAREGPT}, "['conversations'] are read as ['messages']"),
+    ({'conversations': [USER, ASSISTANT]}, "['conversations'] are read"),
+    (
+      ALPACA,
+      "['input', 'instruction', 'output'] are read as ['completion', 'prompt']",
+    ),
+    # Rows of our own form may have such columns.
+    ({'prompt': 'hé', 'completion': 'yo', 'output': 'no', 'level': 3}, ''),
+  ],
+)
+def test_columns_of_other_formats_are_recognised(tmp_path, caplog, row, line):
+  parsed = read_one(tmp_path, row)
+  assert (parsed.prompt, parsed.completion) == ((USER,), (ASSISTANT,))
+  assert line in caplog.text and bool(line) == bool(caplog.text)
+  assert parsed.info == ({} if line else {'output': 'no', 'level': 3})
+  columns = {next(iter(row)): 'other', 'text': 'prompt'}
+  path = write(tmp_path / 'b.jsonl', {**row, 'text': 'mine'})
+  (parsed,) = row_files.read(path, columns)
+  assert parsed.prompt[0]['content'] == 'mine' and 'other' in parsed.info
+
+
+def test_an_input_of_alpaca_follows_the_instruction(tmp_path):
+  row = ALPACA | {'input': '1 2'}
+  assert read_one(tmp_path, row).prompt[0]['content'] == 'hé\n\n1 2'
+
+
 @pytest.mark.parametrize(
   'row, words',
   [
     ('{"prompt": ', 'one JSON object'),
-    ({'conversations': []}, 'ShareGPT'),
     ({'text': 'a'}, "--config.STAGE.envs.ENV.env.columns='{"),
     ({'messages': [USER]}, 'messages must hold an assistant turn'),
     (

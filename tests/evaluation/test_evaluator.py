@@ -132,6 +132,24 @@ def test_max_length_is_that_of_the_longest_episode(
   assert tasks.max_length == length
 
 
+def test_prompts_that_do_not_fit_are_dropped_as_in_training(tmp_path, caplog):
+  path = tmp_path / 'rows.jsonl'
+  path.write_text(
+    ''.join(f'{{"prompt": "{x * "a"}"}}\n' for x in (1, 60, 2, 80))
+  )
+  env = registry.make('toy', schema.Rows(path=str(path), eval_path=str(path)))
+  for too_long, count in (('drop', 2), ('error', 4)):
+    entry = schema.EnvEntry(
+      env=schema.Rows(path='x'), sampler=schema.Policy(too_long=too_long)
+    )
+    stage = schema.Stage(envs={'toy': entry}, batch=schema.Batch(row_tokens=40))
+    tasks = evaluation.EvalTasks(
+      {'toy': env}, RENDERER, stage.eval, 0, stage=stage
+    )
+    assert len(tasks.by_env['toy'][1]) == count
+  assert caplog.text.count('2 of 4 held-out prompts do not fit') == 1
+
+
 def test_kl_is_the_drift_from_the_initial_parameters_and_to_a_teacher():
   now, start = _sharp(), toys.params()
   references = []
@@ -246,6 +264,24 @@ def test_the_suite_is_answered_greedily_in_one_turn():
   # The suite changes no other metric, and no environment's draws.
   alone = _evaluator(params=params, max_episode_tokens=5)[0].measure()
   assert values == alone.metrics | metrics and not alone.suite
+
+
+def test_a_suite_may_be_a_file_that_says_whether_refusals_are_right(tmp_path):
+  messages = [{'role': x, 'content': x} for x in ('system', 'user')]
+  path, bad = tmp_path / 'suite.jsonl', tmp_path / 'bad.jsonl'
+  path.write_text(
+    '{"prompt": "a", "refusal": false}\n'
+    f'{{"prompt": {json.dumps(messages)}}}\n'
+    '{"prompt": "d", "refusal": "true"}\n'
+  )
+  evaluator, _ = _evaluator(suite=('z',), suite_path=str(path))
+  answers = evaluator.measure().suite
+  assert [x.prompt for x in answers] == ['z', 'a', 'system\nuser', 'd']
+  right = [x.grades.get('right_refusal') for x in answers]
+  assert right == [None, 1.0, None, 0.0]  # letters refuse nothing
+  bad.write_text('{"prompt": "a", "refusal": "maybe"}')
+  with pytest.raises(ValueError, match='bad.jsonl:1: refusal must be true'):
+    _tasks(suite_path=str(bad))
 
 
 def test_the_suite_is_measured_by_means_over_the_answers_that_have_a_value():

@@ -7,6 +7,7 @@ import pytest
 
 from posttrain import schema
 from posttrain.stage import plan
+from posttrain.util import imports
 
 SFT = schema.Stage(envs={'sums': schema.EnvEntry()})
 RM = schema.Stage(kind='ranking', pairs=schema.PairFile(path='x'))
@@ -97,6 +98,27 @@ def test_commands_fit_what_was_trained():
   stages = {'sft': SFT, 'rm': RM}
   (train,) = plan.commands(schema.Run(stages=stages), '/a', ends)
   assert 'reward=/a ' in train
+
+
+@pytest.mark.parametrize(
+  ('fn', 'words'),
+  [
+    ('mine:short', 'evaluate --checkpoint=a --trust_config'),
+    (
+      'posttrain.util.imports:KEPT.short',
+      "in Python: posttrain.api.evaluate('a')",
+    ),
+  ],
+)
+def test_commands_name_no_function_that_they_cannot_import(
+  fn, words, monkeypatch
+):
+  monkeypatch.setattr(imports, 'HANDED_OVER', {fn})
+  entry = schema.EnvEntry(rewards={'short': schema.RewardFn(fn=fn)})
+  stages = {'grpo': schema.Stage(envs={'sums': entry})}
+  ends = [row('grpo', 4, eval__reward__short__sums=0.5)]
+  _, evaluate, _ = plan.commands(schema.Run(stages=stages), 'a', ends)
+  assert evaluate.endswith(words)
 
 
 def test_evaluate_is_named_where_it_measures_held_out_tasks():

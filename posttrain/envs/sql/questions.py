@@ -10,6 +10,10 @@ whether the order of the rows counts. A missing difficulty follows from the
 number of tables: 1 easy, 2 medium, more hard. Other keys are ignored, except
 `n_rows`.
 
+Spider's own JSON has the gold SQL as `query`, and neither answer nor id: the
+answer is the query's result, and the tables are those that it names. Questions
+of it that are refused, most of them for an empty result, are left out.
+
 1. Each question of the file is read, its database opened, its gold SQL run. If
    `n_rows` is larger than the number of gold rows in the file, the gold SQL's
    rows are the gold answer; if the order of rows counts, their ties are found.
@@ -67,6 +71,12 @@ class Question:
   ranks: tuple[int, ...] = ()
 
 
+# Where the data are from, for errors.
+_FORM = (
+  "Spider's dev.json and its folder database/, which are read as they are, are "
+  'at https://yale-lily.github.io/spider'
+)
+_MOST_ROWS = 100_000  # of a gold answer
 # Key of a question in a file -> its type or its values.
 _KINDS: dict[str, Any] = {
   'id': str | int,
@@ -160,8 +170,16 @@ class Files:
     self._name, self._cfg = name, cfg
     # Rows of real tables are longer than generated ones.
     self._limits = database.Limits(steps=cfg.query_steps, length=10_000)
-    self._path = base.find(name, 'data.questions', cfg.questions)
-    self._folder = base.find(name, 'data.databases', cfg.databases)
+    # A gold query may have a long result, and more keys of ORDER BY.
+    self._wide = dataclasses.replace(
+      self._limits,
+      steps=10 * self._limits.steps,
+      result=100_000_000,
+      sql_length=2 * self._limits.sql_length,
+      column=2 * self._limits.column,
+    )
+    self._path = base.find(name, 'data.questions', cfg.questions, _FORM)
+    self._folder = base.find(name, 'data.databases', cfg.databases, _FORM)
     self._tables: dict[str, tuple[str, ...]] = {}
     self._questions = self._load(difficulties)
     ids = sorted(
@@ -208,12 +226,16 @@ class Files:
     if data.lstrip().startswith(b'['):
       rows = disk.parse_json(data, str(self._path))
     usable, refusals, ids = [], [], set()
+    skips = self._cfg.skip_refused
     for i, row in enumerate(rows, start=1):
       if isinstance(row, bytes) and not row.strip():
         continue
       try:
         if isinstance(row, bytes):
           row = disk.parse_json(row, 'the line')
+        if isinstance(row, Mapping) and {'query', 'db_id'} <= row.keys():
+          skips = True
+          row = self._answered(row) | {'id': f'{self._path.stem}_{i}'} | row
         question = parse(row)
         if question.id in ids:
           raise ValueError(
@@ -227,8 +249,8 @@ class Files:
             usable.append(self._complete(db, question, row))
       except (ValueError, database.Timeout) as error:
         refusals.append(f'{self._path}:{i}: {error}')
-    logger, skips = logging.getLogger('absl'), self._cfg.skip_refused
-    for refusal in refusals:
+    logger = logging.getLogger('absl')
+    for refusal in refusals[:5] if skips else refusals:
       logger.warning('refused: %s', refusal)
     if not usable or (refusals and not skips):
       raise ValueError(
@@ -240,11 +262,34 @@ class Files:
       )
     if refusals:
       logger.warning(
-        'envs.%s.env.data: %d questions are left out (skip_refused)',
+        'envs.%s.env.data: %d of %d questions are refused, and left out',
         self._name,
         len(refusals),
+        len(refusals) + len(usable),
       )
     return usable
+
+  def _answered(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns our keys for a question of Spider's JSON, by its query."""
+    sql = str(row['query'])
+    with contextlib.closing(self.open(str(row['db_id']), self._wide)) as db:
+      result = db.query(sql, _MOST_ROWS)
+      words = set(database.TOKEN.findall(sql.lower()))
+      tables = [x for x in db.tables if x.lower() in words]
+    if not result.rows:
+      raise ValueError(
+        f"'query' must have a result: got {errors.quote(sql)}, and: "
+        f'{result.error or "no rows"}'
+      )
+    first, *others = result.rows
+    kind = {int: 'integer', float: 'float'}.get(type(first[0]), 'string')
+    kind = 'table' if first[1:] else 'list' if others else kind
+    return {
+      'gold_sql': sql,
+      'gold_answer': list(map(list, result.rows)),
+      'answer_type': kind,
+      'tables': tables,
+    }
 
   def _complete(
     self, db: database.Database, question: Question, row: Mapping[str, Any]
@@ -266,22 +311,14 @@ class Files:
         f"'gold_sql' must be a query that its database answers: got "
         f'{errors.quote(gold_sql)}, and: {error}'
       )
-    count, ordered = row.get('n_rows'), row.get('ordered', self._cfg.ordered)
-    count = len(rows) if count is None else count
+    count = row.get('n_rows') or len(rows)
+    ordered = row.get('ordered', self._cfg.ordered)
     if type(count) is not int or count < len(rows) or type(ordered) is not bool:
       raise ValueError(
         f"'n_rows' must be a whole number, {len(rows)} or more, and 'ordered' "
         f'true or false: got {errors.quote((count, ordered))}'
       )
-    # A gold query may have a long result, and more keys of ORDER BY.
-    limits = dataclasses.replace(
-      self._limits,
-      steps=10 * self._limits.steps,
-      result=100_000_000,
-      sql_length=2 * self._limits.sql_length,
-      column=2 * self._limits.column,
-    )
-    with contextlib.closing(self.open(question.db_id, limits)) as wide:
+    with contextlib.closing(self.open(question.db_id, self._wide)) as wide:
       if count > len(rows):
         rows = _run(wide, gold_sql, count)
         question = dataclasses.replace(question, gold_rows=rows)

@@ -111,8 +111,32 @@ def test_all_refusals_are_told_at_once_or_left_out(copied, caplog):
   ):
     assert words in caplog.text
   env = make(copied, skip_refused=True)
-  assert '4 questions are left out (skip_refused)' in caplog.text
+  assert '4 of 36 questions are refused' in caplog.text
   assert len(env.source('train', 0)) == 32
+
+
+def test_questions_of_spider_get_the_result_of_their_query(copied, caplog):
+  path = copied / 'questions.json'
+  rows = json.loads(path.read_text())
+  ours = make(copied).source('train', 0).take(99)
+  spider = [
+    {'db_id': x['db_id'], 'question': x['question'], 'query': x['gold_sql']}
+    for x in rows
+  ]
+  spider[5]['query'] += ' LIMIT 0'
+  path.write_text(json.dumps(spider))
+  theirs = make(copied).source('train', 0).take(99)
+  assert 'questions.json:6: ' in caplog.text and '1 of 36' in caplog.text
+  assert [x.id for x in theirs[:6]] == [
+    f'questions_{i}' for i in range(1, 6)
+  ] + ['questions_7']
+  names = 'text', 'gold_rows', 'answer_type', 'gold_sql'
+  golds = [[x.info[name] for name in names] for x in (*ours[:5], *ours[6:])]
+  assert golds == [[x.info[name] for name in names] for x in theirs]
+  assert all(
+    set(x.info['tables']) <= set(y.info['tables'])
+    for x, y in zip((*ours[:5], *ours[6:]), theirs, strict=True)
+  )
 
 
 def answers(env, *texts):

@@ -40,6 +40,16 @@ def test_a_dry_run_prints_every_run_and_writes_nothing(
   assert set(pathlib.Path().iterdir()) == before
 
 
+def test_modules_of_the_current_folder_are_found(monkeypatch, tmp_path, capsys):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sys, 'path', [x for x in sys.path if x])
+  (tmp_path / 'beside.py').write_text('def short(completions):\n  return [0.0]')
+  (tmp_path / 'a.jsonl').write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+  words = '--on=local --workdir=w --config=grpo:small,a.jsonl,beside:short'
+  assert launch.main([*words.split(), '--dry_run']) == errors.DONE
+  assert 'beside:short' in capsys.readouterr().out
+
+
 @pytest.mark.parametrize('place', ['gke', 'tpu_vm'])
 def test_a_missing_program_is_named(place, capsys, monkeypatch, tmp_path):
   monkeypatch.setenv('PATH', str(tmp_path))
