@@ -176,15 +176,14 @@ def summary(name: str, values: Values) -> dict[str, float]:
   """Returns the weighted mean over the tasks that have the measure.
 
   And the bounds `<name>_low` and `<name>_high` of its 95 % interval over tasks:
-  `estimates.normal` for NLL and margins, else `estimates.of_rewards`.
-  Without a known value {}, without an interval the mean alone.
+  `estimates.interval`, without limits for NLL and margins. Without a known
+  value {}, without an interval the mean alone.
   """
   known = [(x, w) for x, w in zip(*values, strict=True) if x is not None]
   if not known:
     return {}
-  is_unbounded = name in ('nll', 'margin')
-  bounds = (estimates.normal if is_unbounded else estimates.of_rewards)(
-    *zip(*known, strict=True)
+  bounds = estimates.interval(
+    *zip(*known, strict=True), has_limits=name not in ('nll', 'margin')
   )
   sides = zip(estimates.BOUNDS, bounds or (), strict=False)
   return {

@@ -31,6 +31,12 @@ def is_bound(key: str, among: Collection[str]) -> bool:
   return name.endswith(BOUNDS) and f'{name.rpartition("_")[0]}/{env}' in among
 
 
+def bound_keys(key: str) -> list[str]:
+  """Returns the names of a metric's bounds."""
+  name, _, env = key.rpartition('/')
+  return [f'{name}{side}/{env}' for side in BOUNDS]
+
+
 class Value(NamedTuple):
   """A number as a text, and its interval, '' if it has none."""
 
@@ -42,8 +48,7 @@ def formatted(row: Mapping[str, Any], key: str, style: str) -> Value:
   """Returns a metric of a row with its interval, empty texts if missing."""
   if row.get(key) is None:
     return Value()
-  name, _, env = key.rpartition('/')
-  bounds = [row.get(f'{name}{side}/{env}') for side in BOUNDS]
+  bounds = [row.get(x) for x in bound_keys(key)]
   if None in bounds:
     return Value(style.format(row[key]))
   low, high = map(style.format, bounds)
@@ -69,8 +74,7 @@ def change(
     Newcombe, Interval Estimation for the Difference between Independent
     Proportions, Statistics in Medicine 1998, method 10.
   """
-  name, _, env = key.rpartition('/')
-  keys = key, *(f'{name}{side}/{env}' for side in BOUNDS)
+  keys = key, *bound_keys(key)
   values = [row.get(x) for row in (first, last) for x in keys]
   if None in values:
     return None
@@ -182,9 +186,11 @@ def _wins(rivals: Sequence[int], unparsed: int, votes: int, left: int) -> float:
 
 
 def interval(
-  values: Sequence[float], weights: Sequence[float] | None = None
-) -> tuple[float, float]:
-  """Returns the 95 % interval of a mean over tasks, by Wilson's score.
+  values: Sequence[float],
+  weights: float | Sequence[float] = 1.0,
+  has_limits: bool = True,
+) -> tuple[float, float] | None:
+  """Returns the 95 % interval of a mean over tasks, within their bounds.
 
       p = sum w_i x_i / sum w_i,    N = p (1 - p) / (s^2 / n)
       (p + z^2 / 2N +- z sqrt(p (1 - p) / N + z^2 / 4N^2)) / (1 + z^2 / N)
@@ -199,51 +205,50 @@ def interval(
   any interval from an observed spread, this one is too narrow where few tasks
   differ and the values that would differ are rare.
 
+  Values that all lie in [0, 1], or else in [-1, 1], are taken as bounded there,
+  and scaled to [0, 1]. The bounds of others are not known. They have the normal
+  interval
+
+      p +- z s / sqrt(n)
+
+  with the same s^2, but n - 1; none where all of them are equal: without a
+  spread, and without bounds, nothing limits the values that were not seen.
+
   Args:
-    values: f64[n] in [0, 1], one per task, at least one.
-    weights: f64[n] > 0, number of answers that each value is the mean of; None
-      = all equal.
+    values: f64[n], one per task, at least one.
+    weights: f64[n] > 0, number of answers that each value is the mean of; or
+      one number for all.
+    has_limits: whether such values are bounded; else all have the normal
+      interval.
+
+  Returns:
+    (low, high), or None.
 
   References:
     Wilson, Probable Inference, the Law of Succession, and Statistical
     Inference, JASA 1927; N by linearizing the ratio, as Cochran, Sampling
     Techniques, 1977, does for clusters.
   """
-  x = np.asarray(values, np.float64)
-  w = np.ones_like(x) if weights is None else np.asarray(weights, np.float64)
-  assert len(x) and len(x) == len(w), (len(x), len(w))
+  bounds = _bounds(values) if has_limits else None
+  start, width = bounds or (0.0, 1.0)
+  x = (np.asarray(values, np.float64) - start) / width
+  w = np.broadcast_to(weights, x.shape)
   w = w / w.mean()
-  p, size = float(np.mean(w * x)), float(len(x))
-  if np.ptp(x) > _ROUNDING:
-    size *= p * (1 - p) / float(np.mean((w * (x - p)) ** 2))
+  p, size, varies = float(np.mean(w * x)), float(len(x)), np.ptp(x) > _ROUNDING
+  squares = float(np.sum((w * (x - p)) ** 2))
+  if bounds is None:
+    if not varies:
+      return None
+    half = Z * math.sqrt(squares / (size - 1) / size)
+    return p - half, p + half
+  if varies:
+    size *= p * (1 - p) / (squares / size)
   p = min(1.0, max(0.0, p))
   center = p + Z**2 / (2 * size)
   half = Z * math.sqrt(p * (1 - p) / size + Z**2 / (4 * size**2))
   low, high = ((center + side) / (1 + Z**2 / size) for side in (-half, half))
-  return max(0.0, min(low, p)), min(1.0, max(high, p))
-
-
-def of_rewards(
-  values: Sequence[float], weights: Sequence[float] | None = None
-) -> tuple[float, float] | None:
-  """Returns the 95 % interval of a mean of rewards, within their bounds.
-
-  Rewards that all lie in [0, 1], or else in [-1, 1], are taken as bounded
-  there, and scaled to [0, 1] they have the interval of `interval`. The bounds
-  of others are not known: they have that of `normal`.
-
-  Args:
-    values: f64[n], one per task, at least one.
-    weights: f64[n] > 0; None = all equal.
-
-  Returns:
-    (low, high); None as for `normal`.
-  """
-  if (bounds := _bounds(values)) is None:
-    return normal(values, weights)
-  low, width = bounds
-  ends = interval([(x - low) / width for x in values], weights)
-  return low + width * ends[0], low + width * ends[1]
+  low, high = max(0.0, min(low, p)), min(1.0, max(high, p))
+  return start + width * low, start + width * high
 
 
 def _bounds(values: Collection[float]) -> tuple[float, float] | None:
@@ -252,34 +257,6 @@ def _bounds(values: Collection[float]) -> tuple[float, float] | None:
     if low <= min(values) and max(values) <= 1:
       return low, 1 - low
   return None
-
-
-def normal(
-  values: Sequence[float], weights: Sequence[float] | None = None
-) -> tuple[float, float] | None:
-  """Returns the normal 95 % interval of a mean over tasks, of any numbers.
-
-      p = sum w_i x_i / sum w_i,    p +- z s / sqrt(n)
-
-  s^2 is the variance of w_i / mean(w) (x_i - p), with n - 1; see `interval`.
-
-  Args:
-    values: f64[n], one per task.
-    weights: f64[n] > 0; None = all equal.
-
-  Returns:
-    (low, high); None where all values are equal, to 1e-9: without a spread, and
-    without bounds of the values, nothing limits those that were not seen.
-  """
-  x = np.asarray(values, np.float64)
-  if np.ptp(x) <= _ROUNDING:
-    return None
-  w = np.ones_like(x) if weights is None else np.asarray(weights, np.float64)
-  w = w / w.mean()
-  p = float(np.mean(w * x))
-  variance = float(np.sum((w * (x - p)) ** 2)) / (len(x) - 1)
-  half = Z * math.sqrt(variance / len(x))
-  return p - half, p + half
 
 
 def paired(
@@ -296,7 +273,7 @@ def paired(
   (halved), b and c grow by N / n: N is the number of graded tasks that would
   give the same information. Where all d_i are equal, to 1e-9, N = n, so that n
   equal pairs give 0 +- z^2 / (n + z^2). Values out of [-1, 1] have the interval
-  of `normal`.
+  of values without them, see `interval`.
 
   It can be much narrower than the intervals of the two rates, because tasks
   that are hard for one policy are hard for the other.
@@ -306,7 +283,7 @@ def paired(
       value are left out.
 
   Returns:
-    (mean, low, high); (mean,) where `normal` has no interval; None where fewer
+    (mean, low, high); (mean,) where such values have no interval; None where fewer
     than two tasks count.
 
   References:
@@ -321,7 +298,7 @@ def paired(
   d = values[:, 0] - values[:, 1]
   mean, bounds = float(d.mean()), _bounds(values.ravel())
   if bounds is None:
-    return mean, *(normal(d.tolist()) or ())
+    return mean, *(interval(d.tolist(), has_limits=False) or ())
   d /= bounds[1]
   n, wins, losses = float(len(d)), float(d[d > 0].sum()), -float(d[d < 0].sum())
   if np.ptp(d) > _ROUNDING:

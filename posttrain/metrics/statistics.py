@@ -201,7 +201,7 @@ def bounds(
 
   Args:
     name: the mean's name.
-    tasks: the values of each task's answers; see `estimates.of_rewards`.
+    tasks: the values of each task's answers; see `estimates.interval`.
   """
   known = [
     values
@@ -210,7 +210,7 @@ def bounds(
   ]
   if not known:
     return {}
-  interval = estimates.of_rewards(
+  interval = estimates.interval(
     [float(np.mean(task)) for task in known], [len(task) for task in known]
   )
   sides = zip(estimates.BOUNDS, interval or (), strict=False)

@@ -81,15 +81,14 @@ class Grid:
       name: the metric.
       sums: whether the tokens up to its rows are drawn.
     """
-    head, _, env = name.rpartition('/')
     values = [
       place['token'] if sums and row.get(name) is not None else row.get(name)
       for row, place in self.rows
     ]
     line = {'y': self.points(values, last=sums)}
-    for side in estimates.BOUNDS:
-      bounds = [row.get(f'{head}{side}/{env}') for row, _ in self.rows]
-      line[side.removeprefix('_')] = self.points(bounds)
+    sides = zip(('low', 'high'), estimates.bound_keys(name), strict=True)
+    for side, key in sides:
+      line[side] = self.points([row.get(key) for row, _ in self.rows])
     return {k: y for k, y in line.items() if any(x is not None for x in y)}
 
 

@@ -111,11 +111,11 @@ ALL = 20 / (20 + Z2)
   ],
 )
 def test_intervals_of_rewards_stay_within_bounds(rewards, low, high):
-  assert estimates.of_rewards(rewards) == pytest.approx((low, high))
+  assert estimates.interval(rewards) == pytest.approx((low, high))
 
 
 def test_equal_values_without_bounds_have_no_interval():
-  assert estimates.of_rewards([7.5] * 20) is None
+  assert estimates.interval([7.5] * 20) is None
   assert estimates.paired([7.5] * 20, [6.0] * 20) == (1.5,)
 
 
