@@ -111,7 +111,7 @@ def _policies(
   components = player.components
   folders = [folder, *_rival(against, player.check)]
   tasks_of = evaluator.Evaluator(
-    components.eval_tasks, player.driver, measures=player.measures()
+    components.eval_tasks, player.driver, player.measures()
   )
   pairs_of = None
   if components.stage.kind == 'preference':

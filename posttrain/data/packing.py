@@ -215,43 +215,44 @@ class Widths:
   length is added. Depends on the samples and the state alone.
   """
 
-  def __init__(self, most: int, rows: int):
+  def __init__(self, rows: int, most: int, fit: bool | None = True):
     """Starts without a length.
 
     Args:
-      most: the largest length.
       rows: B.
+      most: the largest length.
+      fit: whether the length is chosen; else it is the largest.
     """
-    self._most, self._rows = most, rows
+    self._rows, self._most, self._fit = rows, most, fit
     self._known: list[int] = []
     self._in_vain = 0.0
 
   def __call__(self, lengths: Sequence[int]) -> int:
     """Returns T for samples of these lengths, each of which fits into it."""
-    best = fitted(lengths, self._rows, self._most)
+    if not self._fit:
+      return self._most
 
     def cost(width: int) -> int:
-      return _micro_batches(lengths, self._rows, width) * width
+      return self._rows * width * _micro_batches(lengths, self._rows, width)
 
-    known = [x for x in self._known if x >= max(lengths, default=0)]
-    if known:
-      width = min(known, key=cost)
-      wasted = cost(width) - _SPARE * cost(best)
-      self._in_vain += self._rows * max(wasted, 0.0)
+    best = fitted(lengths, self._rows, self._most)
+    fitting = [x for x in self._known if x >= max(lengths, default=0)]
+    if fitting:
+      width = min(fitting, key=cost)
+      self._in_vain += max(cost(width) - _SPARE * cost(best), 0.0)
       if self._in_vain < _COMPILED:
         return width
-    width = next(_ladder(best + 1, self._most, 16))
     self._in_vain = 0.0
-    self._known.append(width)
-    return width
+    self._known.append(next(_ladder(best + 1, self._most, 16)))
+    return self._known[-1]
 
-  def get_state(self) -> dict[str, Any]:
+  def get_state(self) -> list[float]:
     """Returns JSON-able state that, with the samples, determines T."""
-    return {'known': [*self._known], 'in_vain': self._in_vain}
+    return [self._in_vain, *self._known]
 
-  def set_state(self, state: dict[str, Any]) -> None:
+  def set_state(self, state: Sequence[Any]) -> None:
     """Continues from a state of `get_state`."""
-    self._known, self._in_vain = [*state['known']], state['in_vain']
+    self._in_vain, *self._known = state
 
 
 def fitted(

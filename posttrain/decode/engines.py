@@ -96,9 +96,7 @@ class Engine:
     """
     self._schedule.share_prefill = False
 
-  def set_params(
-    self, params: Any, version: int, decodes: object = True
-  ) -> None:
+  def set_params(self, params: Any, version: int, decodes: bool = True) -> None:
     """Sets the weights that decode from now on.
 
     Args:
@@ -304,7 +302,7 @@ class Engine:
     Raises:
       ValueError: no weights are set.
     """
-    self._need_weights(self._params)
+    self._need_weights()
     width = schedule.bucket(max(map(len, sequences)))
     mesh, rows = self._mesh, self._shapes.row_counts[-1] * self._shapes.ways
     if mesh is not None and not sharding.is_local(self._params):
@@ -321,8 +319,8 @@ class Engine:
         'release them first'
       )
 
-  def _need_weights(self, weights: Any = None) -> None:
-    if (self._view if weights is None else weights) is None:
+  def _need_weights(self) -> None:
+    if self._params is None:
       raise ValueError(
         'weights must be set before decoding: got None; call set_params first'
       )

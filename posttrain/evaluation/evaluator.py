@@ -182,8 +182,8 @@ class Evaluator:
     self,
     tasks: EvalTasks,
     driver: episodes.Driver,
+    measures: measures.Measures,
     scorer: algorithms.base.Scorer | None = None,
-    measures: measures.Measures | None = None,
     teachers: Mapping[str, schema.Reference] | None = None,
   ):
     """Holds the models.
@@ -191,9 +191,9 @@ class Evaluator:
     Args:
       tasks: the tasks and the evaluation's options.
       driver: runs episodes with the policy.
+      measures: measures tasks beside their grade.
       scorer: scores samples under the model 'init', which `eval.kl` needs, and
         under the teachers.
-      measures: measures tasks beside their grade; None = no measure.
       teachers: the models to measure the KL to, by environment.
     """
     self._teachers = teachers or {}
@@ -204,14 +204,8 @@ class Evaluator:
 
   def played(self, brief: bool = False) -> int:
     """Returns the number of tasks and prompts that `measure` answers."""
-    tasks = self.tasks
-    counts = {name: len(own) for name, (_, own) in tasks.by_env.items()}
-    if self._cfg.selects is not None:
-      counts[self._cfg.selects[1]] += len(tasks.selection)
-    for name, (env, _) in tasks.by_env.items() if brief else ():
-      if self._is_only_shown(name, env):
-        counts[name] = 0
-    return sum(counts.values()) + len(() if brief else tasks.suite.tasks)
+    _, sets, prompts = self._sets(brief)
+    return sum(len(x.tasks) for x in sets) + len(prompts)
 
   def measure(self, brief: bool = False) -> Evaluation:
     """Plays every task with the engine's weights; warns of failed episodes.
@@ -223,34 +217,17 @@ class Evaluator:
     Raises:
       TooManyErrors: environments failed too often.
     """
-    # The tasks of each environment, and those of `eval.best`.
-    sets = [
-      TaskSet(name, env, tasks, FIRST_UID + index * _ENV_UIDS)
-      for index, (name, (env, tasks)) in enumerate(self.tasks.by_env.items())
-      if tasks
-    ]
-    if self._cfg.selects is not None:
-      metric, name = self._cfg.selects
-      index = list(self.tasks.by_env).index(name)
-      uid = FIRST_UID + index * _ENV_UIDS + self._cfg.prompts * _TASK_UIDS
-      env, _ = self.tasks.by_env[name]
-      sets.append(TaskSet(name, env, self.tasks.selection, uid, metric))
+    sets, played, prompts = self._sets(brief)
     # Two queues for all environments, because each ends with empty slots.
-    played = [
-      x for x in sets if not (brief and self._is_only_shown(x.name, x.env))
-    ]
-    suite = self._play_greedily(played, not brief)
+    suite = self._play_greedily(played, prompts)
     faults: list[str] = []
     for part in sets:
-      if self._measures is not None:
-        part.measures, failed = self._measures(
-          part.name, part.greedy, part.tasks
-        )
-        faults += failed
+      part.measures, failed = self._measures(part.name, part.greedy, part.tasks)
+      faults += failed
     self._sample([x for x in sets if self._is_sampled(x, brief)])
     metrics = {}
     for part in sets:
-      if self._measures is not None and part.groups:
+      if part.groups:
         rewards, failed = self._measures.rewards(part.name, part.sampled)
         faults += failed
         sizes = [len(group) for group in part.groups]
@@ -276,16 +253,38 @@ class Evaluator:
       (*errors, *faults),
     )
 
-  def _is_only_shown(self, name: str, env: base.Env) -> bool:
-    """Returns whether nothing grades or rewards answers to the tasks."""
-    measured = self._measures is not None and self._measures.reward(name)
-    return isinstance(env, rows.Rows) and not measured
+  def _sets(
+    self, brief: bool
+  ) -> tuple[list[TaskSet], list[TaskSet], Sequence[types.Task]]:
+    """Returns all tasks, those that are played, and prompts of the suite.
+
+    All are those of each environment, and those of `eval.best`.
+    """
+    sets = [
+      TaskSet(name, env, tasks, FIRST_UID + index * _ENV_UIDS)
+      for index, (name, (env, tasks)) in enumerate(self.tasks.by_env.items())
+      if tasks
+    ]
+    if self._cfg.selects is not None:
+      metric, name = self._cfg.selects
+      index = list(self.tasks.by_env).index(name)
+      uid = FIRST_UID + index * _ENV_UIDS + self._cfg.prompts * _TASK_UIDS
+      env, _ = self.tasks.by_env[name]
+      sets.append(TaskSet(name, env, self.tasks.selection, uid, metric))
+    if not brief:
+      return sets, sets, self.tasks.suite.tasks
+    # Nothing grades rows without a reward.
+    played = [
+      x
+      for x in sets
+      if not isinstance(x.env, rows.Rows) or self._measures.reward(x.name)
+    ]
+    return sets, played, ()
 
   def _play_greedily(
-    self, sets: Sequence[TaskSet], with_suite: bool
+    self, sets: Sequence[TaskSet], suite: Sequence[types.Task]
   ) -> list[answers.SuiteAnswer]:
     """Plays each task once at temperature 0; returns the suite's answers."""
-    suite = self.tasks.suite
     uid = FIRST_UID + len(self.tasks.by_env) * _ENV_UIDS
     own = [
       self._spec(part, i, part.uid, 0.0)
@@ -294,9 +293,13 @@ class Evaluator:
     ]
     prompts = [
       episodes.EpisodeSpec(
-        uid + index * _TASK_UIDS, suite, task, 0.0, self._cfg.max_tokens
+        uid + index * _TASK_UIDS,
+        self.tasks.suite,
+        task,
+        0.0,
+        self._cfg.max_tokens,
       )
-      for index, task in enumerate(suite.tasks if with_suite else ())
+      for index, task in enumerate(suite)
     ]
     rollouts = iter(
       self._driver.run([*own, *prompts]) if own or prompts else ()
@@ -353,9 +356,8 @@ class Evaluator:
       x.score.correct is not None or x.score.reward is not None
       for x in part.greedy
     )
-    has_reward = any(name.startswith('reward/') for name in part.measures)
-    is_read = has_grade or has_reward or part.name in self._teachers
-    if not (self._cfg.samples and is_read):
+    is_read = self._measures.reward(part.name) or part.name in self._teachers
+    if not (self._cfg.samples and (has_grade or is_read)):
       return False
     if part.selects_by is None:
       return not brief

@@ -83,10 +83,7 @@ class Measures:
     self._renderer = renderer
 
   def __call__(
-    self,
-    env: str,
-    greedy: Sequence[types.Rollout],
-    tasks: Sequence[types.Task] = (),
+    self, env: str, greedy: Sequence[types.Rollout], tasks: Sequence[types.Task]
   ) -> tuple[dict[str, Values], tuple[str, ...]]:
     """Returns ({name: value per task}, errors of reward functions).
 
@@ -94,11 +91,10 @@ class Measures:
 
     Args:
       env: the environment's name.
-      greedy: the greedy rollout of each task.
-      tasks: the tasks, where they are not played.
+      greedy: the greedy rollout of each task; () = they are not played.
+      tasks: the tasks.
     """
     values, errors = self.rewards(env, greedy)
-    tasks = tasks or [rollout.task for rollout in greedy]
     if not any(rollout.score.correct is not None for rollout in greedy):
       values |= self._likelihood(tasks)
     return values, errors

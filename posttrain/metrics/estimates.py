@@ -283,8 +283,8 @@ def paired(
       value are left out.
 
   Returns:
-    (mean, low, high); (mean,) where such values have no interval; None where fewer
-    than two tasks count.
+    (mean, low, high); (mean,) where such values have no interval; None where
+    fewer than two tasks count.
 
   References:
     Tango, Equivalence Test and Confidence Interval for the Difference in

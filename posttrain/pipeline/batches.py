@@ -18,19 +18,20 @@
 import dataclasses
 import itertools
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from posttrain import schema, types
 from posttrain.chat import tokenizers
-from posttrain.data import packing, row_files
 from posttrain.envs import base
 from posttrain.metrics import statistics
 from posttrain.util import errors
 
 Batch = types.Batch | types.PairBatch
+# Tokens of each sample; ids of the first ones, and whether each is trained.
+Checked = tuple[Sequence[int], Sequence[tuple[np.ndarray, np.ndarray]]]
 MAX_GROUPS = 64  # of an environment and step, that `rows` yields
 _SHOWN = 400  # characters of a part of a sample
 
@@ -216,18 +217,6 @@ def metrics(batch: Batch) -> dict[str, float]:
   }
 
 
-def widths(batch: schema.Batch) -> packing.Widths | None:
-  """Returns what chooses the length of a stage's rows; None = it is fixed."""
-  if not batch.fit:
-    return None
-  return packing.Widths(batch.packed_tokens, batch.packed_rows)
-
-
-def widths_state(widths: packing.Widths | None) -> dict[str, Any]:
-  """Returns the state of `widths` as an entry of a pipeline's."""
-  return {} if widths is None else {'widths': widths.get_state()}
-
-
 class DataError(ValueError):
   """The data that one of a stage's keys names cannot be used."""
 
@@ -245,6 +234,8 @@ class StageData:
     shape: [micro_batches, rows, row_tokens] of a batch.
     envs: all environments by name; evaluation plays their tasks.
     env_names: in the order of `Batch.env_ids`; () for batches without them.
+    checked: what `check` has measured, by environment; of pairs, those of a
+      file.
     task_counts: tasks of an epoch, by environment; pairs of a file.
     held_out_counts: held-out tasks that no environment has: pairs of a file.
     group_sizes: samples per task, by environment; of pairs, answers per pair.
@@ -260,6 +251,7 @@ class StageData:
   shape: tuple[int, int, int]
   envs: Mapping[str, base.Env]
   env_names: tuple[str, ...] = ()
+  checked: Mapping[str, Checked] = {}
   task_counts: Mapping[str, int]
   held_out_counts: Mapping[str, int] = {}
   group_sizes: Mapping[str, int]
@@ -282,55 +274,36 @@ class StageData:
     Args:
       color: marks the tokens that train by color; else by brackets.
     """
-    raise NotImplementedError
-
-  def _shown(
-    self,
-    name: str,
-    lengths: Sequence[int],
-    samples: Iterable[tuple[np.ndarray, np.ndarray]],
-    color: bool,
-  ) -> list[str]:
-    """Returns the lines of an environment, [] without lengths.
-
-    Args:
-      name: the environment's name.
-      lengths: tokens of each sample.
-      samples: (ids, whether each is trained) of those that are shown.
-      color: as in `shown`.
-    """
-    if not lengths:
-      return []
-    most, count = self.stage.batch.row_tokens, len(lengths)
-    p50, p95 = np.percentile(lengths, [50, 95])
+    lines, most = [], self.stage.batch.row_tokens
     begin, end = ('\033[32m', '\033[0m') if color else ('[[', ']]')
-    long = sum(length > most for length in lengths)
-    lines = [
-      f'  rows of {name}: {p50:.0f} tokens at the median, {p95:.0f} at 95%, '
-      f'{max(lengths)} at most; {long} of {count} have more than {most}; '
-      f'{begin}what trains{end}'
-    ]
-    for ids, trained in samples:
-      text, place = '', iter(ids)
-      for is_trained, run in itertools.groupby(trained):
-        part = [next(place) for _ in run]
-        words = tokenizers.show(self.tokenizer, part)
-        if len(words) > _SHOWN:
-          words = f'{words[: _SHOWN // 2]} ... {words[-_SHOWN // 2 :]}'
-        text += f'{begin}{words}{end}' if is_trained else words
-      lines.append('    ' + text.replace('\n', '\n    '))
+    for name, (lengths, samples) in self.checked.items():
+      p50, p95 = np.percentile(lengths, [50, 95])
+      long = sum(length > most for length in lengths)
+      lines.append(
+        f'  rows of {name}: {p50:.0f} tokens at the median, {p95:.0f} at 95%, '
+        f'{max(lengths)} at most; {long} of {len(lengths)} have more than '
+        f'{most}; {begin}what trains{end}'
+      )
+      for ids, trained in samples:
+        text, place = '', iter(ids)
+        for is_trained, run in itertools.groupby(trained):
+          part = [next(place) for _ in run]
+          words = tokenizers.show(self.tokenizer, part)
+          if len(words) > _SHOWN:
+            words = f'{words[: _SHOWN // 2]} ... {words[-_SHOWN // 2 :]}'
+          text += f'{begin}{words}{end}' if is_trained else words
+        lines.append('    ' + text.replace('\n', '\n    '))
     return lines
 
   def fingerprints(self) -> dict[str, str]:
     """Returns content hashes of the data, by the stage's key."""
-    hashes = {}
-    for name, entry in self.stage.envs.items():
-      if path := getattr(entry.env, 'eval_path', None):
-        if not row_files.is_tfds(path):
-          path = base.find(name, 'eval_path', path)
-        key = f'envs.{name}.env.eval_path'
-        hashes[key] = row_files.fingerprint(path, 'eval')
-    return hashes
+    return {
+      f'envs.{name}.env.eval_path': self.envs[name]
+      .source('eval', 0)
+      .get_state()['fingerprint']
+      for name, entry in self.stage.envs.items()
+      if getattr(entry.env, 'eval_path', None)
+    }
 
 
 class Pipeline:

@@ -16,6 +16,7 @@ from posttrain.algorithms import streams
 from posttrain.chat import rendering
 from posttrain.envs import base
 from posttrain.metrics import statistics
+from posttrain.pipeline import batches
 from posttrain.rollout import calls, env_calls, grading, samplers, side_by_side
 
 CHECKED = 2000  # tasks of a source that `check` looks at
@@ -64,12 +65,6 @@ class Environment:
   source: Any  # of tasks: an iterator with get_state and set_state
   sampler: samplers.DatasetSampler | samplers.ModelSampler
   algorithm: algorithms.base.Algorithm
-  # Tokens of the tasks that `check` has looked at; ids of the first ones, and
-  # which are trained.
-  lengths: list[int] = dataclasses.field(default_factory=list)
-  first: list[tuple[np.ndarray, np.ndarray]] = dataclasses.field(
-    default_factory=list
-  )
 
   @property
   def learns_by_trial(self) -> bool:
@@ -117,7 +112,7 @@ class Environment:
     tasks = self.source.take(len(self.source))
     return {key for task in tasks for key in task.info}
 
-  def check(self) -> None:
+  def check(self) -> batches.Checked:
     """Checks the first tasks, or the rows; does not advance the source.
 
     Raises:
@@ -128,28 +123,28 @@ class Environment:
     count = min(len(self.source), MOST_ROWS if self.env.has_rows else CHECKED)
     if not count:
       raise ValueError(f'environment {self.name} must have tasks: got none')
-    keys: set[str] = set()
-    long, option = [], self.sampler.cfg.too_long
-    size, is_error = self.sampler.max_tokens, False
+    lengths, first, long, keys = [], [], [], set()
+    size, option = self.sampler.max_tokens, self.sampler.cfg.too_long
+    is_error = False
     for start in range(0, count, CHECKED):
       for task in self.source.take(min(start + CHECKED, count), start):
         needed, sequences = self.sampler.measure(task)
         self.algorithm.check(task)
-        self.lengths.append(max(map(len, sequences)))
-        if max(needed, self.lengths[-1]) > size:
-          long.append((self.lengths[-1], task.id))
+        keys |= task.info.keys()
+        lengths.append(max(map(len, sequences)))
+        if max(needed, lengths[-1]) > size:
+          long.append((lengths[-1], task.id))
         if needed > size:
           is_error |= option != 'drop'
-        elif len(self.first) < SHOWN:
-          self.first.append((sequences[0].ids, sequences[0].sampled))
-        keys |= task.info.keys()
+        elif len(first) < SHOWN:
+          first.append((sequences[0].ids, sequences[0].sampled))
     if long:
       text = (
         f'envs.{self.name}.sampler.too_long={option!r}: rows must fit into '
         f'batch.row_tokens={size}: got {len(long)} of {count} that do not; the '
         f'longest, {max(long)[1]}, has {max(long)[0]} tokens'
       )
-      if is_error or not self.first:
+      if is_error or not first:
         raise ValueError(
           f"{text}; raise row_tokens, or set 'drop', or for demonstrations "
           "'truncate', which cuts their end"
@@ -158,6 +153,7 @@ class Environment:
     if self.learns_by_trial:
       grading.check(self.name, self.entry.rewards, keys, self._columns)
       processes.on(0, self._probe)
+    return lengths, first
 
   def _probe(self) -> None:
     """Calls reward functions without a judge, on two answers to two tasks."""

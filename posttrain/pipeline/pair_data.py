@@ -148,15 +148,12 @@ class PairData(batches.StageData):
         self.splits = splits = self._read(stage.pairs)
       except ValueError as error:
         raise batches.DataError('pairs', error) from error
-      self.task_counts = {'pairs': len(splits.train.pairs)}
+      pairs = splits.train.pairs
+      answers = (y for x in pairs[:1] for y in (x.chosen, x.rejected) if y)
+      first = [(answer.ids, answer.mask) for answer in answers]
+      self.checked = {'pairs': ([*map(preferences.length, pairs)], first)}
+      self.task_counts = {'pairs': len(pairs)}
       self.held_out_counts = {'pairs': len(splits.held_out.pairs)}
-
-  def shown(self, color: bool) -> list[str]:
-    pairs = self.splits.train.pairs if self.splits else ()
-    answers = (y for x in pairs[:1] for y in (x.chosen, x.rejected) if y)
-    lengths = [preferences.length(pair) for pair in pairs]
-    first = [(answer.ids, answer.mask) for answer in answers]
-    return self._shown('pairs', lengths, first, color)
 
   def fingerprints(self) -> dict[str, str]:
     hashes, splits, cfg = super().fingerprints(), self.splits, self.stage.pairs
@@ -259,7 +256,7 @@ class PairPipeline(batches.Pipeline):
     self._source = sources.Shuffled(
       range(len(splits.train.pairs)), data.seed, splits.fingerprint
     )
-    self._widths = batches.widths(data.stage.batch)
+    self._widths = self._new_widths()
     held_out, selecting = splits.evaluated(data.stage.eval.selects_pairs)
     self.held_out = self.pack(held_out) if held_out.pairs else None
     self.selecting = self.pack(selecting) if selecting else None
@@ -275,6 +272,9 @@ class PairPipeline(batches.Pipeline):
     }
     return batches.Item(batch, metrics, self.get_state())
 
+  def _new_widths(self) -> packing.Widths:
+    return packing.Widths(*self._data.shape[1:], self._data.stage.batch.fit)
+
   def pack(
     self,
     pairs: preferences.TokenizedPairs,
@@ -286,17 +286,13 @@ class PairPipeline(batches.Pipeline):
       pairs: the pairs.
       widths: chooses the rows' length; None = as the pairs need, or fixed.
     """
-    _, rows, row_tokens = self._data.shape
     batch, answers = self._data.stage.batch, (*pairs.pairs, *pairs.mismatched)
-    if batch.fit:
-      lengths = [preferences.length(x) for x in answers if x is not None]
-      widths = widths or packing.Widths(row_tokens, rows)
-      row_tokens = widths(lengths)
+    lengths = [preferences.length(x) for x in answers if x is not None]
     return preferences.pack(
       pairs.pairs,
       pairs.mismatched,
-      rows=rows,
-      row_tokens=row_tokens,
+      rows=self._data.shape[1],
+      row_tokens=(widths or self._new_widths())(lengths),
       per_row=self._per_row,
       longest_pairs=1 if batch.fit else batch.joined_rows,
       pad_id=self._data.tokenizer.pad_id,
@@ -306,11 +302,10 @@ class PairPipeline(batches.Pipeline):
     """Returns JSON-able state that, with the seed, determines what follows."""
     return {
       'source': self._source.get_state(),
-      **batches.widths_state(self._widths),
+      'widths': self._widths.get_state(),
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Continues from a state of `get_state`."""
     self._source.set_state(state['source'])
-    if self._widths is not None and 'widths' in state:
-      self._widths.set_state(state['widths'])
+    self._widths.set_state(state.get('widths', [0.0]))

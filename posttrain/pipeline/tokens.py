@@ -99,16 +99,11 @@ class TokenData(batches.StageData):
     self.min_capacity = stage.batch.row_tokens if plays else 0
 
   def check(self) -> None:
-    for environment in self.environments.values():
-      if environment.entry.ratio:
-        environment.check()
-
-  def shown(self, color: bool) -> list[str]:
-    return [
-      line
-      for name, x in self.environments.items()
-      for line in self._shown(name, x.lengths, x.first, color)
-    ]
+    self.checked = {
+      name: environment.check()
+      for name, environment in self.environments.items()
+      if environment.entry.ratio
+    }
 
   def fingerprints(self) -> dict[str, str]:
     return super().fingerprints() | {
@@ -324,7 +319,7 @@ class TokenPipeline(batches.Pipeline):
       'uid': self._uid,
       'tally': self.tally.get_state(),
       **self._data.get_state(),
-      **batches.widths_state(self._pack.widths),
+      'widths': self._pack.widths.get_state(),
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
@@ -332,8 +327,7 @@ class TokenPipeline(batches.Pipeline):
     self._uid = state['uid']
     self.tally.set_state(state.get('tally', {}))
     self._data.set_state(state)
-    if self._pack.widths is not None and 'widths' in state:
-      self._pack.widths.set_state(state['widths'])
+    self._pack.widths.set_state(state.get('widths', [0.0]))
 
 
 def _in_turns(
@@ -375,7 +369,7 @@ class Packer:
     self._micro_batches, self._rows, self._row_tokens = shape(stage)
     self._samples = self._micro_batches * stage.batch.bins
     self._longest = stage.batch.row_tokens
-    self.widths = batches.widths(stage.batch)
+    self.widths = packing.Widths(self._rows, self._row_tokens, stage.batch.fit)
 
   def __call__(self, samples: Sequence[types.Sample]) -> types.Batch:
     """Returns the batch of all samples."""

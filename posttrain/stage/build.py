@@ -7,7 +7,6 @@ In this file kinds of stages differ only in their pipeline, see `PIPELINES`.
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import os
 import sys
@@ -21,7 +20,7 @@ from posttrain.stage import job, learner, logbook, models, pairs, resume
 from posttrain.training import token_export
 from posttrain.util import preemption, watchdog
 
-# Kind -> the pipeline, from (models, engine, references, restored state).
+# Kind -> the pipeline, from (models, engine, restored state).
 PIPELINES = {
   'tokens': models.Models.token_pipeline,
   'preference': pairs.pipeline,
@@ -90,9 +89,8 @@ def make(
         load.check_base(os.path.join(folder, str(host['step'])), frozen.params)
     # 3. The other models, and the pipeline that samples and scores with them.
     own = models.Models(components, load, frozen, stop, clock)
-    decoder, references = models.make_engine(components), own.make_references()
-    make_pipeline = PIPELINES[stage.kind]
-    pipeline = make_pipeline(own, decoder, references, host.get('pipeline'))
+    decoder, references = models.make_engine(components), own.references
+    pipeline = PIPELINES[stage.kind](own, decoder, host.get('pipeline'))
     # 4. The learner, from the restored state or a fresh one.
     if state is None:
       state = spec.fresh(load.init, frozen)
@@ -105,13 +103,13 @@ def make(
       evaluator.Evaluator(
         components.eval_tasks,
         models.make_driver(components, decoder),
-        references,
         models.make_measures(
           components,
           decoder,
           own.reward_model,
-          functools.partial(own.judge, references) if env_names else None,
+          own.judge if env_names else None,
         ),
+        references,
         {
           env: entry.algorithm.reference
           for env, entry in stage.envs.items()
@@ -157,8 +155,8 @@ def try_servers(
   folder = os.path.join(workdir, 'checkpoints', components.name)
   if processes.on(0, lambda: not store.steps(folder)):
     own = models.Models(components, None, None, stop)
-    with contextlib.closing(own.make_references()) as references:
-      own.connect(references)
+    with contextlib.closing(own.references):
+      own.connect()
 
 
 def _metadata(

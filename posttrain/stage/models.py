@@ -147,9 +147,6 @@ class Models:
   base: lora.Base | None  # the frozen weights, with LoRA
   stop: preemption.Signal  # ends waits for servers
   clock: watchdog.Timers = dataclasses.field(default_factory=watchdog.Timers)
-  judges: dict[schema.Reference, grading.Judge] = dataclasses.field(
-    default_factory=dict
-  )
 
   def make_references(self) -> frozen_models.References:
     """Returns the references of the stage, none of which is loaded yet."""
@@ -167,7 +164,10 @@ class Models:
     self.stop.on_request(references.close)
     return references
 
-  def connect(self, references: frozen_models.References) -> None:
+  # Those that training and evaluation share.
+  references = functools.cached_property(make_references)
+
+  def connect(self) -> None:
     """Connects to the servers that the stage names.
 
     Raises:
@@ -178,22 +178,20 @@ class Models:
     for model, key in self.components.data.references.items():
       if isinstance(model, schema.Endpoint):
         try:
-          processes.together(lambda m=model, k=key: references.endpoint(m, k))
+          processes.together(
+            lambda m=model, k=key: self.references.endpoint(m, k)
+          )
         except calls.EndpointError:
           self.stop.check(f'{key}, before its stage')
           raise
 
   def token_pipeline(
-    self,
-    decoder: engines.Engine,
-    references: frozen_models.References,
-    state: dict[str, Any] | None,
+    self, decoder: engines.Engine, state: dict[str, Any] | None
   ) -> tokens.TokenPipeline:
     """Builds the pipeline of a stage on tokens, with all models it needs.
 
     Args:
       decoder: the policy's engine.
-      references: the stage's references.
       state: the restored pipeline's; None = the stage begins.
 
     Raises:
@@ -207,10 +205,8 @@ class Models:
     assert isinstance(data, tokens.TokenData), data
     if state is not None:
       data.set_state(state)  # refuses other tasks before any model is loaded
-    self.connect(references)
-    decoders: dict[Any, Any] = {
-      x: self._player(references, x) for x in data.players
-    }
+    self.connect()
+    decoders: dict[Any, Any] = {x: self._player(x) for x in data.players}
     decoders['policy'] = decoder
     players = {
       model: make_driver(components, one, stage.batch.row_tokens)
@@ -219,8 +215,8 @@ class Models:
     pipeline = tokens.TokenPipeline(
       data,
       players,
-      references.start,
-      functools.partial(self.judge, references),
+      self.references.start,
+      self.judge,
       self.reward_model,
       components.workers,
       self.clock,
@@ -229,9 +225,7 @@ class Models:
       pipeline.set_state(state)
     return pipeline
 
-  def _player(
-    self, references: frozen_models.References, model: schema.Reference
-  ):
+  def _player(self, model: schema.Reference):
     """Builds an engine that plays episodes with a frozen model."""
     components = self.components
     if isinstance(model, schema.Endpoint):
@@ -241,11 +235,11 @@ class Models:
         if getattr(entry.sampler, 'model', None) == model
       ]
       return components.outside.player(
-        references.endpoint(model),
+        self.references.endpoint(model),
         f'environment {", ".join(names)}',
         components.cfg.seed,
       )
-    frozen = references.model(model)
+    frozen = self.references.model(model)
     decoder = make_engine(components, frozen.cfg)
     decoder.set_params(frozen.params, -1)
     return decoder
@@ -280,23 +274,18 @@ class Models:
 
     return load
 
-  def judge(
-    self, references: frozen_models.References, model: schema.Reference
-  ) -> grading.Judge:
-    """Returns the judge of a model, for training and evaluation alike."""
-    if model not in self.judges:
-      self.judges[model] = self._judge(references, model)
-    return self.judges[model]
+  @functools.cached_property
+  def judge(self) -> Callable[[schema.Reference], grading.Judge]:
+    """A function from a model to its judge, each built once."""
+    return functools.cache(self._judge)
 
-  def _judge(
-    self, references: frozen_models.References, model: schema.Reference
-  ) -> grading.Judge:
+  def _judge(self, model: schema.Reference) -> grading.Judge:
     """Builds a judge with an engine of its own: others decode meanwhile."""
     components = self.components
     if isinstance(model, schema.Endpoint):
       key = components.data.references[model]
-      return functools.partial(references.endpoint(model).chat, caller=key)
-    frozen = references.model(model)
+      return functools.partial(self.references.endpoint(model).chat, caller=key)
+    frozen = self.references.model(model)
     # Of any length: a judge's prompts are longer than the samples that train.
     decoder = engines.Engine(
       frozen.cfg,

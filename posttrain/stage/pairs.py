@@ -32,20 +32,20 @@ from posttrain.util import disk, errors
 
 
 def pipeline(
-  own: models.Models, decoder: Any, references: Any, state: Any
+  own: models.Models, decoder: Any, state: Any
 ) -> pair_data.PairPipeline:
   """Builds the pipeline of a stage on pairs: makes, reads and scores them.
 
   Args:
     own: the stage's models; those used here are released on return.
-    decoder, references: unused: a stage on pairs trains without them.
+    decoder: unused: a stage on pairs trains without it.
     state: the restored pipeline's; None = the stage begins.
 
   Raises:
     ValueError: there are no pairs, or none that fit.
     TooManyErrors: too many environments failed.
   """
-  del decoder, references
+  del decoder
   components, workdir, name = (
     own.components,
     own.load.workdir,

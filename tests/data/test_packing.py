@@ -87,7 +87,7 @@ def test_rows_are_as_long_as_the_samples_of_most_steps_need(
   count, mean, spread, most, rows, widths
 ):
   rng = np.random.default_rng(0)
-  chosen, again = packing.Widths(most, rows), packing.Widths(most, rows)
+  chosen, again = packing.Widths(rows, most), packing.Widths(rows, most)
   needed, computed, states = 0, 0, []
   for _ in range(50):
     sizes = rng.normal(mean, spread * mean, count).clip(4, most)
@@ -104,13 +104,13 @@ def test_rows_are_as_long_as_the_samples_of_most_steps_need(
 
 
 def test_a_long_sample_gets_a_longer_row_at_once():
-  widths = packing.Widths(2048, 1)
+  widths = packing.Widths(1, 2048)
   short, long = widths([60] * 8), widths([1900])
   assert 480 <= short <= 576 and 1900 <= long <= 2048
   assert (widths([60] * 8), widths([])) == (short, short)
   samples = [make(60, row=f'{i}') for i in range(8)]
   batch, left = pack(
-    samples, row_tokens=2048, longest=2048, widths=packing.Widths(2048, 1)
+    samples, row_tokens=2048, longest=2048, widths=packing.Widths(1, 2048)
   )
   assert batch.ids.shape == (8, 1, short) and not left
 

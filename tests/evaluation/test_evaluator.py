@@ -23,6 +23,9 @@ from tests.pipeline.test_tokens import _equal
 WIDTH = 32  # of every forward, and the engine's capacity
 RENDERER = fixtures.RENDERER
 TOY = toys.Letters('toy', schema.Arithmetic())
+NONE = measures_lib.Measures(
+  {}, lambda ids: [np.zeros((len(x), 2)) for x in ids], RENDERER
+)
 
 
 @jax.jit
@@ -70,14 +73,14 @@ def _tasks(env=TOY, **options):
 
 
 def _evaluator(
-  env=TOY, params=None, scorer=None, measures=None, teachers=None, **options
+  env=TOY, params=None, scorer=None, measures=NONE, teachers=None, **options
 ):
   """An evaluator of one environment, and its driver."""
   tasks = _tasks(env, **options)
   engine = toys.engine()
   engine.set_params(toys.params() if params is None else params, 0)
   driver = Recorder(engine, RENDERER, WIDTH)
-  made = evaluation.Evaluator(tasks, driver, scorer, measures, teachers)
+  made = evaluation.Evaluator(tasks, driver, measures, scorer, teachers)
   return made, driver
 
 
@@ -422,7 +425,7 @@ def test_evaluation_does_not_change_the_batches_of_training(monkeypatch):
   alone, _ = toys.pipeline_and_driver(toys.stage())
   expected = [next(alone) for _ in range(3)]
   source, driver = toys.pipeline_and_driver(toys.stage())
-  evaluator = evaluation.Evaluator(_tasks(), driver)
+  evaluator = evaluation.Evaluator(_tasks(), driver, NONE)
   for item in expected:
     driver._engine.set_params(toys.params(seed=1), 9)
     evaluator.measure()

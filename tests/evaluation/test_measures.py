@@ -64,6 +64,10 @@ def measure_of(renderer, monkeypatch, model=None, judge=None, **rewards):
   return measures.Measures(functions, never, renderer)
 
 
+def _of(measure, greedy):
+  return measure('e', greedy, [x.task for x in greedy])
+
+
 @pytest.mark.parametrize('judge', [None, lambda model: lambda *_: ['good']])
 def test_judged_rewards_are_measured_where_there_is_a_judge(
   judge, byte_renderer, monkeypatch
@@ -89,7 +93,7 @@ def test_reward_functions_have_their_own_values(byte_renderer, monkeypatch):
     env=schema.RewardFn(),
     learned=schema.RewardFn(model='stage:rm'),
   )
-  values, errors = measure('e', [rollout('abc'), rollout(''), rollout('a')])
+  values, errors = _of(measure, [rollout('abc'), rollout(''), rollout('a')])
   assert not errors
   assert values == {
     'reward/long': ([3.0, None, 1.0], [1.0] * 3),
@@ -113,7 +117,7 @@ def test_functions_that_fail_are_errors_and_end_no_run(
 ):
   bad = schema.RewardFn(fn='json:loads')  # takes no columns
   measure = measure_of(byte_renderer, monkeypatch, bad=bad)
-  values, (error,) = measure('e', [rollout('abc')])
+  values, (error,) = _of(measure, [rollout('abc')])
   assert values == {'reward/bad': ([None], [1.0])}
   assert error.startswith('envs.e.rewards.bad')
 
@@ -125,7 +129,7 @@ def test_nll_is_the_mean_over_the_demonstrations_tokens(byte_renderer):
 
   measure = measures.Measures({}, score, byte_renderer)
   greedy = [rollout('x', 'yes'), rollout('x'), rollout('x', 'n')]
-  values, _ = measure('e', greedy)
+  values, _ = _of(measure, greedy)
   means, tokens = values['nll']
   # 'yes' and its eos after a prompt of some tokens; the prompt does not count.
   prompt = len(byte_renderer.render([USER], add_generation_prompt=True).ids)
@@ -146,8 +150,8 @@ def test_nll_is_the_mean_over_the_demonstrations_tokens(byte_renderer):
 
 def test_graded_answers_need_no_nll(byte_renderer):
   measure = measures.Measures({}, never, byte_renderer)
-  assert measure('e', [rollout('x', 'y', correct=False)]) == ({}, ())
-  assert measure('e', [rollout('x')]) == ({}, ())
+  assert _of(measure, [rollout('x', 'y', correct=False)]) == ({}, ())
+  assert _of(measure, [rollout('x')]) == ({}, ())
 
 
 @pytest.mark.parametrize(
