@@ -173,7 +173,7 @@ def load(
   return run
 
 
-def claim(workdir: str, options: dict[str, Any], stages: Any = None) -> None:
+def claim(workdir: str, options: dict[str, Any], stages: Any) -> None:
   """Writes config.json; refuses a workdir of another config or other data.
 
   Args:

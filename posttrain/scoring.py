@@ -178,13 +178,12 @@ class Scorer:
     """
     assert reads in READS, reads
     self._reads = reads
-    self._cfg, self._rows, self._row_tokens = cfg, rows, row_tokens
     self.ahead = 0 if jax.default_backend() == 'cpu' else 2
     self._place = self._whole = None
-    # The rows of an array that fits; 0 = arrays have one shape.
-    self._fit = 0
-    if cfg.is_large and not self.ahead:
-      self._fit = 1 if mesh is None else sharding.batch_ways(mesh)
+    self._fits = cfg.is_large and not self.ahead
+    if self._fits:
+      rows = 1 if mesh is None else sharding.batch_ways(mesh)
+    self._cfg, self._rows, self._row_tokens = cfg, rows, row_tokens
     if mesh is not None:
       self._place = NamedSharding(mesh, PartitionSpec(*sharding.BATCH[1:]))
       self._whole = NamedSharding(mesh, PartitionSpec())
@@ -244,9 +243,8 @@ class Scorer:
         'batch.row_tokens'
       )
     count, width = self._rows, self._row_tokens
-    if self._fit:
-      count, most = self._fit, max(width, _FITTED)
-      width = packing.fitted(lengths, count, most, parts=4)
+    if self._fits:
+      width = packing.fitted(lengths, count, max(width, _FITTED), parts=4)
     bins, _ = packing.first_fit(lengths, width, len(lengths))
 
     def launch():

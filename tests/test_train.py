@@ -187,7 +187,7 @@ def test_out_of_memory_names_phase_and_keys(tmp_path, monkeypatch, capsys):
 def test_nothing_of_a_stage_that_is_over_stays_on_the_devices(tmp_path):
   options = [('sft.steps', '2'), ('sft.optim.warmup_steps', '1')]
   run = main.load('configs/arithmetic_sft.py:tiny', options)
-  main.claim(str(tmp_path), config.to_dict(run))
+  main.claim(str(tmp_path), config.to_dict(run), {})
   stage = preflight.make(preflight.resolve(run), 'sft')
   gc.collect()
   gc.freeze()  # the second collection looks at new objects alone

@@ -156,19 +156,18 @@ class Checkpoint:
     Raises:
       ValueError: their files are missing, or have changed since.
     """
-    if self.kind == 'peft':
-      return read(self.start()).renderer(variables)
-    if self.kind == 'hf':
-      if not os.path.isfile(os.path.join(self.folder, 'tokenizer.json')):
+    cfg = self.tokenizer
+    if self.kind != 'run':
+      if not os.path.isfile(os.path.join(cfg.path or '', 'tokenizer.json')):
         return None
       return rendering.load(
-        schema.Tokenizer(path=self.folder, template_variables=variables)
+        dataclasses.replace(cfg, template_variables=variables)
       )
-    stored = rendering.load(self.tokenizer)
+    stored = rendering.load(cfg)
     rendering.check_fingerprint(
       stored.fingerprint,
       self.host['tokenizer'],
-      f'the tokenizer {dataclasses.asdict(self.tokenizer)}',
+      f'the tokenizer {dataclasses.asdict(cfg)}',
       self.folder,
     )
     return stored
@@ -396,11 +395,12 @@ def load_start(folder: str, like: Params) -> Params:
   checkpoint, base = read(start), read(folder).host.get('base')
   trained = like
   if checkpoint.is_adapter and base:
-    leaves = [
-      jax.ShapeDtypeStruct(x.shape, base['dtypes'][path], sharding=x.sharding)
-      for path, x in tree.flat(like).items()
-    ]
-    trained = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    trained = tree.map_with_path(
+      lambda path, x: jax.ShapeDtypeStruct(
+        x.shape, base['dtypes'][path], sharding=x.sharding
+      ),
+      like,
+    )
   params = load(start, trained, average=checkpoint.selects)
   return jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
 

@@ -170,14 +170,13 @@ def override_all(
     start = read_weights(paths[-1])
   except ValueError:  # the run's own checks report it
     return
-  model = dataclasses.asdict(_model_of(start, config.model))
-  if start.kind == 'run':  # as that run's options have it
-    model['vocab_size'] = start.host['config']['model']['vocab_size']
+  nodes = {
+    'model': _model_of(start, config.model),
+    'tokenizer': start.tokenizer,
+  }
   with config.unlocked(), config.ignore_type():
-    config.model = config_dict.ConfigDict(model)
-    config.tokenizer = config_dict.ConfigDict(
-      dataclasses.asdict(start.tokenizer)
-    )
+    for key, node in nodes.items():
+      config[key] = config_dict.ConfigDict(dataclasses.asdict(node))
   for key, text in overrides:
     if key.startswith(('model', 'tokenizer')):
       override(config, key, text)
@@ -298,7 +297,7 @@ def check_resume(
   # decaying learning rate, and the cadence of evaluation. With `eval.best`
   # another cadence would select other weights, and so would more steps if the
   # last one has an evaluation that the cadence has not.
-  allowed = [*_RESUMABLE, *((_DATA,) if moved else ())]
+  allowed = [*_RESUMABLE] + [_DATA] * moved
   for name in known:
     stage = old.get(name, {})
     evaluation, key = stage.get('eval', {}), f'^{re.escape(name)}'
@@ -557,5 +556,5 @@ def _model_of(start: Any, now: Any) -> schema.Model:
   """Returns the model of weights, with what they leave open as it is `now`."""
   is_run = start.kind == 'run'
   names = ('attention',) if is_run else ('dtype', 'remat', 'attention')
-  kept = {} if now is None else {name: now[name] for name in names}
+  kept = {name: now[name] for name in names if now is not None}
   return dataclasses.replace(start.model, **kept)

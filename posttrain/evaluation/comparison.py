@@ -66,10 +66,9 @@ def differences(first: Measurement, second: Measurement) -> dict[str, float]:
       difference = estimates.paired(
         *zip(*((rate(a), rate(b)) for a, b in both), strict=True)
       )
-      for side, value in zip(
-        ('', *estimates.BOUNDS), difference or (), strict=False
-      ):
-        values[f'difference/{name}{side}/{env}'] = value
+      key = f'difference/{name}/{env}'
+      keys = key, *estimates.bound_keys(key)
+      values |= zip(keys, difference or (), strict=False)
   changes: dict[str, list[float]] = {}
   for a, b in zip(first.suite, second.suite, strict=True):
     assert a.prompt == b.prompt, 'the prompts must be the same'

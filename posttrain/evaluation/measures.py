@@ -181,8 +181,6 @@ def summary(name: str, values: Values) -> dict[str, float]:
   bounds = estimates.interval(
     *zip(*known, strict=True), has_limits=name not in ('nll', 'margin')
   )
-  sides = zip(estimates.BOUNDS, bounds or (), strict=False)
-  return {
-    name: sum(x * w for x, w in known) / sum(w for _, w in known),
-    **{f'{name}{side}': value for side, value in sides},
-  }
+  mean = sum(x * w for x, w in known) / sum(w for _, w in known)
+  names = (name + side for side in ('', *estimates.BOUNDS))
+  return dict(zip(names, (mean, *(bounds or ())), strict=False))

@@ -213,8 +213,8 @@ def bounds(
   interval = estimates.interval(
     [float(np.mean(task)) for task in known], [len(task) for task in known]
   )
-  sides = zip(estimates.BOUNDS, interval or (), strict=False)
-  return {f'{name}{side}': value for side, value in sides}
+  names = (name + side for side in estimates.BOUNDS)
+  return dict(zip(names, interval or (), strict=False))
 
 
 def _rate(name: str, values: Sequence[float]) -> dict[str, float]:

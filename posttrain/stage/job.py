@@ -5,7 +5,7 @@ import dataclasses
 import gc
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from posttrain import processes, schema, types
@@ -83,11 +83,6 @@ class Job:
     before = stored if isinstance(stored, float) else 0.0
     return self.logbook.clock.last.get('eval', before)
 
-  @property
-  def is_brief(self) -> bool:
-    """Whether the evaluation before training leaves out what can wait."""
-    return self.cfg.eval.max_sampled_tokens is not None
-
   def evaluates_at(self, step: int) -> bool:
     every = self.cfg.eval.every
     return step == self.steps or bool(every) and step % every == 0
@@ -116,12 +111,6 @@ class Job:
     if self.selection is not None:
       if processes.on(0, self.saves.checkpointer.latest) is None:
         self.save(0, state, self.sampling.pipeline.get_state())
-    played = self.sampling.evaluation.played(self.is_brief)
-    answers = played * (1 if self.is_brief else 1 + self.cfg.eval.samples)
-    tokens = answers * self.cfg.eval.max_tokens
-    self.logbook.shown.say(
-      f'evaluates the start, with at most {tokens:,} sampled tokens'
-    )
     self.logbook.write(0, self.evaluate(state, 0))
 
   def begin(self, step: int) -> None:
@@ -215,14 +204,20 @@ class Job:
       TooManyErrors: too many environments failed; written as well.
     """
     params = state.params if state.average is None else state.average
-    sampling = self.sampling
+    sampling, cfg = self.sampling, self.cfg.eval
+    # The first one leaves out what can wait.
+    brief = step == 0 and cfg.max_sampled_tokens is not None
+    evaluation, played = sampling.evaluation, sampling.evaluation.played(brief)
+    if step == 0:
+      tokens = played * (1 + (not brief) * cfg.samples) * cfg.max_tokens
+      self.logbook.shown.say(
+        f'evaluates the start, with at most {tokens:,} sampled tokens'
+      )
     with self.logbook.clock('eval'):
       metrics, answers, suite = {}, [], []
-      evaluation, brief = sampling.evaluation, step == 0 and self.is_brief
       if evaluation.tasks.any:
-        sampling.decoder.set_params(
-          self.learner.policy(params), step, decodes=evaluation.played(brief)
-        )
+        policy = self.learner.policy(params)
+        sampling.decoder.set_params(policy, step, decodes=played > 0)
         try:
           results = evaluation.measure(brief)
         except statistics.TooManyErrors as error:
@@ -340,8 +335,7 @@ class Job:
     self.profiler.close()
 
 
-@contextlib.contextmanager
-def explain_oom(plan: Any) -> Iterator[None]:
+def explain_oom(plan: Any) -> contextlib.AbstractContextManager[None]:
   """Adds the phase and the keys that help to out-of-memory errors."""
   key = f'config.{plan.stage}'
   lengths = {'rollout': 'batch.row_tokens', 'eval': 'eval.max_tokens'}
@@ -356,5 +350,4 @@ def explain_oom(plan: Any) -> Iterator[None]:
       'raise config.mesh.fsdp',
     )
 
-  with memory.explain_oom(f'stage {plan.stage}', advice):
-    yield
+  return memory.explain_oom(f'stage {plan.stage}', advice)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from posttrain import processes, schema, tree
-from posttrain.metrics import statistics
+from posttrain.metrics import estimates
 from posttrain.models import lora, transformer
 from posttrain.training import arrays, objectives, optim, step
 from posttrain.util import disk
@@ -114,9 +114,9 @@ class HeldOutPairs:
     if 'rewards/accuracies' in values:
       count = int(self._batch.pairs)
       right = round(count * values['rewards/accuracies'])
-      pairs = [[float(i < right)] for i in range(count)]
-      for name, bound in statistics.bounds('rewards', pairs).items():
-        values[f'{name}/accuracies'] = bound
+      ends = estimates.interval([i < right for i in range(count)]) or ()
+      keys = estimates.bound_keys('rewards/accuracies')
+      values |= zip(keys, ends, strict=False)
     return {f'{self._prefix}/pairs/{k}': x for k, x in values.items()}
 
 

@@ -564,8 +564,11 @@ def evaluated(run: schema.Run, rows: list[writers.Row]) -> list[str]:
     for key in row
     if not estimates.is_bound(key, row)
   }
-  cells, note = [['held-out evaluation', *columns]], []
-  for key in statistics.held_out(known):
+  cells, note, gains = [['held-out evaluation', *columns]], [], []
+  if not (keys := statistics.held_out(known)):
+    return []
+  *_, before, after = columns.values()
+  for key in keys:
     line = [key.removeprefix('eval/')]
     for row in columns.values():
       text, interval = estimates.formatted(row, key, '{:.3f}')
@@ -574,17 +577,10 @@ def evaluated(run: schema.Run, rows: list[writers.Row]) -> list[str]:
         note = ['(in brackets: 95 % intervals, over tasks or pairs)']
       line.append(text or '-')
     cells.append(line)
-  if len(cells) == 1:
-    return []
-  *_, before, after = columns.values()
-  for key in statistics.held_out(known):
     if gain := estimates.change(before, after, key):
-      note += [
-        f'{list(columns)[-1]}: {key.removeprefix("eval/")} changed by '
-        '{:+.3f} [{:+.3f}, {:+.3f}], {}'.format(*gain)
-      ]
-      break
-  return comparison.layout(cells, 1) + note
+      text = '{}: {} changed by {:+.3f} [{:+.3f}, {:+.3f}], {}'
+      gains.append(text.format(list(columns)[-1], line[0], *gain))
+  return comparison.layout(cells, 1) + note + gains[:1]
 
 
 def commands(

@@ -225,14 +225,14 @@ def resolve_sizes(
     is_slow: whether a step takes long: a large model on a CPU.
   """
   batch, rollout, evaluation = stage.batch, stage.rollout, stage.eval
-  if batch.fit is None:
-    fit = is_slow and batch.micro_batch_tokens is None
-    batch = dataclasses.replace(batch, fit=fit)
-  if batch.micro_batch_tokens is None:
+  fit, tokens = batch.fit, batch.micro_batch_tokens
+  if fit is None:
+    fit = is_slow and tokens is None
+  if tokens is None:
     rows = devices * max(1, MICRO_BATCH_TOKENS // batch.packed_tokens)
     tokens = rows * batch.packed_tokens
-    batch = dataclasses.replace(batch, micro_batch_tokens=tokens)
-  if batch.fit:
+  batch = dataclasses.replace(batch, fit=fit, micro_batch_tokens=tokens)
+  if fit:
     joined = max(batch.rows // devices, 1)
     tokens = devices * joined * batch.row_tokens
     batch = dataclasses.replace(
@@ -243,16 +243,16 @@ def resolve_sizes(
     group_size = max(sizes, default=1)
     each = -(-batch.prompts_per_step * group_size // devices)
     rollout = dataclasses.replace(rollout, slots=devices * min(each, MAX_SLOTS))
-  if evaluation.max_sampled_tokens is None and is_slow:
-    evaluation = dataclasses.replace(
-      evaluation, max_sampled_tokens=SAMPLED_TOKENS
-    )
-  if evaluation.max_sampled_tokens is not None and evaluation.best is None:
+  sampled, prompts = evaluation.max_sampled_tokens, evaluation.prompts
+  if sampled is None and is_slow:
+    sampled = SAMPLED_TOKENS
+  if sampled is not None and evaluation.best is None:
     # With `best`, its tasks follow those that are reported, in all stages.
     each = evaluation.max_tokens * (1 + evaluation.samples)
-    prompts = max(evaluation.max_sampled_tokens // each, 1)
-    prompts = min(evaluation.prompts, prompts)
-    evaluation = dataclasses.replace(evaluation, prompts=prompts)
+    prompts = min(prompts, max(sampled // each, 1))
+  evaluation = dataclasses.replace(
+    evaluation, max_sampled_tokens=sampled, prompts=prompts
+  )
   return dataclasses.replace(
     stage, batch=batch, rollout=rollout, eval=evaluation
   )
@@ -534,9 +534,7 @@ class Loader:
 
 
 def check_resume(
-  new: dict[str, Any],
-  workdir: str,
-  stages: Mapping[str, models.Components] | None = None,
+  new: dict[str, Any], workdir: str, stages: Mapping[str, models.Components]
 ) -> None:
   """Refuses options and data other than those a workdir was trained with.
 
@@ -552,7 +550,7 @@ def check_resume(
     ValueError: names the options or data that differ, or a config.json that is
       not one of a run.
   """
-  stored, checked = False, stages or {}
+  stored = False
   folder = os.path.join(workdir, 'checkpoints')
   for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
     host = store.newest_host(os.path.join(folder, name))
@@ -560,9 +558,10 @@ def check_resume(
       hashes = host.get('data')
       config.check_resume(host['config'], new, hashes is not None)
       stored = True
-      if hashes and name in checked and host['step'] < new[name]['steps']:
-        own = checked[name].data.fingerprints()
-        for key in [k for k in own if own[k] != hashes.get(k)]:
+      if hashes and name in stages and host['step'] < new[name]['steps']:
+        for key, own in stages[name].data.fingerprints().items():
+          if own == hashes.get(key):
+            continue
           node = functools.reduce(operator.getitem, key.split('.'), new[name])
           data = node.get('path') if isinstance(node, dict) else node
           raise ValueError(

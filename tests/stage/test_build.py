@@ -37,7 +37,7 @@ def test_pairs_are_read_once_and_components_of_all_stages_built_once(tmp_path):
       for x in places
     ]
     stages = preflight.check(preflight.resolve(run))
-    main.claim(str(tmp_path / 'run'), config.to_dict(run))
+    main.claim(str(tmp_path / 'run'), config.to_dict(run), stages)
     signal = preemption.Signal()
     build.make(stages['dpo'], str(tmp_path / 'run'), 0, signal).close()
   assert [x.call_count for x in spies] == list(places.values())

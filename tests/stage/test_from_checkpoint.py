@@ -58,9 +58,9 @@ def test_cached_logprobs_of_pairs_need_no_server(tmp_path, monkeypatch):
   own = _models(run, load)
   with monkeypatch.context() as patch:
     patch.setattr(frozen_models.References, '__call__', _scores)
-    pairs.pipeline(own, None, None, None)
+    pairs.pipeline(own, None, None)
   monkeypatch.setattr(frozen_models.References, 'endpoint', None)
-  pipeline = pairs.pipeline(own, None, None, None)
+  pipeline = pairs.pipeline(own, None, None)
   batch = next(pipeline).batch
   assert set(batch.ref_logprobs[batch.present].tolist()) == {1, 2, 3, 4}
 

@@ -62,7 +62,7 @@ def both(saved, tmp_path):
 
 
 def claim(workdir, run):
-  main.claim(str(workdir), config.to_dict(run))
+  main.claim(str(workdir), config.to_dict(run), {})
 
 
 def end_of(workdir, stage='a', **steps):
@@ -104,8 +104,8 @@ def test_a_workdir_of_other_stages_is_refused(only_a):
   """Also without the config.json that names them."""
   other = schema.Run(stages={'mine': run_of().stages['a']})
   with pytest.raises(ValueError, match='must keep its config: changed config.'):
-    preflight.check_resume(config.to_dict(other), str(only_a))
-  preflight.check_resume(config.to_dict(run_of()), str(only_a))
+    preflight.check_resume(config.to_dict(other), str(only_a), {})
+  preflight.check_resume(config.to_dict(run_of()), str(only_a), {})
 
 
 def test_the_end_of_a_stage_is_not_an_older_step(both):
