@@ -285,7 +285,7 @@ def check(
       f'the checkpoint {folder}',
     )
   else:
-    source = checkpoint.start() if checkpoint.kind == 'peft' else folder
+    source = checkpoint.tokenizer.path or ''
     rendering.check_tokenizer(source, tokens.tokenizer)
   what = f'{folder} must hold weights of this model'
   hf_config.check_same(checkpoint.model, cfg, what)

@@ -234,6 +234,8 @@ class StageData:
     shape: [micro_batches, rows, row_tokens] of a batch.
     envs: all environments by name; evaluation plays their tasks.
     env_names: in the order of `Batch.env_ids`; () for batches without them.
+    hashes: content hashes of the data to train on, and of held-out pairs, by
+      the stage's key.
     checked: what `check` has measured, by environment; of pairs, those of a
       file.
     task_counts: tasks of an epoch, by environment; pairs of a file.
@@ -251,6 +253,7 @@ class StageData:
   shape: tuple[int, int, int]
   envs: Mapping[str, base.Env]
   env_names: tuple[str, ...] = ()
+  hashes: Mapping[str, str] = {}
   checked: Mapping[str, Checked] = {}
   task_counts: Mapping[str, int]
   held_out_counts: Mapping[str, int] = {}
@@ -297,7 +300,7 @@ class StageData:
 
   def fingerprints(self) -> dict[str, str]:
     """Returns content hashes of the data, by the stage's key."""
-    return {
+    return dict(self.hashes) | {
       f'envs.{name}.env.eval_path': self.envs[name]
       .source('eval', 0)
       .get_state()['fingerprint']

@@ -171,11 +171,13 @@ class Environment:
 
   def draw(self) -> types.Task:
     """Returns the next task; leaves out those that are to be dropped."""
-    task = next(self.source)
-    if self.sampler.cfg.too_long == 'drop':
-      while self.sampler.measure(task)[0] > self.sampler.max_tokens:
-        task = next(self.source)
-    return task
+    sampler = self.sampler
+    return next(
+      task
+      for task in self.source
+      if sampler.cfg.too_long != 'drop'
+      or sampler.measure(task).needed <= sampler.max_tokens
+    )
 
   def rewards(
     self,

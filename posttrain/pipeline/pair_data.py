@@ -152,16 +152,13 @@ class PairData(batches.StageData):
       answers = (y for x in pairs[:1] for y in (x.chosen, x.rejected) if y)
       first = [(answer.ids, answer.mask) for answer in answers]
       self.checked = {'pairs': ([*map(preferences.length, pairs)], first)}
+      held_out = 'pairs.eval_path' if stage.pairs.eval_path else 'pairs'
+      self.hashes = {
+        'pairs.path': splits.train.fingerprint,
+        held_out: splits.held_out.fingerprint,
+      }
       self.task_counts = {'pairs': len(pairs)}
       self.held_out_counts = {'pairs': len(splits.held_out.pairs)}
-
-  def fingerprints(self) -> dict[str, str]:
-    hashes, splits, cfg = super().fingerprints(), self.splits, self.stage.pairs
-    if splits is not None and isinstance(cfg, schema.PairFile):
-      held_out = 'pairs' if cfg.eval_path is None else 'pairs.eval_path'
-      hashes['pairs.path'] = splits.train.fingerprint
-      hashes[held_out] = splits.held_out.fingerprint
-    return hashes
 
   def split(
     self, pairs: Preferences, held_out: Preferences | None = None

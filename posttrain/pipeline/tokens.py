@@ -83,6 +83,10 @@ class TokenData(batches.StageData):
     all_own = self.environments.values()
     self.shape, self.envs, self.env_names = shape(stage), envs, tuple(envs)
     self.task_counts = {x.name: len(x.source) for x in all_own}
+    self.hashes = {
+      f'envs.{x.name}.env': x.source.get_state().get('fingerprint', '')
+      for x in all_own
+    }
     self.group_sizes = {k: x.group_size for k, x in stage.envs.items()}
     self.references = {k: v for x in all_own for k, v in x.references.items()}
     self.reward_models = {
@@ -103,12 +107,6 @@ class TokenData(batches.StageData):
       name: environment.check()
       for name, environment in self.environments.items()
       if environment.entry.ratio
-    }
-
-  def fingerprints(self) -> dict[str, str]:
-    return super().fingerprints() | {
-      f'envs.{name}.env': environment.source.get_state().get('fingerprint', '')
-      for name, environment in self.environments.items()
     }
 
   def get_state(self) -> dict[str, Any]:

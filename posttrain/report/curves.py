@@ -228,10 +228,8 @@ def draw(rows: runs.Rows) -> Any:
   columns = min(3, len(panels))
   lines = -(-len(panels) // columns)
   drawn = figure.Figure((3.4 * columns, 2.3 * lines), layout='constrained')
-  axes = drawn.subplots(lines, columns, squeeze=False).ravel()
-  for axis in axes[len(panels) :]:
-    axis.set_axis_off()
-  for axis, panel in zip(axes, panels, strict=False):
+  for place, panel in enumerate(panels, 1):
+    axis = drawn.add_subplot(lines, columns, place)
     frame(axis, panel['title'])
     kind, colors = panel['kind'], {}
     for line in panel['lines']:
