@@ -1,16 +1,21 @@
 """A toy environment and all that a pipeline needs to play it."""
 
 import jax
-import numpy as np
 
-from posttrain import main, schema, scoring, types
+from posttrain import algorithms, main, schema, scoring, types
 from posttrain.data import sources
 from posttrain.decode import engines
 from posttrain.envs import base, registry
 from posttrain.models import transformer
 from posttrain.pipeline import environments
 from posttrain.pipeline import tokens as token_pipeline
-from posttrain.rollout import endpoints, episodes, frozen_models
+from posttrain.rollout import (
+  endpoints,
+  env_calls,
+  episodes,
+  frozen_models,
+  samplers,
+)
 from posttrain.stage import logbook
 from posttrain.util import preemption
 from tests import fixtures
@@ -174,7 +179,13 @@ def pipeline_and_driver(
 def environment(entry, row_tokens, name='toy'):
   """Returns an environment of a stage, with its sampler and algorithm."""
   env = registry.make(name, entry.env)
-  order = np.random.SeedSequence(0)
-  return environments.make(
-    name, entry, env, fixtures.RENDERER, order, row_tokens, 60.0
+  return environments.Environment(
+    name,
+    entry,
+    env,
+    env_calls.Source(env, 'train', 0, 60.0),
+    samplers.TYPES[entry.sampler.type](
+      entry.sampler, env, fixtures.RENDERER, row_tokens
+    ),
+    algorithms.make(entry.algorithm),
   )

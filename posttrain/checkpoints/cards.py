@@ -199,10 +199,7 @@ def _measured(
     is_shown = key.startswith('eval/') and not _LEFT_OUT.match(key)
     is_shown &= isinstance(value, int | float)
     if is_shown and not estimates.is_bound(key, row):
-      ends = [row.get(x) for x in estimates.bound_keys(key)]
-      known = all(isinstance(x, int | float) for x in ends)
-      interval = ' to '.join(f'{x:.4g}' for x in ends) if known else ''
-      measured.append((key, f'{value:.4g}', interval))
+      measured.append((key, *estimates.formatted(row, key, '{:.4g}')))
   return measured
 
 

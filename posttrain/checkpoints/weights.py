@@ -360,8 +360,7 @@ def load(folder: str, like: Params, *, average: bool = False) -> Params:
       lambda x: jax.ShapeDtypeStruct(x.shape, 'float32', sharding=x.sharding),
       like,
     )
-    params = _restored(checkpoint, stored, average)
-    return jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
+    return _cast(_restored(checkpoint, stored, average), like)
   base = load_start(folder, like)
   if checkpoint.kind == 'run':
     check_base(folder, base)
@@ -401,7 +400,10 @@ def load_start(folder: str, like: Params) -> Params:
       ),
       like,
     )
-  params = load(start, trained, average=checkpoint.selects)
+  return _cast(load(start, trained, average=checkpoint.selects), like)
+
+
+def _cast(params: Params, like: Params) -> Params:
   return jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
 
 

@@ -163,11 +163,12 @@ def override_all(
   for key, text in overrides:
     override(config, key, text)
   first = config.get('stages', ('',))[0]
-  paths = [x for k, x in overrides if k in ('init', f'{first}.init')]
-  if not paths or not schema.is_path(paths[-1]):
+  given = dict(overrides)
+  path = given.get(f'{first}.init', given.get('init', 'random'))
+  if not schema.is_path(path):
     return
   try:
-    start = read_weights(paths[-1])
+    start = read_weights(path)
   except ValueError:  # the run's own checks report it
     return
   nodes = {

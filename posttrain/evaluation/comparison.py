@@ -54,7 +54,7 @@ def differences(first: Measurement, second: Measurement) -> dict[str, float]:
   values = {}
   for env, both in pairs.items():
     rates = {
-      'pass_rate': lambda x: _rate([x.correct]),
+      'pass_rate': lambda x: x.correct,
       'sampled_pass_rate': lambda x: _rate(x.sampled),
       **{
         name: lambda x, name=name: x.measures.get(name)

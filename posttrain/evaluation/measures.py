@@ -140,15 +140,16 @@ class Measures:
     for (index, part), own in zip(parts, scores, strict=True):
       sums[index] += own[part.sampled].sum(axis=0, dtype=np.float64)
       counts[index] += part.sampled.sum()
-    means = [
-      (-logprob / count, hits / count) if count else (None, None)
-      for (logprob, hits), count in zip(sums.tolist(), counts, strict=True)
-    ]
-    nll, accuracy = zip(*means, strict=True)
-    weights = counts.tolist()
+    weights, signs = counts.tolist(), {'nll': -1, 'token_accuracy': 1}
     return {
-      'nll': (list(nll), weights),
-      'token_accuracy': (list(accuracy), weights),
+      name: (
+        [
+          signs[name] * x / count if count else None
+          for x, count in zip(column, weights, strict=True)
+        ],
+        weights,
+      )
+      for name, column in zip(signs, sums.T.tolist(), strict=True)
     }
 
 

@@ -48,11 +48,9 @@ def formatted(row: Mapping[str, Any], key: str, style: str) -> Value:
   """Returns a metric of a row with its interval, empty texts if missing."""
   if row.get(key) is None:
     return Value()
-  bounds = [row.get(x) for x in bound_keys(key)]
-  if None in bounds:
-    return Value(style.format(row[key]))
-  low, high = map(style.format, bounds)
-  return Value(style.format(row[key]), f'[{low}, {high}]')
+  bounds, text = map(row.get, bound_keys(key)), style.format(row[key])
+  known = [style.format(x) for x in bounds if x is not None]
+  return Value(text, f'[{", ".join(known)}]' if known[1:] else '')
 
 
 def change(
@@ -264,13 +262,13 @@ def paired(
 ) -> tuple[float, ...] | None:
   """Returns the mean difference of two policies on the same tasks, and bounds.
 
-      d_i = first_i - second_i,    b = sum max(d_i, 0),  c = sum max(-d_i, 0)
-      N / n = ((b + c) / n - mean(d)^2) / s^2
+      d_i = first_i - second_i,    b = mean max(d_i, 0),  c = mean max(-d_i, 0)
+      N / n = (b + c - mean(d)^2) / s^2
 
   s^2 is the variance of the d_i. For grades of 0 and 1 N = n, and the 95 %
-  interval is Tango's, by the score of b tasks that only the first policy solves
-  and c that only the second does. For other values in [0, 1], or in [-1, 1]
-  (halved), b and c grow by N / n: N is the number of graded tasks that would
+  interval is Tango's, by the score of the shares b of the tasks that only the
+  first policy solves and c that only the second does. For other values in
+  [0, 1], or in [-1, 1] (halved), N is the number of graded tasks that would
   give the same information. Where all d_i are equal, to 1e-9, N = n, so that n
   equal pairs give 0 +- z^2 / (n + z^2). Values out of [-1, 1] have the interval
   of values without them, see `interval`.
@@ -300,29 +298,29 @@ def paired(
   if bounds is None:
     return mean, *(interval(d.tolist(), has_limits=False) or ())
   d /= bounds[1]
-  n, wins, losses = float(len(d)), float(d[d > 0].sum()), -float(d[d < 0].sum())
+  n = float(len(d))
+  wins, losses = (float(np.maximum(x, 0).mean()) for x in (d, -d))
   if np.ptp(d) > _ROUNDING:
-    ratio = float(((wins + losses) / n - d.mean() ** 2) / d.var())
-    n, wins, losses = ratio * n, ratio * wins, ratio * losses
+    n *= float((wins + losses - d.mean() ** 2) / d.var())
   low, high = (_score_limit(wins, losses, n, end) for end in (-1, 1))
   return mean, bounds[1] * low, bounds[1] * high
 
 
 def _score_limit(wins: float, losses: float, n: float, end: int) -> float:
-  """Returns the difference of rates between (b - c) / n and `end` that solves
+  """Returns the difference of rates between b - c and `end` that solves
 
-      (b - c - n x)^2 = z^2 n (2 q + x - x^2)
+      n (b - c - x)^2 = z^2 (2 q + x - x^2)
 
   by bisection; q is the most likely rate of losses where the difference is x,
-  the positive root of 2 n q^2 - (b + c - (2 n - b + c) x) q - c x (1 - x) = 0.
+  the positive root of 2 q^2 - (b + c - (2 - b + c) x) q - c x (1 - x) = 0.
   """
-  inside, outside = (wins - losses) / n, end
+  inside, outside = wins - losses, end
   for _ in range(60):
     x = (inside + outside) / 2
-    half = wins + losses - (2 * n - wins + losses) * x
-    root = math.sqrt(max(half**2 + 8 * n * losses * x * (1 - x), 0.0))
-    variance = n * ((half + root) / (2 * n) + x - x**2)
-    if (wins - losses - n * x) ** 2 <= Z**2 * variance:
+    half = wins + losses - (2 - wins + losses) * x
+    root = math.sqrt(max(half**2 + 8 * losses * x * (1 - x), 0.0))
+    variance = (half + root) / 2 + x - x**2
+    if n * (wins - losses - x) ** 2 <= Z**2 * variance:
       inside = x
     else:
       outside = x

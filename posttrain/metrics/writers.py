@@ -199,18 +199,18 @@ class Goodput:
   threads, and of those of its children that have ended.
   """
 
-  def __init__(self, path: str, began: float = preemption.STARTED):
+  def __init__(self, path: str):
     """Reads the seconds of the run's earlier processes.
 
     Args:
       path: the run's metrics.jsonl; it may be missing.
-      began: the start of this process, of `time.monotonic`.
     """
     before = {ELAPSED: 0.0, CPU: 0.0}  # seconds of earlier processes
     with contextlib.suppress(ValueError):  # rows that are not kept may be bad
       for row in read_metrics(path):
         before |= {key: row[key] for key in before if key in row}
-    self._zero, self._cpu = began - before[ELAPSED], before[CPU]
+    self._zero = preemption.STARTED - before[ELAPSED]
+    self._cpu = before[CPU]
     self._useful = 0.0
 
   def keep(self, rows: Iterable[Mapping[str, Any]]) -> None:

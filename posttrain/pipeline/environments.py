@@ -13,7 +13,6 @@ import numpy as np
 
 from posttrain import algorithms, processes, schema, types
 from posttrain.algorithms import streams
-from posttrain.chat import rendering
 from posttrain.envs import base
 from posttrain.metrics import statistics
 from posttrain.pipeline import batches
@@ -109,8 +108,9 @@ class Environment:
 
   def _columns(self) -> set[str]:
     """Returns each key of `info` that some task has; makes all tasks."""
-    tasks = self.source.take(len(self.source))
-    return {key for task in tasks for key in task.info}
+    return {
+      key for task in self.source.take(len(self.source)) for key in task.info
+    }
 
   def check(self) -> batches.Checked:
     """Checks the first tasks, or the rows; does not advance the source.
@@ -159,9 +159,10 @@ class Environment:
     """Calls reward functions without a judge, on two answers to two tasks."""
     tasks = self.source.take(2)
     answer = {'role': 'assistant', 'content': 'This is an invented answer: 42.'}
-    score = types.Score(None)
     rollouts = [
-      types.Rollout(-1, task, (*task.prompt, answer), (), score, 'eos')
+      types.Rollout(
+        -1, task, (*task.prompt, answer), (), types.Score(None), 'eos'
+      )
       for task in (*tasks, *tasks)
     ]
     for name, entry in self.entry.rewards.items():
@@ -276,10 +277,9 @@ class Environment:
       graded: the groups.
       samples: those of `samples`, for the advantages.
     """
-    metrics, groups = dict(graded.metrics), graded.groups
-    metrics |= statistics.advantages(samples)
+    metrics = {**graded.metrics, **statistics.advantages(samples)}
     if self.sampler.model is not None:
-      rollouts = [rollout for group in groups for rollout in group]
+      rollouts = [rollout for group in graded.groups for rollout in group]
       alive = statistics.survivors(rollouts)
       values = {
         **statistics.summarize(rollouts),
@@ -299,41 +299,3 @@ class Environment:
       if 'reward' in values:
         metrics['reward/mean'] = values['reward']
     return {f'{k}/{self.name}': v for k, v in metrics.items()}
-
-
-def make(
-  name: str,
-  entry: schema.EnvEntry,
-  env: base.Env,
-  renderer: rendering.Renderer,
-  order: np.random.SeedSequence,
-  row_tokens: int,
-  timeout: float,
-) -> Environment:
-  """Builds an environment of a stage.
-
-  Args:
-    name: the environment's name.
-    entry: its options.
-    env: the environment itself.
-    renderer: renders its messages.
-    order: seed of the order of its tasks.
-    row_tokens: tokens of the longest sample that can train.
-    timeout: the time limit of a call of the environment's source, in seconds.
-
-  Raises:
-    ValueError: sampler or algorithm do not fit the environment.
-    EnvError: its source fails.
-  """
-  return Environment(
-    name=name,
-    entry=entry,
-    env=env,
-    source=env_calls.Source(
-      env, 'train', int(order.generate_state(1)[0]), timeout
-    ),
-    sampler=samplers.TYPES[entry.sampler.type](
-      entry.sampler, env, renderer, row_tokens
-    ),
-    algorithm=algorithms.make(entry.algorithm),
-  )

@@ -149,8 +149,7 @@ class PairData(batches.StageData):
       except ValueError as error:
         raise batches.DataError('pairs', error) from error
       pairs = splits.train.pairs
-      answers = (y for x in pairs[:1] for y in (x.chosen, x.rejected) if y)
-      first = [(answer.ids, answer.mask) for answer in answers]
+      first = [(x.ids, x.mask) for x in splits.train.samples[:2]]
       self.checked = {'pairs': ([*map(preferences.length, pairs)], first)}
       held_out = 'pairs.eval_path' if stage.pairs.eval_path else 'pairs'
       self.hashes = {

@@ -64,22 +64,29 @@ class TokenData(batches.StageData):
 
     Raises:
       ValueError: an environment cannot train as its options say.
+      EnvError: an environment's source fails.
     """
     self.stage, self.seed, self.index = stage, seed, index
     self.tokenizer = renderer.tokenizer
-    self.environments = {
+    self.environments: dict[str, environments.Environment] = {}
+    for name, entry in stage.envs.items():
       # Another order for every stage and environment, from one seed.
-      name: environments.make(
+      order = np.random.SeedSequence([seed, index, zlib.crc32(name.encode())])
+      self.environments[name] = environments.Environment(
         name,
         entry,
         envs[name],
-        renderer,
-        np.random.SeedSequence([seed, index, zlib.crc32(name.encode())]),
-        stage.batch.row_tokens,
-        stage.rollout.env_timeout,
+        env_calls.Source(
+          envs[name],
+          'train',
+          int(order.generate_state(1)[0]),
+          stage.rollout.env_timeout,
+        ),
+        samplers.TYPES[entry.sampler.type](
+          entry.sampler, envs[name], renderer, stage.batch.row_tokens
+        ),
+        algorithms.make(entry.algorithm),
       )
-      for name, entry in stage.envs.items()
-    }
     all_own = self.environments.values()
     self.shape, self.envs, self.env_names = shape(stage), envs, tuple(envs)
     self.task_counts = {x.name: len(x.source) for x in all_own}

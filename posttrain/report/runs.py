@@ -222,8 +222,8 @@ def shows(key: str, name: str) -> bool:
 # --- Results and facts --------------------------------------------------------
 
 
-# {title of a column: {(environment, metric): value}}
-Columns = dict[str, dict[tuple[str, str], estimates.Value]]
+Cells = dict[tuple[str, str], estimates.Value]  # (environment, metric) -> it
+Columns = dict[str, Cells]  # by title
 
 
 def columns(run: Run) -> Columns:
@@ -311,7 +311,7 @@ def _match(
   return statistics.match(measure, key)
 
 
-def _evaluated(row: Row) -> dict[tuple[str, str], estimates.Value]:
+def _evaluated(row: Row) -> Cells:
   """Returns {(environment, title): value}, in a fixed order."""
   cells = {}
   for measure in _MEASURES:

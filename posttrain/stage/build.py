@@ -116,8 +116,8 @@ def make(
           if stage.eval.teacher_kl and isinstance(entry.algorithm, schema.Opd)
         },
       ),
-      learner.held_out(trained, pipeline.held_out),
-      learner.held_out(trained, pipeline.selecting, 'select'),
+      learner.HeldOutPairs(trained, pipeline.held_out, 'eval'),
+      learner.HeldOutPairs(trained, pipeline.selecting, 'select'),
     )
   step, position = host.get('step', 0), host.get('metrics_position', position)
   log = logbook.make(
@@ -138,7 +138,9 @@ def make(
       workdir, name, logbook.traced(name, profile, step, stage.steps)
     ),
     saves=job.Saves(checkpointer, cfg.checkpoint.every, metadata),
-    selection=resume.selection(name, stage.eval, host),
+    selection=resume.Selection(name, stage.eval, **host.get('best', {}))
+    if stage.eval.best
+    else None,
   )
 
 

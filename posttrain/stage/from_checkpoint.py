@@ -174,9 +174,9 @@ def player(
   Raises:
     ValueError: options, data and weights do not fit each other.
   """
-  own = components(run, name, min_capacity)
-  weights.check(folder, own.model, own.renderer)
-  return Player(own)
+  built = Player(components(run, name, min_capacity))
+  built.check(folder)
+  return built
 
 
 def components(
@@ -202,19 +202,17 @@ def for_playing(run: schema.Run, name: str) -> schema.Run:
   """
   run = _reporting(run, name)
   if isinstance(run.stages[name].pairs, schema.PairFile):
-    stage = dataclasses.replace(run.stages[name], pairs=schema.MadePairs())
-    run = dataclasses.replace(run, stages={**run.stages, name: stage})
+    run = _with(run, name, pairs=schema.MadePairs())
   return run
 
 
 def _reporting(run: schema.Run, name: str) -> schema.Run:
   """Returns a run whose stage is evaluated, and selects nothing by it."""
-  prompts = schema.Eval.best_prompts
   return _with_eval(
     run,
     name,
     best=None,
-    best_prompts=prompts,
+    best_prompts=schema.Eval.best_prompts,
     patience=None,
     max_sampled_tokens=2**40,  # as many prompts as it says
   )
@@ -222,9 +220,13 @@ def _reporting(run: schema.Run, name: str) -> schema.Run:
 
 def _with_eval(run: schema.Run, name: str, **changes: Any) -> schema.Run:
   """Returns a run with other options of a stage's evaluation."""
-  stage = run.stages[name]
-  evaluation = dataclasses.replace(stage.eval, **changes)
-  stage = dataclasses.replace(stage, eval=evaluation)
+  evaluation = dataclasses.replace(run.stages[name].eval, **changes)
+  return _with(run, name, eval=evaluation)
+
+
+def _with(run: schema.Run, name: str, **changes: Any) -> schema.Run:
+  """Returns a run with other options of a stage."""
+  stage = dataclasses.replace(run.stages[name], **changes)
   return dataclasses.replace(run, stages={**run.stages, name: stage})
 
 

@@ -39,8 +39,8 @@ class Sampling:
   decoder: engines.Engine
   scorers: frozen_models.References
   evaluation: evaluator.Evaluator
-  held_out: learner.HeldOutPairs | None
-  selecting: learner.HeldOutPairs | None = None  # `eval.best` is their metric
+  held_out: learner.HeldOutPairs
+  selecting: learner.HeldOutPairs  # `eval.best` is their metric
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,10 +225,9 @@ class Job:
           raise
         self.logbook.write_errors(step, results.errors, 'eval_errors')
         metrics, answers, suite, _ = results
-      if sampling.held_out is not None:
-        metrics |= sampling.held_out(params)
+      metrics |= sampling.held_out(params)
       if self.selection is not None:
-        further = sampling.selecting(params) if sampling.selecting else {}
+        further = sampling.selecting(params)
         metrics |= self.selection.add(step, metrics | further)
     self.logbook.write_answers('eval', step, answers)
     if suite:
@@ -342,8 +341,11 @@ def explain_oom(plan: Any) -> contextlib.AbstractContextManager[None]:
 
   def advice(phase: str) -> tuple[str, ...]:
     if phase in lengths and plan.slots:
-      lower = f'lower {key}.rollout.slots', f'lower {key}.{lengths[phase]}'
-      return *lower, 'raise config.mesh.tensor'
+      return (
+        f'lower {key}.rollout.slots',
+        f'lower {key}.{lengths[phase]}',
+        'raise config.mesh.tensor',
+      )
     return (
       f'lower {key}.batch.micro_batch_tokens',
       "set config.model.remat='block'",

@@ -91,9 +91,15 @@ class HeldOutPairs:
   """Measures one batch of held-out pairs."""
 
   def __init__(
-    self, learner: Learner, batch: arrays.AnyBatch, prefix: str = 'eval'
+    self, learner: Learner, batch: arrays.AnyBatch | None, prefix: str
   ):
-    """Places nothing yet; `prefix` is that of the metrics' names."""
+    """Places nothing yet.
+
+    Args:
+      learner: the stage's.
+      batch: the pairs; None = the stage has none.
+      prefix: of the metrics' names.
+    """
     self._learner, self._batch, self._placed = learner, batch, None
     self._prefix = prefix
     self._measure = step.make_measure(
@@ -103,9 +109,13 @@ class HeldOutPairs:
   def __call__(self, params: Any) -> dict[str, float]:
     """Returns the metrics `<prefix>/pairs/<name>` under the parameters.
 
+    {} without pairs.
+
     `rewards/accuracies` has bounds of its 95 % interval over the pairs,
     `rewards_low/accuracies` and `rewards_high/accuracies`.
     """
+    if self._batch is None:
+      return {}
     if self._placed is None:
       self._placed = self._learner.update.place(self._batch)
     metrics = jax.device_get(self._measure(params, self._placed))
@@ -118,13 +128,6 @@ class HeldOutPairs:
       keys = estimates.bound_keys('rewards/accuracies')
       values |= zip(keys, ends, strict=False)
     return {f'{self._prefix}/pairs/{k}': x for k, x in values.items()}
-
-
-def held_out(
-  learner: Learner, batch: arrays.AnyBatch | None, prefix: str = 'eval'
-) -> HeldOutPairs | None:
-  """Returns the measurement of a stage's held-out pairs; None without any."""
-  return None if batch is None else HeldOutPairs(learner, batch, prefix)
 
 
 @dataclasses.dataclass(frozen=True)

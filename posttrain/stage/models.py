@@ -179,7 +179,7 @@ class Models:
       if isinstance(model, schema.Endpoint):
         try:
           processes.together(
-            lambda m=model, k=key: self.references.endpoint(m, k)
+            functools.partial(self.references.endpoint, model, key)
           )
         except calls.EndpointError:
           self.stop.check(f'{key}, before its stage')

@@ -151,7 +151,7 @@ class Plan:
       'group_size': ', '.join(f'{k}: {v}' for k, v in self.group_size.items()),
       '  samples per step': self.samples_per_step,
       'micro_batch_tokens': f'{self.micro_batch_tokens}'
-      + (', or as few as a step needs' if self.fit else ''),
+      f'{", or as few as a step needs" * self.fit}',
       '  rows x tokens': f'{self.rows_per_micro_batch} x {self.row_tokens}',
       'rollout.slots': self.slots,
       '  tokens each': self.slots and self.slot_tokens,

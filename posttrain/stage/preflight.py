@@ -145,15 +145,15 @@ def make(
     )
   # The fraction is above 0 as well where another option names held-out pairs.
   has_pairs = stage.kind != 'tokens' and stage.pairs.eval_fraction > 0
-  if stage.eval.every is not None and generates_text and not has_pairs:
-    if not eval_tasks.any:
-      logging.getLogger('absl').warning(
-        'config.%s.eval.every=%d needs tasks to evaluate: got none in the '
-        'evaluation splits of %s, and no eval.suite',
-        name,
-        stage.eval.every,
-        ', '.join(f'config.{name}.envs.{env}' for env in data.envs),
-      )
+  has_tasks = has_pairs or eval_tasks.any
+  if stage.eval.every is not None and generates_text and not has_tasks:
+    logging.getLogger('absl').warning(
+      'config.%s.eval.every=%d needs tasks to evaluate: got none in the '
+      'evaluation splits of %s, and no eval.suite',
+      name,
+      stage.eval.every,
+      ', '.join(f'config.{name}.envs.{env}' for env in data.envs),
+    )
   # 4. The plan, with the models that are held beside the policy.
   capacity = max(eval_tasks.max_length, data.min_capacity)
   if min_capacity is not None:
@@ -164,9 +164,9 @@ def make(
     held -= {'init'}  # the frozen weights are held anyway
   parameters = 0
   for reference in held:
-    if isinstance(reference, schema.Endpoint):
-      continue
-    if frozen_models.tracks_policy(reference):
+    if isinstance(reference, schema.Endpoint) or frozen_models.tracks_policy(
+      reference
+    ):
       continue
     options = model
     if schema.is_path(reference):

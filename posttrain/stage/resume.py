@@ -191,16 +191,3 @@ class Selection:
   def state(self) -> dict[str, Any]:
     """Returns the part of a checkpoint that restores it, JSON-able."""
     return {'step': self.step, 'value': self.value, 'waited': self.waited}
-
-
-def selection(
-  stage: str, cfg: schema.Eval, host: Mapping[str, Any]
-) -> Selection | None:
-  """Returns the selection of a stage; None without `eval.best`.
-
-  Args:
-    stage: the stage's name.
-    cfg: the options of evaluation.
-    host: the restored checkpoint's, or {}.
-  """
-  return Selection(stage, cfg, **host.get('best', {})) if cfg.best else None

@@ -85,7 +85,7 @@ def test_the_numbers_of_the_step_have_their_intervals(run, tmp_path):
   lines = cards.text(folder, 'hf').splitlines()
   start = lines.index('| metric | value | 95 % interval |') + 2
   assert lines[start : start + 3] == [
-    '| `eval/pass_rate/data` | 0.5 | 0.25 to 0.75 |',
+    '| `eval/pass_rate/data` | 0.5 | [0.25, 0.75] |',
     '| `eval/suite/length` | 12.5 |  |',
     '',
   ]

@@ -234,10 +234,10 @@ def test_the_first_of_equals_is_the_best_within_patience(
   values, patience, best, is_over
 ):
   cfg = schema.Eval(every=1, best='eval/x/e', patience=patience)
-  made, steps = resume.selection('s', cfg, {}), []
+  made, steps = resume.Selection('s', cfg), []
   for step, value in enumerate(values):
     metrics = {} if value is None else {'select/x/e': value}
     steps.append(made.add(step, metrics)['select/best_step'])
     state = json.loads(json.dumps(made.state()))
-    made = resume.selection('s', cfg, {'best': state})
+    made = resume.Selection('s', cfg, **state)
   assert (steps, made.is_over) == (best, is_over)

@@ -158,7 +158,7 @@ def test_graded_answers_need_no_nll(byte_renderer):
   'best, chosen', [('eval/nll/e', 2), ('eval/reward/long/e', 1)]
 )
 def test_the_best_nll_is_the_smallest(best, chosen):
-  state = resume.selection('sft', schema.Eval(every=1, best=best), {})
+  state = resume.Selection('sft', schema.Eval(every=1, best=best))
   key = best.replace('eval/', 'select/')
   for step, value in enumerate((2.0, 3.0, 1.0, 1.5)):
     state.add(step, {key: value})

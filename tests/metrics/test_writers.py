@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from posttrain.metrics import writers
+from posttrain.util import preemption
 
 
 def write(path, position, steps, stage='sft'):
@@ -108,7 +109,8 @@ def test_repeated_steps_count_once(tmp_path, monkeypatch):
   first, again = ({'stage': 'sft'} | _row(i, 1.0, 2 * i - 1) for i in (1, 2))
   rows = [first, again | {writers.ELAPSED: 10.0, writers.CPU: 7.0}]
   path.write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
-  measured = writers.Goodput(str(path), began=100.0)
+  monkeypatch.setattr(preemption, 'STARTED', 100.0)
+  measured = writers.Goodput(str(path))
   measured.keep([first])
   monkeypatch.setattr(writers, 'time', mock.Mock(monotonic=lambda: 106.0))
   monkeypatch.setattr(os, 'times', lambda: (1.0, 0.5, 2.0, 0.5, 99.0))
