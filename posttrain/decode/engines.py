@@ -84,7 +84,7 @@ class Engine:
     self._params = self._view = self._state = self._options = None
     self._spec: dict[str, jax.ShapeDtypeStruct] = {}
     self._version = -1
-    self._schedule = schedule.Schedule(slots, ways=ways)
+    self._schedule = schedule.Schedule(slots, ways)
     self._ready: list[requests.Completion] = []
     self._launched = False  # whether a chunk runs that was not waited for
 

@@ -104,17 +104,17 @@ class Group:
 class Schedule:
   """The requests of an engine, and their slots."""
 
-  def __init__(self, slots: int, share_prefill: bool = True, ways: int = 1):
+  def __init__(self, slots: int, ways: int = 1):
     """Starts without requests.
 
     Args:
       slots: number of the engine's slots.
-      share_prefill: whether neighbours with the same prompt wait until there
-        are slots for all of them, so that their prompt is prefilled once.
       ways: number of devices that the slots are split over.
     """
     assert slots % ways == 0, f'{slots} slots over {ways} devices'
-    self.share_prefill, self._ways = share_prefill, ways
+    # Whether neighbours with the same prompt wait until there are slots for all
+    # of them, so that their prompt is prefilled once.
+    self.share_prefill, self._ways = True, ways
     self._slots: list[RequestState | None] = [None] * slots
     self._groups: list[Group] = []  # that are being fed, in order
     self.in_flight: dict[int, RequestState] = {}  # held ones included

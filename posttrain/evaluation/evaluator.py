@@ -267,10 +267,9 @@ class Evaluator:
     ]
     if self._cfg.selects is not None:
       metric, name = self._cfg.selects
-      index = list(self.tasks.by_env).index(name)
-      uid = FIRST_UID + index * _ENV_UIDS + self._cfg.prompts * _TASK_UIDS
-      env, _ = self.tasks.by_env[name]
-      sets.append(TaskSet(name, env, self.tasks.selection, uid, metric))
+      own = next(x for x in sets if x.name == name)
+      uid = own.uid + self._cfg.prompts * _TASK_UIDS
+      sets.append(TaskSet(name, own.env, self.tasks.selection, uid, metric))
     if not brief:
       return sets, sets, self.tasks.suite.tasks
     # Nothing grades rows without a reward.
@@ -301,9 +300,7 @@ class Evaluator:
       )
       for index, task in enumerate(suite)
     ]
-    rollouts = iter(
-      self._driver.run([*own, *prompts]) if own or prompts else ()
-    )
+    rollouts = iter(self._driver.run([*own, *prompts]))
     for part in sets:
       part.greedy = list(itertools.islice(rollouts, len(part.tasks)))
     answered = []
@@ -326,7 +323,7 @@ class Evaluator:
       for index in range(len(part.tasks))
       for i in range(count)
     ]
-    rollouts = iter(self._driver.run(specs) if specs else ())
+    rollouts = iter(self._driver.run(specs))
     for part in sets:
       part.groups = [
         list(itertools.islice(rollouts, count)) for _ in part.tasks

@@ -123,7 +123,6 @@ def make(
   log = logbook.make(
     cfg, name, workdir, clock, compiling, step, position, shared
   )
-  every = cfg.metrics.export_tokens if env_names else None
   return job.Job(
     name=name,
     cfg=stage,
@@ -131,7 +130,12 @@ def make(
     learner=trained,
     sampling=sampling,
     exporter=token_export.Exporter(
-      every, workdir, name, components.model, env_names, mesh
+      cfg.metrics.export_tokens if env_names else None,
+      workdir,
+      name,
+      components.model,
+      env_names,
+      mesh,
     ),
     logbook=log,
     profiler=logbook.Profiler(

@@ -108,9 +108,9 @@ class Job:
       ValueError: `eval.best` is not measured.
       TooManyErrors: too many environments failed.
     """
-    if self.selection is not None:
-      if processes.on(0, self.saves.checkpointer.latest) is None:
-        self.save(0, state, self.sampling.pipeline.get_state())
+    latest = self.saves.checkpointer.latest
+    if self.selection is not None and processes.on(0, latest) is None:
+      self.save(0, state, self.sampling.pipeline.get_state())
     self.logbook.write(0, self.evaluate(state, 0))
 
   def begin(self, step: int) -> None:
@@ -291,8 +291,10 @@ class Job:
     """Starts to save everything that a resumed run needs."""
     selected = {}
     if self.selection is not None:
-      over = self.selection.is_over
-      selected = {'best': self.selection.state(), 'finished': over}
+      selected = {
+        'best': self.selection.state(),
+        'finished': self.selection.is_over,
+      }
     self.saves.checkpointer.save(
       step,
       state,

@@ -93,13 +93,8 @@ class Plan:
   stage: str
   steps: int
   mesh: dict[str, int]  # devices per axis
-  hosts: int  # processes, each of which decodes with the whole model
-  prompts_per_step: int
-  group_size: dict[str, int]
-  samples_per_step: int
-  micro_batch_tokens: int
-  rows_per_micro_batch: int
-  row_tokens: int
+  batch: schema.Batch  # with its sizes
+  load: Load
   parameters: int
   trained: int  # those that train; with LoRA the adapter's
   # Weights, moments, average, EMA and snapshots, frozen weights.
@@ -113,11 +108,8 @@ class Plan:
   # Work of prefill, decoding or scoring, the largest; 0 without slots.
   rollout_bytes: int
   dtype: str  # of products
-  fit: bool  # whether micro-batches are as wide as a step needs
   weights: Any  # those that train, and frozen ones, as ShapeDtypeStructs
   transfers: Sequence[Transfer]
-  # Tasks to train on and held-out ones, by environment.
-  tasks: Mapping[str, tuple[int, int]]
 
   @property
   def total_bytes(self) -> int:
@@ -137,29 +129,30 @@ class Plan:
       freed = size(self.sleep_bytes)
       update += f', less {freed} of cache that rollout.sleep frees'
     largest = max(self.update_bytes - self.sleep_bytes, self.rollout_bytes)
-    devices = math.prod(self.mesh.values()) // self.hosts
-    hosts = f'{self.hosts}' if self.hosts > 1 else ''
+    batch, count, groups = self.batch, self.load.hosts, self.load.group_sizes
+    devices = math.prod(self.mesh.values()) // count
+    hosts = f'{count}' if count > 1 else ''
     if hosts and self.slots:
-      hosts += f', each of which decodes {self.slots // self.hosts} slots on '
+      hosts += f', each of which decodes {self.slots // count} slots on '
       hosts += f'{devices} devices, which must hold the model'
     rows = {
       'tasks': '; '.join(
         f'{name}: {train:,}, and {held_out:,} held out'
-        for name, (train, held_out) in self.tasks.items()
+        for name, (train, held_out) in self.load.tasks.items()
       ),
-      'prompts_per_step': self.prompts_per_step,
-      'group_size': ', '.join(f'{k}: {v}' for k, v in self.group_size.items()),
-      '  samples per step': self.samples_per_step,
-      'micro_batch_tokens': f'{self.micro_batch_tokens}'
-      f'{", or as few as a step needs" * self.fit}',
-      '  rows x tokens': f'{self.rows_per_micro_batch} x {self.row_tokens}',
+      'prompts_per_step': batch.prompts_per_step,
+      'group_size': ', '.join(f'{k}: {v}' for k, v in groups.items()),
+      '  samples per step': batch.prompts_per_step * max(groups.values()),
+      'micro_batch_tokens': f'{batch.micro_batch_tokens}'
+      f'{", or as few as a step needs" * bool(batch.fit)}',
+      '  rows x tokens': f'{batch.packed_rows} x {batch.packed_tokens}',
       'rollout.slots': self.slots,
       '  tokens each': self.slots and self.slot_tokens,
       'steps': self.steps,
       '  epochs': ', '.join(
-        f'{self.steps * self.prompts_per_step / train:.3g}'
-        for train, _ in self.tasks.values()
-        if train and len(self.tasks) == 1
+        f'{self.steps * batch.prompts_per_step / train:.3g}'
+        for train, _ in self.load.tasks.values()
+        if train and len(self.load.tasks) == 1
       ),
       'mesh': ', '.join(f'{k} {v}' for k, v in self.mesh.items()),
       'processes': hosts,
@@ -301,13 +294,8 @@ def make(
     stage=spec.name,
     steps=stage.steps,
     mesh=dict(mesh.shape),
-    hosts=load.hosts,
-    prompts_per_step=batch.prompts_per_step,
-    group_size=dict(load.group_sizes),
-    samples_per_step=batch.prompts_per_step * max(load.group_sizes.values()),
-    micro_batch_tokens=batch.tokens_per_micro_batch,
-    rows_per_micro_batch=batch.packed_rows,
-    row_tokens=batch.packed_tokens,
+    batch=batch,
+    load=load,
     parameters=transformer.num_params(model),
     trained=_numbers(state.params),
     state_bytes=device_bytes((state, frozen)),
@@ -320,10 +308,8 @@ def make(
     + _update_bytes(model, mesh, batch, state.params, whole, frozen),
     rollout_bytes=work,
     dtype=model.dtype,
-    fit=bool(batch.fit),
     weights=(state.params, frozen),
     transfers=_transfers(model, mesh, batch, state.params, frozen),
-    tasks=load.tasks,
   )
 
 

@@ -560,15 +560,14 @@ def check_resume(
       stored = True
       if hashes and name in stages and host['step'] < new[name]['steps']:
         for key, own in stages[name].data.fingerprints().items():
-          if own == hashes.get(key):
-            continue
-          node = functools.reduce(operator.getitem, key.split('.'), new[name])
-          data = node.get('path') if isinstance(node, dict) else node
-          raise ValueError(
-            f'config.{name}.{key} must have the data that {workdir} was '
-            f'trained on: {errors.quote(data)} has changed; put the old data '
-            'back, or use another --workdir'
-          )
+          if own != hashes.get(key):
+            node = functools.reduce(operator.getitem, key.split('.'), new[name])
+            data = node.get('path') if isinstance(node, dict) else node
+            raise ValueError(
+              f'config.{name}.{key} must have the data that {workdir} was '
+              f'trained on: {errors.quote(data)} has changed; put the old data '
+              'back, or use another --workdir'
+            )
   path = os.path.join(workdir, 'config.json')
   if stored or not os.path.exists(path):
     return

@@ -142,7 +142,8 @@ def test_key_replaces_the_id_in_draws():
 
 @pytest.mark.parametrize(('share_prefill', 'expected'), [(True, 0), (False, 1)])
 def test_only_shared_prefill_waits_for_slots_for_all(share_prefill, expected):
-  plan = schedule.Schedule(2, share_prefill)
+  plan = schedule.Schedule(2)
+  plan.share_prefill = share_prefill
   for id, prompt in enumerate(([1], [2], [2])):
     request = requests.Request(id, np.array(prompt), 4)
     plan.begin(plan.new(request), np.array(prompt), 0, 4, 32)

@@ -48,7 +48,8 @@ def test_a_slot_has_the_options_of_its_next_request():
 
 @pytest.mark.parametrize('share, lacking', [(True, [4, 3]), (False, [1, 0])])
 def test_a_group_lacks_slots_until_there_are_enough_for_all(share, lacking):
-  slots = schedule.Schedule(4, share_prefill=share)
+  slots = schedule.Schedule(4)
+  slots.share_prefill = share
   assert slots.lacking == 0
   entries = []
   for key in range(8):  # two prompts, of four requests each

@@ -38,8 +38,7 @@ def test_plan_on_one_device_has_its_bytes_and_sizes():
   made = _make()
   assert made.parameters == made.trained == PARAMETERS
   assert made.state_bytes == 3 * 4 * PARAMETERS + SCALARS
-  assert (made.rows_per_micro_batch, made.row_tokens) == (4, 16)
-  assert (made.prompts_per_step, made.samples_per_step) == (8, 8)
+  assert (made.batch.packed_rows, made.batch.packed_tokens) == (4, 16)
   held = made.state_bytes + made.decode_bytes
   assert made.total_bytes == held + max(made.update_bytes, made.rollout_bytes)
 
