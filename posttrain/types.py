@@ -125,6 +125,15 @@ class Sample:
     return len(self.ids)
 
 
+def not_sampled(length: int) -> dict[str, np.ndarray]:
+  """Returns the fields of a sample whose tokens the policy did not sample."""
+  return {
+    'sampler_logprobs': np.zeros(length, np.float32),
+    'temperatures': np.ones(length, np.float32),
+    'versions': np.full(length, -1, np.int32),
+  }
+
+
 @dataclasses.dataclass(frozen=True)
 class Turn:
   """One turn of the policy, as tokens.

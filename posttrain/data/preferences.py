@@ -371,7 +371,6 @@ def _sample(
       f'{len(parts)}, because the chat template rewrites earlier turns'
     )
   (part,) = parts
-  n = len(part)
   return types.Sample(
     env='',
     row=row.where,
@@ -379,9 +378,7 @@ def _sample(
     mask=part.sampled,
     roles=part.roles,
     is_content=part.is_content,
-    sampler_logprobs=np.zeros(n, np.float32),
-    temperatures=np.ones(n, np.float32),
-    versions=np.full(n, -1, np.int32),
+    **types.not_sampled(len(part)),
   )
 
 

@@ -68,29 +68,31 @@ class Measured(NamedTuple):
   sequences: Sequence[rendering.Rendered]
 
 
+@dataclasses.dataclass(frozen=True)
 class ModelSampler:
   """Samples episodes from the trained policy, or from a frozen model."""
 
-  def __init__(
-    self,
-    cfg: schema.Policy | schema.Frozen,
-    env: base.Env,
-    renderer: rendering.Renderer,
-    max_tokens: int,
-  ):
-    """Stores the options; max_tokens of an episode include its prompt."""
-    self.cfg, self._env = cfg, env
-    self._renderer = renderer
-    self.max_tokens = max_tokens
-    self.on_policy = isinstance(cfg, schema.Policy)
-    self.model = 'policy' if self.on_policy else cfg.model
+  cfg: schema.Policy | schema.Frozen
+  env: base.Env
+  renderer: rendering.Renderer
+  max_tokens: int  # of an episode, its prompt included
+
+  @property
+  def model(self) -> schema.Reference:
+    """The model that plays."""
+    return getattr(self.cfg, 'model', 'policy')
+
+  @property
+  def on_policy(self) -> bool:
+    """Whether the policy samples."""
+    return isinstance(self.cfg, schema.Policy)
 
   def spec(self, task: types.Task, uid: int) -> episodes.EpisodeSpec:
     """Returns the episode to run for a task."""
     cfg = self.cfg
     return episodes.EpisodeSpec(
       uid,
-      self._env,
+      self.env,
       task,
       cfg.temperature,
       cfg.max_tokens,
@@ -110,7 +112,7 @@ class ModelSampler:
     """
     if self.on_policy:
       return rollout
-    rows = self._renderer.embedding_rows
+    rows = self.renderer.embedding_rows
     highest = max((int(x.ids.max()) for x in rollout.samples), default=0)
     if highest >= rows:
       raise ValueError(
@@ -118,12 +120,7 @@ class ModelSampler:
         f'{highest} in {_where(rollout.task)}'
       )
     samples = tuple(
-      dataclasses.replace(
-        sample,
-        sampler_logprobs=np.zeros_like(sample.sampler_logprobs),
-        temperatures=np.ones_like(sample.temperatures),
-        versions=np.full_like(sample.versions, -1),
-      )
+      dataclasses.replace(sample, **types.not_sampled(len(sample)))
       for sample in rollout.samples
     )
     return dataclasses.replace(rollout, samples=samples)
@@ -135,13 +132,14 @@ class ModelSampler:
       ValueError: the prompt cannot be rendered.
     """
     try:
-      renderer = self._renderer.of(task)
+      renderer = self.renderer.of(task)
       prompt = renderer.render(task.prompt, add_generation_prompt=True)
     except ValueError as error:
       raise ValueError(f'{_where(task)}: {error}') from None
     return Measured(len(prompt) + 1, (prompt,))
 
 
+@dataclasses.dataclass(frozen=True)
 class DatasetSampler:
   """Replays the demonstration of a task as if it were sampled.
 
@@ -151,20 +149,12 @@ class DatasetSampler:
   turns, there are several samples, and each turn is trained in one of them.
   """
 
-  on_policy, model = False, None
+  cfg: schema.Dataset
+  env: base.Env
+  renderer: rendering.Renderer
+  max_tokens: int  # of a sample, its prompt included
 
-  def __init__(
-    self,
-    cfg: schema.Dataset,
-    env: base.Env,
-    renderer: rendering.Renderer,
-    max_tokens: int,
-  ):
-    """Stores the options; max_tokens of a sample include its prompt."""
-    del env  # the tasks carry the demonstrations
-    self.cfg = cfg
-    self._renderer = renderer
-    self.max_tokens = max_tokens
+  on_policy, model = False, None
 
   def rollout(self, task: types.Task, uid: int) -> types.Rollout:
     """Returns the task's demonstration as a rollout.
@@ -189,14 +179,11 @@ class DatasetSampler:
         mask=sequence.sampled[:size],
         roles=sequence.roles[:size],
         is_content=sequence.is_content[:size],
-        sampler_logprobs=np.zeros(n, np.float32),
-        temperatures=np.ones(n, np.float32),
-        versions=np.full(n, -1, np.int32),
         message_ids=sequence.messages[:size],
         task=task,
+        **types.not_sampled(min(len(sequence), size)),
       )
       for sequence in sequences
-      for n in [min(len(sequence), size)]
     ]
     return types.Rollout(
       uid,
@@ -222,7 +209,7 @@ class DatasetSampler:
       must = "have a demonstration, such as a column 'completion'"
       raise ValueError(f'{where} must {must}: got none{hint}')
     try:
-      sequences = self._renderer.of(task).demonstrate(
+      sequences = self.renderer.of(task).demonstrate(
         (*task.prompt, *task.demonstration), len(task.prompt)
       )
     except ValueError as error:

@@ -112,7 +112,7 @@ class Episode:
 
   def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
     """Runs a tool; see `base.ToolEpisode`."""
-    return adapters.settle(getattr(self._env, name)(**arguments))
+    return getattr(self._env, name)(**arguments)
 
   def step(self, text: str, truncated: bool) -> types.StepOut:
     """Ends the episode: the turn has no call."""
