@@ -250,12 +250,22 @@ class Scorer:
     def launch():
       for start in range(0, len(bins), count):
         places = []  # (index of a sequence, (row, its slice of tokens))
+        # [B, T] each.
+        tokens, positions, segments = np.zeros((3, count, width), np.int32)
+        packed_temperatures = np.ones((count, width), np.float32)
         for row, members in enumerate(bins[start : start + count]):
           end = 0
           for index in members:
             begin, end = end, end + lengths[index]
-            places.append((index, (row, slice(begin, end))))
-        rows = self._pack((count, width), places, ids, temperatures)
+            place = row, slice(begin, end)
+            places.append((index, place))
+            tokens[place] = ids[index]
+            positions[place] = np.arange(lengths[index])
+            segments[place] = len(places)
+            packed_temperatures[place] = temperatures[index]
+        rows = tokens, positions, segments, packed_temperatures
+        if self._place is not None:
+          rows = sharding.put(rows, self._place)
         scored = _read(params, rows, self._cfg, self._whole, self._reads)
         yield places, scored
 
@@ -275,15 +285,3 @@ class Scorer:
           results[index] = values[place].copy()
 
     return finish
-
-  def _pack(self, shape, places, ids, temperatures) -> tuple:
-    """Packs (ids, positions, segment_ids, temperatures), [B, T] each."""
-    tokens, positions, segments = np.zeros((3, *shape), np.int32)
-    packed_temperatures = np.ones(shape, np.float32)
-    for segment, (index, place) in enumerate(places, 1):
-      tokens[place] = ids[index]
-      positions[place] = np.arange(len(ids[index]))
-      segments[place] = segment
-      packed_temperatures[place] = temperatures[index]
-    rows = tokens, positions, segments, packed_temperatures
-    return rows if self._place is None else sharding.put(rows, self._place)

@@ -37,29 +37,15 @@ def count(rollout: types.Rollout) -> Count:
   return Count(output, total - output, tool, turns)
 
 
-def penalized(
-  rewards: np.ndarray,
-  counts: Sequence[Count],
-  penalty: schema.LengthPenalty | None,
-) -> np.ndarray:
-  """Returns the rewards of a group after a length penalty, f32[G].
-
-  Args:
-    rewards: f32[G].
-    counts: counts of each rollout.
-    penalty: options of the penalty; None = rewards are returned unchanged.
-  """
-  if penalty is None:
-    return rewards
-  return TYPES[penalty.type](rewards, counts, penalty)
-
-
 def rewards(
   group: base.Group, penalty: schema.LengthPenalty | None
 ) -> np.ndarray:
   """Returns the rewards of a group after a length penalty, f32[G]."""
-  counts = [count(r) for r in group] if penalty else []
-  return penalized(base.rewards(group), counts, penalty)
+  rewards = base.rewards(group)
+  if penalty is None or not group:
+    return rewards
+  counts = np.array([count(r) for r in group])
+  return TYPES[penalty.type](rewards, counts, penalty)
 
 
 def efficiency(rewards: np.ndarray, cost: np.ndarray) -> np.ndarray:
@@ -124,37 +110,21 @@ def overlong(
   return rewards - np.float32(cfg.weight) * np.clip(over, 0, 1)
 
 
-def _efficiency(
-  rewards: np.ndarray, counts: Sequence[Count], cfg: schema.Efficiency
-) -> np.ndarray:
-  cost = np.array(
-    [
-      cfg.completion_weight * c.output
-      + cfg.tool_weight * c.tool
-      + cfg.turn_weight * c.turns
-      for c in counts
-    ],
-    np.float32,
-  )
-  return efficiency(rewards, cost)
-
-
-def _linear(
-  rewards: np.ndarray, counts: Sequence[Count], cfg: schema.Linear
-) -> np.ndarray:
-  return linear(
+# By `type` of the options: functions of the rewards, f32[G], of the counts,
+# i64[G, 4], and of the options.
+TYPES = {
+  'efficiency': lambda rewards, counts, cfg: efficiency(
     rewards,
-    np.array([[c.output, c.input, c.turns] for c in counts], np.float32),
+    np.float32(
+      counts @ (cfg.completion_weight, 0, cfg.tool_weight, cfg.turn_weight)
+    ),
+  ),
+  'linear': lambda rewards, counts, cfg: linear(
+    rewards,
+    np.float32(counts[:, [0, 1, 3]]),
     (cfg.output_weight, cfg.input_weight, cfg.turn_weight),
-  )
-
-
-def _overlong(
-  rewards: np.ndarray, counts: Sequence[Count], cfg: schema.Overlong
-) -> np.ndarray:
-  tokens = np.array([c.output for c in counts], np.float32)
-  return overlong(rewards, tokens, cfg)
-
-
-# By `type` of the options.
-TYPES = {'efficiency': _efficiency, 'linear': _linear, 'overlong': _overlong}
+  ),
+  'overlong': lambda rewards, counts, cfg: overlong(
+    rewards, np.float32(counts[:, 0]), cfg
+  ),
+}

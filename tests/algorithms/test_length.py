@@ -82,9 +82,9 @@ def test_overlong():
   np.testing.assert_allclose(
     length.overlong(rewards, tokens, cfg), [1, 1, 0.9, 0.7, 0.5, 0.5]
   )
-  counts = [length.Count(int(n), 3, 0, 1) for n in tokens]
+  counts = np.array([length.Count(int(n), 3, 0, 1) for n in tokens])
   np.testing.assert_array_equal(
-    length.penalized(rewards, counts, cfg),
+    length.TYPES['overlong'](rewards, counts, cfg),
     length.overlong(rewards, tokens, cfg),
   )
   with pytest.raises(schema.FieldError, match='buffer must be <= max_tokens'):
