@@ -124,7 +124,24 @@ class Dataset(bounds.Options):
   too_long: Annotated[str, bounds.one_of('error', 'truncate', 'drop')] = 'error'
 
 
-class Policy(bounds.Options):
+class _Episodes(bounds.Options):
+  """Options of every sampler of episodes. Abstract."""
+
+  # Longest turn, in tokens; an episode may have several turns.
+  max_tokens: bounds.Count = 64
+  # Largest number of tokens after an episode's prompt, the environment's
+  # messages included; None = as many as fit into a row.
+  max_episode_tokens: bounds.CountOrNone = None
+  # Number of latest exchanges (a turn and the environment's reply) that the
+  # model's context keeps after the prompt; None = all. A turn whose context
+  # lost an exchange is a separate sample.
+  keep_exchanges: bounds.CountOrNone = None
+  # A prompt that leaves no token of a row for an answer: 'error' = raises,
+  # 'drop' = its task is left out. They are counted.
+  too_long: Annotated[str, bounds.one_of('error', 'drop')] = 'error'
+
+
+class Policy(_Episodes):
   """Samples from the trained policy.
 
   There is no top-p, top-k or min-p: `sampler_logprobs` are those of the
@@ -136,21 +153,9 @@ class Policy(bounds.Options):
   type: str = 'policy'
   # Divisor of the logits; the losses use the same temperature.
   temperature: bounds.Positive = 1.0
-  # Longest turn, in tokens; an episode may have several turns.
-  max_tokens: bounds.Count = 64
-  # Largest number of tokens after an episode's prompt, the environment's
-  # messages included; None = as many as fit into a row.
-  max_episode_tokens: bounds.CountOrNone = None
-  # Number of latest exchanges (a turn and the environment's reply) that the
-  # model's context keeps after the prompt; None = all. A turn whose context
-  # lost an exchange is a separate sample.
-  keep_exchanges: bounds.CountOrNone = None
-  # A prompt that leaves no token of a row for an answer: 'error' = raises,
-  # 'drop' = its task is left out. They are counted.
-  too_long: Annotated[str, bounds.one_of('error', 'drop')] = 'error'
 
 
-class Frozen(bounds.Options):
+class Frozen(_Episodes):
   """Samples from a frozen model, for the policy to imitate."""
 
   # Which sampler this is; fixed.
@@ -159,18 +164,6 @@ class Frozen(bounds.Options):
   model: FrozenReference = ''
   # Divisor of the logits; 0 = greedy decoding.
   temperature: bounds.NonNegative = 1.0
-  # Longest turn, in tokens; an episode may have several turns.
-  max_tokens: bounds.Count = 64
-  # Largest number of tokens after an episode's prompt, the environment's
-  # messages included; None = as many as fit into a row.
-  max_episode_tokens: bounds.CountOrNone = None
-  # Number of latest exchanges (a turn and the environment's reply) that the
-  # model's context keeps after the prompt; None = all. A turn whose context
-  # lost an exchange is a separate sample.
-  keep_exchanges: bounds.CountOrNone = None
-  # A prompt that leaves no token of a row for an answer: 'error' = raises,
-  # 'drop' = its task is left out. They are counted.
-  too_long: Annotated[str, bounds.one_of('error', 'drop')] = 'error'
 
 
 Sampler = Dataset | Policy | Frozen

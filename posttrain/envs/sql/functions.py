@@ -45,7 +45,7 @@ truncated and counts as a failed step.
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from posttrain import schema, types
@@ -170,38 +170,35 @@ def reward_correctness(
   completions: Sequence[Completion], **columns: Any
 ) -> list[float | None]:
   """Returns 1 for a correct answer, 0 for a wrong or missing one."""
-  ledgers = _replay(completions, columns)
-  return [None if x is None else float(bool(x.correct)) for x in ledgers]
+  return _replay(completions, columns, lambda x: float(bool(x.correct)))
 
 
 def reward_progress(
   completions: Sequence[Completion], **columns: Any
 ) -> list[float | None]:
   """Returns the progress of the last query to a gold, in [0, 1]."""
-  ledgers = _replay(completions, columns)
-  return [None if x is None else x.progress for x in ledgers]
+  return _replay(completions, columns, lambda x: x.progress)
 
 
 def reward_operational(
   completions: Sequence[Completion], **columns: Any
 ) -> list[float | None]:
   """Returns the sum of the steps' operational rewards, by version 2."""
-  ledgers = _replay(completions, columns)
-  return [None if x is None else x.operational for x in ledgers]
+  return _replay(completions, columns, lambda x: x.operational)
 
 
 def _replay(
-  completions: Sequence[Completion], columns: Mapping[str, Sequence[Any]]
-) -> list[Ledger | None]:
-  """Returns the ledger of each completion; None if it has no turn."""
+  completions: Sequence[Completion],
+  columns: Mapping[str, Sequence[Any]],
+  value: Callable[[Ledger], float],
+) -> list[float | None]:
+  """Returns a value of each completion's ledger; None if it has no turn."""
   fields = ('gold_rows', 'answer_type', 'other_golds', 'ranks')
-  ledgers: list[Ledger | None] = []
+  values: list[float | None] = []
   for i, messages in enumerate(completions):
     info = {x: columns[x][i] for x in fields if x in columns}
     others = info.get('other_golds') or ()
     ledger = Ledger(schema.SqlReward(), info['gold_rows'], others)
-    plays = any(message['role'] == 'assistant' for message in messages)
-    ledgers.append(ledger if plays else None)
     for message, after in itertools.zip_longest(messages, messages[1:]):
       if message['role'] != 'assistant':
         continue
@@ -215,7 +212,9 @@ def _replay(
         shown = dialogue.read_rows(result.removesuffix(dialogue.CUT))
         rows = tuple(tuple(map(_cell, row)) for row in shown)
       ledger.step(action, result is None, rows)
-  return ledgers
+    plays = any(message['role'] == 'assistant' for message in messages)
+    values.append(value(ledger) if plays else None)
+  return values
 
 
 def _cell(text: str | None) -> database.Cell:

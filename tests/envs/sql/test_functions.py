@@ -2,6 +2,7 @@
 
 import pytest
 
+from experiments.examples import sql_story
 from posttrain import schema
 from posttrain.envs import registry, sql
 from posttrain.envs.sql import dialogue, functions
@@ -9,7 +10,7 @@ from posttrain.envs.sql import dialogue, functions
 PLAYERS = {
   'oracle': sql.oracle(schema.SqlTeacher(error=0.5, detour=0.5)),
   'astray': sql.oracle(schema.SqlTeacher(haste=1.0)),
-  'chance': sql.chance,
+  'chance': sql_story.chance,
 }
 
 

@@ -79,7 +79,7 @@ from posttrain import schema
 from posttrain.algorithms import TYPES
 from posttrain.losses import rl
 from posttrain.models import hf_config
-assert schema.Listen().weight == 0.1 and 'listen' in TYPES
+assert schema.Listen().alpha == 0.1 and 'listen' in TYPES
 assert schema.Sapo().positive == 1 and 'sapo' in rl.TYPES
 assert 'qwen2_0p5b' in schema.PRESETS and 'mistral' in hf_config._FAMILIES
 """
