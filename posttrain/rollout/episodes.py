@@ -125,7 +125,7 @@ class Transcript:
       assert np.array_equal(rendered.ids[:start], part.rendered.ids), (
         'the ids that the engine holds must be a prefix of the new ids'
       )
-      part.rendered, part.visible = rendered, visible
+      part.rendered = rendered
       num_new = len(rendered) - start
     else:
       start, num_old = 0, len(visible) - len(messages)
@@ -138,8 +138,9 @@ class Transcript:
       is_new = (rendered.messages < 0) | (rendered.messages >= num_old)
       num_new = int(is_new.sum())
     # A turn that is to be continued becomes a message with its completion.
-    self._parts[-1].visible = visible[: len(visible) - bool(rendered.given)]
-    self.messages = conversation[: len(conversation) - bool(rendered.given)]
+    end = -1 if rendered.given else None
+    self._parts[-1].visible = visible[:end]
+    self.messages = conversation[:end]
     if self._turn_messages:
       self.num_added += num_new
     else:

@@ -27,6 +27,7 @@ run must do so in the same order. The thread of a server does neither.
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -112,30 +113,24 @@ def render_hinted(
   return render('user')
 
 
+@dataclasses.dataclass(eq=False)
 class Scores(Sequence[np.ndarray]):
-  """Logprobs of samples, f32[T] each, which the first access waits for.
+  """Logprobs of samples, f32[T] each, which the first access waits for."""
 
-  `futures` are done once that wait is short; none for a model in this process.
-  """
-
-  def __init__(
-    self,
-    count: int,
-    finish: Callable[[], list[np.ndarray]],
-    futures: Sequence[concurrent.futures.Future] = (),
-  ):
-    """Args: count: the number of samples; finish: waits and returns them."""
-    self._count, self._finish, self.futures = count, finish, futures
+  length: int  # the number of samples
+  finish: Callable[[], list[np.ndarray]]  # waits and returns them
+  # Done once that wait is short; none for a model in this process.
+  futures: Sequence[concurrent.futures.Future] = ()
 
   def __len__(self) -> int:
-    return self._count
+    return self.length
 
   def __getitem__(self, index):
     return self._logprobs[index]
 
   @functools.cached_property
   def _logprobs(self) -> list[np.ndarray]:
-    return self._finish()
+    return self.finish()
 
 
 class References:

@@ -164,7 +164,10 @@ class Function:
         cfg.fn, cfg.memory and cfg.memory * 2**20, id(self.fn)
       )
     else:
-      self.score = self._score_in_thread
+      passes = (calls.EndpointError,)
+      self.score = lambda call, clock: calls.run(
+        lambda: worker.answer(self.fn, call, calls.wait, passes), clock
+      )
 
   def __call__(
     self, rollouts: Sequence[types.Rollout], judge: Callable | None = None
@@ -282,14 +285,6 @@ class Function:
         error=f'must return within its timeout of {error.seconds:g} s: it did '
         'not, and was given up'
       )
-
-  def _score_in_thread(
-    self, call: worker.Call, clock: calls.Clock
-  ) -> worker.Reply:
-    passes = (calls.EndpointError,)
-    return calls.run(
-      lambda: worker.answer(self.fn, call, calls.wait, passes), clock
-    )
 
 
 class Rewards:

@@ -22,7 +22,7 @@ A call over the time limit is not made again: its worker is killed, with all its
 episodes, and the episode ends as it would in a thread. A call of a reward
 function whose worker is lost is made once more.
 
-The processes are Ray's actors (`start`); no other module imports Ray. Without
+The processes are Ray's actors (`Handle`); no other module imports Ray. Without
 RAY_ADDRESS in the environment Ray starts on this machine with the first worker,
 and ends with this process. With it, the workers are spread over the nodes of
 that cluster, each of which must have this code, and the modules that import
@@ -159,7 +159,7 @@ class Remote:
     Args:
       cfg: the number of workers, and the limits of calls.
       options: those of the environments that live in workers, by name.
-      start: begins to start a process, see the function.
+      start: begins to start a process, as `Handle`.
     """
     self._start, self._count = start, cfg.num_workers
     self.timeout = cfg.env_timeout
@@ -416,8 +416,14 @@ class _Actor:
 class Handle:
   """A worker process that starts or runs."""
 
-  def __init__(self, actor_class: Any, make: Callable, concurrency: int):
-    options = actor_class.options(max_concurrency=concurrency)
+  def __init__(self, make: Callable[[], Any], concurrency: int):
+    """Begins to start an actor with a host.
+
+    Args:
+      make: builds the host, in the actor; pickled.
+      concurrency: the number of calls that the host serves at a time.
+    """
+    options = _actor_class().options(max_concurrency=concurrency)
     self._actor = options.remote(make)
     self._started = self._actor.start.remote()
 
@@ -457,16 +463,6 @@ class Handle:
 
     with contextlib.suppress(ray.exceptions.RayError):
       ray.kill(self._actor)
-
-
-def start(make: Callable[[], Any], concurrency: int) -> Handle:
-  """Begins to start an actor with a host.
-
-  Args:
-    make: builds the host, in the actor; pickled.
-    concurrency: the number of calls that the host serves at a time.
-  """
-  return Handle(_actor_class(), make, concurrency)
 
 
 def _get(reference: Any, seconds: float) -> Any:

@@ -266,7 +266,30 @@ def read(content: bytes, served: worker.Worker, *, chat: bool) -> ApiRequest:
   else:
     max_tokens = [x if chat else min(x, COMPLETION_TOKENS) for x in left]
 
-  stop, stop_ids = _stops(body, served, values['ignore_eos'])
+  # What ends a choice.
+  stop, extra = body.get('stop', []), body.get('stop_token_ids', [])
+  stop = [stop] if isinstance(stop, str) else stop
+  require(
+    isinstance(stop, list)
+    and len(stop) <= STOPS
+    and all(isinstance(x, str) and x for x in stop)
+    and sum(map(len, stop)) <= STOP_CHARACTERS
+    and not (stop and served.policy.renderer is None),
+    'stop',
+    f'be at most {STOPS} texts of at most {STOP_CHARACTERS} characters in all, '
+    'of a model with a tokenizer',
+    stop,
+  )
+  size, most = served.policy.model.vocab_size, schedule.STOP_IDS
+  own = () if values['ignore_eos'] else served.policy.stop_ids
+  ok = isinstance(extra, list) and all(type(i) is int for i in extra)
+  stop_ids = tuple(dict.fromkeys((*own, *extra))) if ok else ()
+  require(
+    ok and len(stop_ids) <= most and all(0 <= i < size for i in extra),
+    'stop_token_ids',
+    f"be a list of ids in [0, {size}), at most {most} with the model's own",
+    extra,
+  )
   temperature = values['temperature']
   return ApiRequest(
     chat=chat,
@@ -281,7 +304,7 @@ def read(content: bytes, served: worker.Worker, *, chat: bool) -> ApiRequest:
       top_p=float(values['top_p']),
       min_p=float(values['min_p']),
     ),
-    stop=stop,
+    stop=tuple(stop),
     stop_ids=stop_ids,
     logprobs=logprobs,
     prompt_logprobs=prompt_logprobs,
@@ -329,36 +352,6 @@ def _body(
   values = _values(body, fields, ('model', *others))
   check_model(body.get('model'), served.name)
   return body, values
-
-
-def _stops(
-  body: Mapping[str, Any], served: worker.Worker, ignore_eos: bool
-) -> tuple[tuple[str, ...], tuple[int, ...]]:
-  """Returns what ends a choice: the stop strings and the stop tokens."""
-  stop, extra = body.get('stop', []), body.get('stop_token_ids', [])
-  stop = [stop] if isinstance(stop, str) else stop
-  require(
-    isinstance(stop, list)
-    and len(stop) <= STOPS
-    and all(isinstance(x, str) and x for x in stop)
-    and sum(map(len, stop)) <= STOP_CHARACTERS
-    and not (stop and served.policy.renderer is None),
-    'stop',
-    f'be at most {STOPS} texts of at most {STOP_CHARACTERS} characters in all, '
-    'of a model with a tokenizer',
-    stop,
-  )
-  size, most = served.policy.model.vocab_size, schedule.STOP_IDS
-  own = () if ignore_eos else served.policy.stop_ids
-  ok = isinstance(extra, list) and all(type(i) is int for i in extra)
-  stop_ids = tuple(dict.fromkeys((*own, *extra))) if ok else ()
-  require(
-    ok and len(stop_ids) <= most and all(0 <= i < size for i in extra),
-    'stop_token_ids',
-    f"be a list of ids in [0, {size}), at most {most} with the model's own",
-    extra,
-  )
-  return tuple(stop), stop_ids
 
 
 def _values(

@@ -333,7 +333,7 @@ def make_workers(
         f"config.{name}.envs.{env}.judge must be None where {key}='ray': got "
         f'{str(stage.envs[env].judge)!r}, which its workers cannot call'
       )
-  return remote.Remote(stage.rollout, options, remote.start)
+  return remote.Remote(stage.rollout, options, remote.Handle)
 
 
 def check(run: models.Resolved) -> dict[str, models.Components]:

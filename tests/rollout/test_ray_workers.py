@@ -40,7 +40,7 @@ def test_episodes_of_ray_workers_equal_those_in_threads(connected):
 def calls(connected):
   """The calls of an episode of two turns, in a worker."""
   cfg = schema.Rollout(env_timeout=20.0, num_workers=1)
-  stage = remote.Remote(cfg, toys.options(seconds=1.0), remote.start)
+  stage = remote.Remote(cfg, toys.options(seconds=1.0), remote.Handle)
   return stage.episode(fakes.spec(1).task), stage
 
 
@@ -70,7 +70,7 @@ def test_a_worker_that_hangs_is_killed_and_replaced(connected):
 
 
 def test_a_host_that_cannot_start_is_lost(connected):
-  stage = remote.Remote(schema.Rollout(), {}, remote.start)
+  stage = remote.Remote(schema.Rollout(), {}, remote.Handle)
   worker = stage.reward('no_such_module:fn')
   with pytest.raises(remote.Lost, match='no_such_module'):
     worker._start().start()
