@@ -281,31 +281,31 @@ class Evaluator:
     return sets, played, ()
 
   def _play_greedily(
-    self, sets: Sequence[TaskSet], suite: Sequence[types.Task]
+    self, sets: Sequence[TaskSet], prompts: Sequence[types.Task]
   ) -> list[answers.SuiteAnswer]:
     """Plays each task once at temperature 0; returns the suite's answers."""
+    suite = self.tasks.suite
     uid = FIRST_UID + len(self.tasks.by_env) * _ENV_UIDS
-    own = [
+    specs = [
       self._spec(part, i, part.uid, 0.0)
       for part in sets
       for i in range(len(part.tasks))
     ]
-    prompts = [
+    specs += [
       episodes.EpisodeSpec(
-        uid + index * _TASK_UIDS,
-        self.tasks.suite,
-        task,
-        0.0,
-        self._cfg.max_tokens,
+        uid + index * _TASK_UIDS, suite, task, 0.0, self._cfg.max_tokens
       )
-      for index, task in enumerate(suite)
+      for index, task in enumerate(prompts)
     ]
-    rollouts = iter(self._driver.run([*own, *prompts]))
+    rollouts = iter(self._driver.run(specs))
     for part in sets:
       part.greedy = list(itertools.islice(rollouts, len(part.tasks)))
     answered = []
     for rollout in rollouts:
-      x, is_right = answers.of(rollout), suite.refusals.get(rollout.task.id)
+      x, is_right = (
+        answers.of(rollout),
+        self.tasks.suite.refusals.get(rollout.task.id),
+      )
       grades = texts.grade(x.text)
       if is_right is not None:
         grades['right_refusal'] = float(grades['refusal'] == is_right)
