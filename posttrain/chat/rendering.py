@@ -119,7 +119,7 @@ def _normal(message: Any, place: str) -> types.Message:
   message = {key: x for key, x in message.items() if x is not None}
   if {'from', 'value'} <= message.keys() and 'role' not in message:
     role, message['content'] = message.pop('from'), message.pop('value')
-    message['role'] = _SHAREGPT.get(role, role)
+    message['role'] = _SHAREGPT.get(str(role), role)
   if message.get('role') == 'developer':
     message['role'] = 'system'
   role, content = message.get('role'), message.get('content')

@@ -19,7 +19,7 @@ import inspect
 import re
 import sys
 import typing
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from posttrain import algorithms, schema
@@ -234,7 +234,8 @@ def check_trust(
   items = [
     f'{key} {errors.quote(text)}'
     for key, text in untrusted(run).items()
-    if not any(text in value for _, value in overrides)
+    if text not in imports.HANDED_OVER
+    and not any(text in value for _, value in overrides)
   ]
   if not items:
     return
@@ -246,16 +247,14 @@ def check_trust(
   print(f'trusted, as named by {where}: {lines}', file=sys.stderr)
 
 
-def untrusted(
-  run: schema.Run, known: Collection[str] = imports.HANDED_OVER
-) -> dict[str, str]:
-  """Returns dotted key -> text of what needs trust; `known` ones have it."""
+def untrusted(run: schema.Run) -> dict[str, str]:
+  """Returns dotted key -> text of all that needs trust."""
   names = {}
   for key, text, reach in _texts(run, 'config'):
-    # A public function of ours, or one that this process handed over.
+    # A public function of ours.
     is_plain = re.fullmatch(r'\w+(\.\w+)*:[^\W_]\w*', text) is not None
     is_own = is_plain and text.replace(':', '.').startswith(OWN)
-    is_own |= ':' not in text or text in known
+    is_own |= ':' not in text
     needs = not is_own if reach == 'function' else reach in _TRUSTED
     if text and (needs or _ADDRESS.fullmatch(text)):
       names[key.replace('config.stages.', 'config.')] = text

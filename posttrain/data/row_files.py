@@ -6,7 +6,8 @@ that begins with `tfds:`, is a TFDS data set. Several files are one data set
 
 JSONL has one JSON object per line; blank lines are allowed. A table, and JSONL
 that was written from one, stores each field in every row, so that a missing one
-is null: nulls are left out, also inside of messages. CSV values are strings; an
+is null: nulls are left out, also inside of messages. A .json file may be one
+list of such objects, which memory then holds. CSV values are strings; an
 empty one is an empty string.
 
 TFDS data sets are in ArrayRecord, written and read without tensorflow; nothing
@@ -38,12 +39,12 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from posttrain.data import rows, sources
-from posttrain.util import errors
+from posttrain.util import disk, errors
 
 Objects = Sequence[tuple[Mapping[str, Any], str]]
 
 TABLES = ('.parquet', '.arrow', '.feather', '.csv')
-ENDINGS = ('.jsonl', *TABLES)
+ENDINGS = ('.jsonl', '.json', *TABLES)
 # Names of a held-out split, in order of preference.
 _HELD_OUT = ('eval', 'validation', 'valid', 'val', 'dev', 'test')
 _MAX_FIELD = 2**26  # bytes of a row in CSV
@@ -78,16 +79,14 @@ def objects(path: str | pathlib.Path, split: str = 'train') -> Objects:
 
   Args:
     path: see `files`; or a folder or name of a TFDS data set. A file is a table
-      if it ends in .parquet, .arrow, .feather or .csv; else JSONL.
+      if it ends in .parquet, .arrow, .feather or .csv; else JSONL, or a list in
+      a .json file.
     split: 'train' or 'eval', of a folder, or a TFDS name that has none.
 
   Raises:
     ValueError: as `Lines`, `Table` and `Examples`.
   """
-  parts = [
-    Table(x) if x.suffix.lower() in TABLES else Lines(x)
-    for x in files(path, split)
-  ]
+  parts = [_open(x) for x in files(path, split)]
   if not parts and (is_tfds(path) or os.path.isdir(path)):
     return Examples(path, split)
   if not parts:
@@ -97,6 +96,19 @@ def objects(path: str | pathlib.Path, split: str = 'train') -> Objects:
       f'{errors.near_path(os.fspath(path))}'
     )
   return Joined(parts) if parts[1:] else parts[0]
+
+
+def _open(path: pathlib.Path) -> Objects:
+  kind = path.suffix.lower()
+  data = path.read_bytes() if kind == '.json' else b''
+  if not data.lstrip().startswith(b'['):
+    return Table(path) if kind in TABLES else Lines(path)
+  values = disk.parse_json(data, str(path))
+  if not values or not all(isinstance(x, dict) for x in values):
+    raise ValueError(
+      f'{path}: a list of rows must hold JSON objects: got {values!r:.200}'
+    )
+  return [(_value(row), f'{path}:{i}') for i, row in enumerate(values, 1)]
 
 
 def files(path: str | pathlib.Path, split: str = 'train') -> list[pathlib.Path]:
@@ -114,7 +126,8 @@ def files(path: str | pathlib.Path, split: str = 'train') -> list[pathlib.Path]:
   if not folder.is_dir():
     return sorted(map(pathlib.Path, glob.glob(str(folder))))
   known = (file for depth in ('*', '*/*') for file in folder.glob(depth))
-  parts = sorted(x for x in known if x.suffix.lower() in ENDINGS)
+  kinds = ('.jsonl', *TABLES)  # others have notes in .json
+  parts = sorted(x for x in known if x.suffix.lower() in kinds)
 
   def named(*splits: str) -> list[pathlib.Path]:
     start = re.compile(rf'(.*/)?({"|".join(splits)})([\W_]|$)')

@@ -74,8 +74,7 @@ class Rows(Sequence[Row]):
     self._objects, self._columns = objects, columns
     self._key = key
     self.hashes = np.zeros(len(objects), np.uint64)
-    checked = check_columns(objects, columns)
-    for index, (raw, where) in enumerate(checked):
+    for index, (raw, where) in enumerate(check_columns(objects, columns)):
       self.hashes[index] = hashed(parse(raw, where, columns, key).prompt)
 
   def __len__(self) -> int:
@@ -178,7 +177,7 @@ def renamed(
     row[column] = row.pop('conversations')
   elif isinstance(row.get('instruction'), str):
     parts = row.pop('instruction'), row.pop('input', None)
-    row['prompt'] = '\n\n'.join(filter(None, parts))
+    row['prompt'] = '\n\n'.join(map(str, filter(None, parts)))
     if 'output' in row:
       row['completion'] = row.pop('output')
   return row
@@ -198,8 +197,7 @@ def flag(raw: Mapping[str, Any], column: str, where: str) -> bool:
 def hashed(prompt: types.Messages) -> int:
   """Returns a number in [0, 2**64), the same for equal messages."""
   text = json.dumps(prompt, sort_keys=True)
-  digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-  return int.from_bytes(digest, 'big')
+  return int(hashlib.blake2b(text.encode(), digest_size=8).hexdigest(), 16)
 
 
 def parse(

@@ -146,21 +146,21 @@ class OneTurn:
     pass
 
 
-def find(env: str, field: str, path: str, form: str = '') -> pathlib.Path:
+def find(env: str, field: str, path: str, hint: str = '') -> pathlib.Path:
   """Returns an existing data file or folder, with variables and ~ expanded.
 
   Args:
     env: the environment's name.
     field: the option that holds `path`.
     path: the option's value.
-    form: where the file is from, and in which form, for errors.
+    hint: where the file is from, and in which form, after '; ', for errors.
 
   Raises:
     ValueError: the file does not exist; names the key.
   """
   file = pathlib.Path(os.path.expandvars(path)).expanduser()
   if not file.exists() and not glob.glob(str(file)):
-    hint = errors.near_path(str(file)) + (form and f'; {form}')
+    hint = errors.near_path(str(file)) + hint
     if '$' in path:
       hint += f'; the variable in {path} must name a folder of data'
     raise ValueError(

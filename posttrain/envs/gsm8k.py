@@ -27,8 +27,8 @@ from posttrain.util import errors
 
 COLUMNS = ('question', 'answer')
 # Where the files are from, for errors.
-_FORM = (
-  'train.jsonl and test.jsonl are at https://github.com/openai/'
+_HINT = (
+  '; train.jsonl and test.jsonl are at https://github.com/openai/'
   'grade-school-math, rows of `question` and of `answer` with a last line '
   '`#### N`'
 )
@@ -85,7 +85,7 @@ class Gsm8k(base.Env):
     if path is None:
       return sources.Shuffled((), seed)
     if split not in self._read:
-      file = base.find(self.name, field, path, _FORM)
+      file = base.find(self.name, field, path, _HINT)
       tasks = [self._task(raw, where) for raw, where in row_files.objects(file)]
       self._read[split] = tasks, row_files.fingerprint(file)
     tasks, fingerprint = self._read[split]

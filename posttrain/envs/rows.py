@@ -58,7 +58,7 @@ class Rows(base.Env):
     if field not in self._read:
       path = getattr(self._cfg, field)
       if not row_files.is_tfds(path):
-        path = base.find(self.name, field, path, f'its rows have {rows.FORM}')
+        path = base.find(self.name, field, path, f'; its rows have {rows.FORM}')
       key = f'config.STAGE.envs.{self.name}.env.columns'
       parsed = row_files.read(path, self._cfg.columns, split, key)
       self._read[field] = parsed, row_files.fingerprint(path, split)

@@ -610,11 +610,12 @@ def commands(
       init = os.path.join(workdir, 'checkpoints', before)
     against = '' if init == 'random' else f' --against={shlex.quote(init)}'
     unlogged = dataclasses.replace(run, metrics=schema.Metrics())
-    trusted = ' --trust_config' if checks.untrusted(unlogged, ()) else ''
-    line = f'{start}evaluate {checkpoint}{against}{trusted}'
+    trusted = ' --trust_config' if checks.untrusted(unlogged) else ''
     # The command line has no functions of a Python program.
-    if ':KEPT.' in repr(run):
-      line = f'in Python: posttrain.api.evaluate({workdir!r})'
-    lines.append(line)
+    lines.append(
+      f'in Python: posttrain.api.evaluate({workdir!r})'
+      if ':KEPT.' in repr(run)
+      else f'{start}evaluate {checkpoint}{against}{trusted}'
+    )
   folder = shlex.quote(os.path.join(workdir, 'exported'))
   return [*lines, f'{start}export {checkpoint} --folder={folder}']

@@ -74,6 +74,21 @@ def test_columns_of_other_formats_are_recognised(tmp_path, caplog, row, line):
   assert parsed.prompt[0]['content'] == 'mine' and 'other' in parsed.info
 
 
+def test_a_json_file_is_a_list_or_lines(tmp_path):
+  expected = [(USER, 1), (ASSISTANT, 2)]
+  path = tmp_path / 'rows.json'
+  for text in ('\n [{},\n{}]\n', '{}\n{}\n'):
+    path.write_text(
+      text.replace('{}', '%s') % (*map(json.dumps, (USER, ASSISTANT)),)
+    )
+    index = row_files.objects(path)
+    assert [*index] == [(row, f'{path}:{i}') for row, i in expected]
+  for text, words in (('[7]', 'must hold JSON objects'), ('[', 'must be JSON')):
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f'rows.json.* {words}'):
+      row_files.objects(path)
+
+
 def test_an_input_of_alpaca_follows_the_instruction(tmp_path):
   row = ALPACA | {'input': '1 2'}
   assert read_one(tmp_path, row).prompt[0]['content'] == 'hé\n\n1 2'

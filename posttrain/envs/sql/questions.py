@@ -33,7 +33,6 @@ goes over it.
                                               ranks 0    1    1    2
 """
 
-import codecs
 import collections
 import contextlib
 import dataclasses
@@ -46,10 +45,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain import schema
-from posttrain.data import sources
+from posttrain.data import row_files, sources
 from posttrain.envs import base
 from posttrain.envs.sql import database, dialogue, verifier
-from posttrain.util import disk, errors
+from posttrain.util import errors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +71,9 @@ class Question:
 
 
 # Where the data are from, for errors.
-_FORM = (
-  "Spider's dev.json and its folder database/, which are read as they are, are "
-  'at https://yale-lily.github.io/spider'
+_HINT = (
+  "; Spider's dev.json and its folder database/ are read as they are: "
+  'https://yale-lily.github.io/spider'
 )
 _MOST_ROWS = 100_000  # of a gold answer
 # Key of a question in a file -> its type or its values.
@@ -90,18 +89,15 @@ _KINDS: dict[str, Any] = {
 }
 
 
-def parse(row: Any) -> Question:
+def parse(row: Mapping[str, Any]) -> Question:
   """Returns the question of a JSON object, without ranks.
 
   Raises:
     ValueError: it is no question.
   """
-  if not isinstance(row, Mapping):
-    raise ValueError(f'a question must be an object: got {errors.quote(row)}')
-  golds = row.get('gold_answers', [None])
-  if 'gold_answers' in row:
-    some = isinstance(golds, list) and golds
-    row = {**row, 'gold_answer': golds[0] if some else None}
+  golds = row.get('gold_answers', [row.get('gold_answer')])
+  some = isinstance(golds, list) and golds
+  row = {**row, 'gold_answer': golds[0] if some else None}
   fields: dict[str, Any] = {}
   for field, kind in _KINDS.items():
     value = row.get(field)
@@ -178,8 +174,8 @@ class Files:
       sql_length=2 * self._limits.sql_length,
       column=2 * self._limits.column,
     )
-    self._path = base.find(name, 'data.questions', cfg.questions, _FORM)
-    self._folder = base.find(name, 'data.databases', cfg.databases, _FORM)
+    self._path = base.find(name, 'data.questions', cfg.questions, _HINT)
+    self._folder = base.find(name, 'data.databases', cfg.databases, _HINT)
     self._tables: dict[str, tuple[str, ...]] = {}
     self._questions = self._load(difficulties)
     ids = sorted(
@@ -220,22 +216,13 @@ class Files:
 
   def _load(self, difficulties: Sequence[str]) -> list[Question]:
     """Returns the usable questions of these difficulties."""
-    # The rows of a JSON list, or the lines of JSONL.
-    data = self._path.read_bytes().removeprefix(codecs.BOM_UTF8)
-    rows = data.splitlines()
-    if data.lstrip().startswith(b'['):
-      rows = disk.parse_json(data, str(self._path))
     usable, refusals, ids = [], [], set()
     skips = self._cfg.skip_refused
-    for i, row in enumerate(rows, start=1):
-      if isinstance(row, bytes) and not row.strip():
-        continue
+    for row, where in row_files.objects(self._path):
       try:
-        if isinstance(row, bytes):
-          row = disk.parse_json(row, 'the line')
-        if isinstance(row, Mapping) and {'query', 'db_id'} <= row.keys():
-          skips = True
-          row = self._answered(row) | {'id': f'{self._path.stem}_{i}'} | row
+        if 'query' in row and 'gold_sql' not in row:
+          name, skips = pathlib.Path(where).name, True
+          row = {'id': name, **self._answered(row)}
         question = parse(row)
         if question.id in ids:
           raise ValueError(
@@ -248,7 +235,7 @@ class Files:
           if question.difficulty in difficulties:
             usable.append(self._complete(db, question, row))
       except (ValueError, database.Timeout) as error:
-        refusals.append(f'{self._path}:{i}: {error}')
+        refusals.append(f'{where}: {error}')
     logger = logging.getLogger('absl')
     for refusal in refusals[:5] if skips else refusals:
       logger.warning('refused: %s', refusal)
@@ -270,9 +257,9 @@ class Files:
     return usable
 
   def _answered(self, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns our keys for a question of Spider's JSON, by its query."""
+    """Returns a question of Spider's JSON with our keys, by its query."""
     sql = str(row['query'])
-    with contextlib.closing(self.open(str(row['db_id']), self._wide)) as db:
+    with contextlib.closing(self.open(str(row.get('db_id')), self._wide)) as db:
       result = db.query(sql, _MOST_ROWS)
       words = set(database.TOKEN.findall(sql.lower()))
       tables = [x for x in db.tables if x.lower() in words]
@@ -285,6 +272,7 @@ class Files:
     kind = {int: 'integer', float: 'float'}.get(type(first[0]), 'string')
     kind = 'table' if first[1:] else 'list' if others else kind
     return {
+      **row,
       'gold_sql': sql,
       'gold_answer': list(map(list, result.rows)),
       'answer_type': kind,
