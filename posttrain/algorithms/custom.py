@@ -101,10 +101,6 @@ class Custom(base.Algorithm):
     for i, (mask, numbers) in enumerate(zip(masks, values, strict=True)):
       what = f'{name} a number per sampled token of rollout {i}'
       base.require_equal(what, np.shape(numbers), (lengths[i],))
-      if not np.isfinite(numbers).all():
-        raise ValueError(
-          f'{name} finite numbers: got {numbers} for rollout {i}'
-        )
       advantages.append(np.zeros(len(mask), np.float32))
       advantages[-1][mask] = numbers
     return advantages

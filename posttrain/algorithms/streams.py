@@ -18,6 +18,7 @@ import numpy as np
 from posttrain import processes, types
 from posttrain.algorithms import base
 from posttrain.rollout import side_by_side
+from posttrain.util import errors
 
 _CREDIT = 'assign and rescale must return one credit per rollout'
 
@@ -39,7 +40,8 @@ def stamp(
     groups: all finished groups of one environment and step.
 
   Raises:
-    ValueError: credit or weights are not aligned with the tokens.
+    ValueError: credit or weights are not aligned with the tokens, or credit is
+      not finite.
   """
   credits = []
   for group in groups:
@@ -64,6 +66,11 @@ def _stamp(
   # The credit of each sample, f32[T] or None.
   advantages: list[np.ndarray | None] = [None] * len(lengths)
   values = None if credit is None else np.asarray(credit, np.float32)
+  if values is not None and not np.isfinite(values).all():
+    raise ValueError(
+      f'{type(algorithm).__name__} must return finite credit: got '
+      f'{errors.quote(credit)} for task {rollout.task.id}'
+    )
   if values is not None and values.ndim:
     what = f'credit must align with the tokens of task {rollout.task.id}'
     base.require_equal(what, len(values), sum(lengths))

@@ -64,12 +64,12 @@ def test_turns_of_an_episode_with_several_samples_get_their_own_credit():
     ('number', 'one list per rollout: got float, expected 2'),
     ('one', 'broadcast must get one value per rollout: got 1, expected 2'),
     ('last_turn', r'turn: got \[1, 1\], expected \[2, 2\]'),
-    ('infinite', 'finite numbers'),
+    ('infinite', 'Custom must return finite credit: got '),
   ],
 )
 def test_credit_of_another_shape_raises(name, message):
   with pytest.raises(ValueError, match=message):
-    make(name).assign(two_turns.group(1.0, 0.0))
+    two_turns.finalize(make(name), [two_turns.group(1.0, 0.0)])
 
 
 def test_a_missing_function_raises():
