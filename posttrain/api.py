@@ -32,6 +32,7 @@ from posttrain.checkpoints import policies
 from posttrain.config import checks, python_options
 from posttrain.decode import requests
 from posttrain.evaluation import comparison
+from posttrain.schema import bounds
 from posttrain.util import hub, imports
 
 Options = python_options.Options
@@ -118,6 +119,9 @@ def train(
       before anything is compiled.
     preemption.Preempted: stopped by SIGTERM or the time limit; all is saved.
   """
+  bounds.require(
+    isinstance(run, schema.Run), 'run', 'be what load returns', run
+  )
   if functions := python_options.named(rewards):
     run = python_options.with_rewards(run, functions, {})
     checks.check(run)
@@ -230,9 +234,10 @@ def generate(
   Raises:
     ValueError: the policy has no tokenizer, or a prompt does not fit it.
   """
-  if isinstance(prompts, str):
-    raise ValueError(f'prompts must be a list: got {prompts!r}')
-  loaded = policies.load(policy) if isinstance(policy, str) else policy
+  text = 'be a list, as in [prompt]'
+  bounds.require(not isinstance(prompts, str), 'prompts', text, prompts)
+  is_loaded = isinstance(policy, policies.Policy)
+  loaded = policy if is_loaded else policies.load(policy)
   ids = [
     loaded.ids([{'role': 'user', 'content': x}] if isinstance(x, str) else x)
     for x in prompts

@@ -110,7 +110,7 @@ def _save_peft(flags: Flags, folder: str, checkpoint: Any) -> str:
   if adapter is None:
     raise ValueError(
       '--checkpoint must name a stage with lora.rank > 0 for --format=peft: '
-      f'got {folder}'
+      f'got {folder}; leave out --format, for all its weights'
     )
   if not weights.is_hf(base):
     raise ValueError(

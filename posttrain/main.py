@@ -166,8 +166,8 @@ def load(
     pairs = [(f'.{key[1]}.', f'.{own}.') for own, _ in overrides] if key else []
     if pairs and not any(a in b or b in a for a, b in pairs):
       raise ValueError(
-        f'{error}; --config={path.partition(":")[0]} sets it: override it as '
-        'well'
+        f'{error}; --config={path.partition(":")[0]} sets it: change it there, '
+        'or override it as well'
       ) from None
     raise
   return run

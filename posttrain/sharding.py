@@ -47,8 +47,9 @@ def mesh_sizes(cfg: schema.Mesh, devices: int) -> dict[str, int]:
   if math.prod(sizes.values()) != devices:
     raise ValueError(
       f'config.mesh must multiply to the {devices} devices: got '
-      f'data={cfg.data}, fsdp={cfg.fsdp}, tensor={cfg.tensor}; set one to -1, '
-      'or plan for other devices with --dry_run --devices=gpu:N'
+      f'data={cfg.data}, fsdp={cfg.fsdp}, tensor={cfg.tensor}, so {known} or a '
+      'multiple; lower one, set one to -1 (the rest), or plan for other '
+      'devices with --dry_run --devices=gpu:N'
     )
   return sizes
 
@@ -275,7 +276,7 @@ def shardings(like: Any, rules: Rules, mesh: Mesh | AbstractMesh) -> Any:
       if axis is not None and size % mesh.shape[axis]:
         raise ValueError(
           f'{path} must divide over config.mesh.{axis}={mesh.shape[axis]}: '
-          f'got a dimension of {size} in shape {leaf.shape}'
+          f'got a dimension of {size} in shape {leaf.shape}; set a divisor'
         )
     return NamedSharding(mesh, PartitionSpec(*axes))
 

@@ -14,11 +14,16 @@ FILES = {
   'broken.jsonl': ROWS.format(3, 4) + '{"prompt": "4 + 1 =", "completion": 5\n',
   'long.jsonl': ''.join(f'{{"prompt": "{i}{"0" * 1500}"}}\n' for i in range(9)),
   'text.jsonl': '{"text": "3 + 1 = 4"}\n',
+  'pointer.jsonl': 'version https://git-lfs.github.com/spec/v1\nsize 9\n',
+  'excel.csv': 'prompt;completion\n3 + 1 =;4\n',
   'rewards.py': (
     'def short(completions, **columns):\n'
     '  return [-len(text) / 100 for text in completions]\n\n\n'
+    'def other(completions, solution):\n  return []\n\n\n'
     'def right(completions, anwser):\n'
     '  return [float(a in c) for a, c in zip(completions, anwser)]\n\n\n'
+    'def indexed(completions, **columns):\n'
+    '  return [len(text["content"]) for text in completions]\n\n\n'
     'def words(completions, **columns):\n'
     '  return ["good" for _ in completions]\n\n\n'
   ),
@@ -36,7 +41,24 @@ MISTAKES = (
   ('dpo:small,rows.jsonl', '/rows.jsonl:1', "'chosen'"),
   ('sft:small,text.jsonl', '/text.jsonl:1', "['text']"),
   ('grpo:small,long.jsonl,rewards:short', '/long.jsonl:', '1504'),
-  ('grpo:small,rows.jsonl,rewards:shrt', 'envs.data.rewards.shrt.fn'),
+  (
+    'grpo:small,rows.jsonl,rewards:shrt',
+    'envs.data.rewards.shrt.fn',
+    'did you mean short?',
+  ),
+  ('grpo:small,rows.jsonl,rewards.py:short', "'rewards.py:short'", 'no .py'),
+  (
+    'grpo:small,rows.jsonl,rewards:indexed',
+    'rewards.indexed',
+    "'This is an invented answer: 42.'",
+  ),
+  ('grpo:small,rows.jsonl,rewards:other', '"OWN": "solution"'),
+  ('sft:small,pointer.jsonl', 'pointer.jsonl is a pointer', 'git lfs pull'),
+  ('sft:small,excel.csv', 'commas between them'),
+  ('train.yaml', "'train.yaml'", 'YAML is not read', 'sft:DIR,data.jsonl'),
+  ('arithmetic --config.model.dtype=bf16', 'did you mean bfloat16?'),
+  ('arithmetic --config.grpo.epochs=3', 'RECIPE:DIR,data.jsonl,epochs=3'),
+  ('arithmetic --config.mesh.fsdp=9', 'so 9 or a multiple; lower one'),
   ('grpo:small,rows.jsonl,rewards:words', 'rewards.words', "got 'good'"),
   ('grpo:small,rows.jsonl,rewards:right', 'rewards.right.fn', "'anwser'"),
   ('sft:Qwen/Qwen3-0.6B,rows.jsonl', 'hf download Qwen/Qwen3-0.6B'),

@@ -266,8 +266,8 @@ class Renderer:
     needed = max(self.tokenizer.text_size, *(i + 1 for i in self.stop_ids))
     if rows < needed:
       raise ValueError(
-        f"config.model.vocab_size must hold the tokenizer's {needed} tokens: "
-        f'got {rows}'
+        f'config.tokenizer.path must be that of the model: it has {needed} '
+        f'tokens, but config.model.vocab_size={rows}'
       )
     renderer = copy.copy(self)
     renderer.embedding_rows, renderer._last = rows, None

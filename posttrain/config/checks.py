@@ -158,7 +158,7 @@ def _entry(
   has_baseline = kind.group_relative and getattr(algorithm, 'baseline', True)
   needs_group = has_baseline and not getattr(algorithm, 'kl_beta', 0)
   if needs_group and entry.group_size < 2:
-    must = f'be > 1 for algorithm {algorithm.type!r}'
+    must = f'be > 1, such as 8, for algorithm {algorithm.type!r}'
     yield f'{path}.group_size', must, entry.group_size
   if isinstance(entry.env, schema.Rows) and not entry.rewards:
     must = 'have an entry, as in grpo:DIR,PROMPTS.jsonl,MODULE:FUNCTION'

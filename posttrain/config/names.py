@@ -15,7 +15,6 @@ from collections.abc import Sequence
 NAMES = {
   'STAGE.steps': (
     'max_steps total_training_steps num_steps train_steps iterations '
-    'num_train_epochs total_epochs num_epoch epochs num_epochs epoch '
     'max_staleness staleness_threshold max_async_level max_off_policy_steps'
   ),
   'STAGE.batch.prompts_per_step': (
@@ -184,6 +183,9 @@ NAMES = {
     'ici_tensor_parallelism'
   ),
   'compilation_cache': 'jax_cache_dir',
+  '--config=RECIPE:DIR,data.jsonl,epochs=3': (
+    'num_train_epochs total_epochs num_epoch epochs num_epochs epoch'
+  ),
   '--config=RECIPE:DIR,data.jsonl,module:function': (
     'model data dataset train train_data train_file eval_data rewards reward'
   ),

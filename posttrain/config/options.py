@@ -105,8 +105,8 @@ def _split(spec: str) -> tuple[str, str]:
     if 'def get_config(' in x.read_text()
   )
   raise ValueError(
-    '--config must name a file FILE.py, the config.json of a workdir, or a '
-    f'recipe of the package: got {path!r}'
+    '--config must name a recipe, as in sft:DIR,data.jsonl, or a file (FILE.py '
+    f'or the config.json of a workdir; YAML is not read): got {path!r}'
     + (errors.nearest(recipe, known) or f'; the recipes are {", ".join(known)}')
   )
 

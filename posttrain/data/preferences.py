@@ -166,7 +166,8 @@ def parse(
     if all(turn['role'] == 'system' for turn in prompt):
       raise ValueError(
         f"{where}: without a column 'prompt', chosen and rejected must begin "
-        f'with the same question: got {both!r:.200}'
+        f'with the same question: got {both!r:.200}; split a dialogue that is '
+        "one text into 'prompt' and the two last answers"
       )
   if is_label:
     answer = rows.answer_of(raw, 'completion', prompt, where)

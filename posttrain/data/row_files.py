@@ -217,7 +217,7 @@ class Lines(Objects):
     if not isinstance(row, Mapping):
       raise ValueError(
         f'{where}: a line of JSONL must be one JSON object in UTF-8, not '
-        f'{line!r:.60}: {problem}'
+        f'{line!r:.60}: {problem}{errors.pointer(self._path)}'
       )
     return _value(row), where
 
@@ -243,7 +243,7 @@ class Table(Objects):
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
       raise ValueError(
         f'{path} must be a table of its kind, .parquet, .arrow or .csv (in '
-        f'UTF-8): {errors.text(error)}'
+        f'UTF-8): {errors.text(error)}{errors.pointer(path)}'
       ) from error
     pa.default_memory_pool().release_unused()  # what decoding has needed
     if not len(self):

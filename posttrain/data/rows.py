@@ -223,7 +223,10 @@ def parse(
     turns = turns_of(raw['messages'], 'messages', '', where)
     roles = [turn['role'] for turn in turns]
     if 'assistant' not in roles:
-      raise ValueError(f'{where}: messages must hold an assistant turn')
+      raise ValueError(
+        f'{where}: messages must hold an assistant turn: got {roles}; delete '
+        "such rows, or name the column 'prompt', where answers are sampled"
+      )
     first = roles.index('assistant')
     prompt, completion = turns[:first], turns[first:]
     if 'prompt' in raw:  # as data sets repeat it
@@ -288,6 +291,8 @@ def wrong_columns(
   shown = f'got columns {sorted(raw)!s:.200}'
   if columns:
     shown += f', renamed by {dict(columns)!s:.200}'
+  if ';' in shown:
+    return f'{shown}; the columns of a .csv have commas between them'
   return f"""{shown}; --{key}='{{"OWN": "prompt", ...}}' names them anew"""
 
 

@@ -79,7 +79,9 @@ def change(
   a, a_low, a_high, b, b_low, b_high = values
   low = b - a - math.hypot(b - b_low, a_high - a)
   high = b - a + math.hypot(b_high - b, a - a_low)
-  words = f'{"no " * (low <= 0 <= high)}more than chance explains'
+  is_worse = (b > a) == key.startswith(('eval/nll/', 'eval/teacher_kl/'))
+  words = f'for the {"worse" if is_worse else "better"}, and '
+  words = f'{"no " if low <= 0 <= high else words}more than chance explains'
   return b - a, low, high, words
 
 

@@ -32,7 +32,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from posttrain import processes, schema, sharding, tree
 from posttrain.models import hf_config, transformer
-from posttrain.util import disk, watchdog
+from posttrain.util import disk, errors, watchdog
 
 SINGLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 DTYPES = {'F32': 'float32', 'F16': 'float16', 'BF16': 'bfloat16'}
@@ -336,7 +336,7 @@ def _open(path: pathlib.Path):
       yield file
   except (safetensors.SafetensorError, OSError) as error:
     raise ValueError(
-      f'{path} must be a whole safetensors file: {error}'
+      f'{path} must be a whole safetensors file: {error}{errors.pointer(path)}'
     ) from error
 
 

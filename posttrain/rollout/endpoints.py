@@ -50,7 +50,7 @@ _NOT_IMPLEMENTED = 501  # permanent, unlike the other 5xx
 _HINTS = {
   401: "; name the variable with the server's key in api_key_env",
   403: "; name the variable with the server's key in api_key_env",
-  404: '; check name, and that base_url ends where the API begins, as in /v1',
+  404: '; check name, and that base_url ends in /v1 (where the API begins)',
 }
 _PROBE_TOKENS = 16  # of the prompt that tests the temperature
 _WITH_IDS = {'return_token_ids': True, 'return_tokens_as_token_ids': True}
@@ -107,7 +107,8 @@ class Endpoint:
       if not (key and key.isascii() and key.isprintable() and ' ' not in key):
         raise ValueError(
           'api_key_env must name an environment variable with a key, without '
-          f'spaces: got {cfg.api_key_env!r}'
+          f'spaces: got {cfg.api_key_env!r}, which is '
+          f'{"no key" if key else "not set"}'
         )
       headers['Authorization'] = f'Bearer {key}'
     try:
@@ -430,7 +431,7 @@ class Endpoint:
         self._sleep(pause)
     raise EndpointError(
       f'{cfg} must answer {caller}: got {problem} at the last of {cfg.tries} '
-      'tries; start the server again, or raise timeout or tries'
+      'tries; start the server, check base_url, or raise timeout or tries'
     )
 
   def _exchange(

@@ -179,7 +179,7 @@ class Calls(EpisodeCalls):
         return _messages(results, 'call'), 0.0, False
     out = self._result('step', text, truncated)
     if not isinstance(out, types.StepOut):
-      raise _wrong('step', 'a types.StepOut', out)
+      raise _wrong('step', 'types.StepOut(messages, reward, done)', out)
     return (
       _messages(out.messages, 'step'),
       _number(out.reward, 'step', 'a reward', worker.LARGEST),

@@ -229,10 +229,12 @@ class Function:
   def probe(self, rollouts: Sequence[types.Rollout]) -> None:
     """Calls the function on invented rollouts.
 
-    An exception is a warning, since a function need not know such a text.
+    An exception is a warning, since a function need not know such a text,
+    unless it says that a completion, or a column, is of another type.
 
     Raises:
-      ValueError: it returns something else than rewards, or too late.
+      ValueError: it returns something else than rewards, or too late, or takes
+        its arguments for others.
     """
     reply = self._reply(rollouts, None, calls.Clock(self._cfg.timeout))
     error = reply.error
@@ -240,13 +242,15 @@ class Function:
       if not re.match('-?(nan|inf|[0-9])', value):
         error = f'must return numbers, or None: got {value}'
     if reply.stack:
-      logging.getLogger('absl').warning(
-        '%s %s; it was tried on invented completions, the first of which is %s',
-        self._name,
-        error,
-        errors.quote(columns(rollouts)['completions'][0]),
+      shown = errors.quote(columns(rollouts)['completions'][0])
+      error = (
+        f'{error}; completions are texts as the prompts are, or else lists of '
+        f'messages: here the first, an invented one, is {shown}'
       )
-    elif error:
+      if 'NoneType' in error or not re.search('(Type|Attribute)Error', error):
+        logging.getLogger('absl').warning('%s %s', self._name, error)
+        return
+    if error:
       raise ValueError(f'{self._name} {error}')
 
   def _reply(self, rollouts, judge, clock) -> worker.Reply:
@@ -445,9 +449,13 @@ def check(
     if missing(fn, known):
       known |= set(columns())
     if wrong := missing(fn, known):
+      rename = (
+        f'; --config.STAGE.envs.{env}.env.columns=\'{{"OWN": "{wrong[0]}"}}\' '
+        'names a column so'
+      )
       raise ValueError(
         f'{key} must take arguments that exist: got {wrong}, expected some of '
-        f'{sorted(known)}{errors.nearest(wrong[0], known)}'
+        f'{sorted(known)}{errors.nearest(wrong[0], known) or rename}'
       )
 
 

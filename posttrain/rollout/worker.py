@@ -85,7 +85,7 @@ def answer(
       result = wait(result)
     if not isinstance(result := plain(result), Iterable):
       return Reply(
-        error=f'must return a list of {call.count} rewards: got '
+        error=f'must return a list of {call.count}, one per completion: got '
         f'{errors.quote(result, _QUOTED)}'
       )
     values = [plain(x) for x in result]

@@ -71,7 +71,8 @@ class Options:
       for rule in marks if value is not None else ():
         must = f'be None or {rule.must.removeprefix("be ")}'
         must = must if optional else rule.must
-        require(rule.allows(value), name, must, value)
+        near = errors.nearest(str(value), re.findall("'(.+?)'", must))
+        require(rule.allows(value), name, must, value, near[2:])
 
 
 @functools.cache

@@ -188,12 +188,13 @@ class Batch(bounds.Options):
       f'be None or >= prompts_per_step={self.prompts_per_step}',
       self.max_draws,
     )
+    tokens, size = self.micro_batch_tokens or 0, self.packed_tokens
     bounds.require(
-      (self.micro_batch_tokens or 0) % self.packed_tokens == 0,
+      tokens % size == 0,
       'micro_batch_tokens',
       f'be a multiple of joined_rows={self.joined_rows} * '
-      f'row_tokens={self.row_tokens}',
-      self.micro_batch_tokens,
+      f'row_tokens={self.row_tokens}, such as {tokens // size * size + size}',
+      tokens,
     )
 
   @property

@@ -47,7 +47,7 @@ class Endpoint(bounds.Options):
     return re.sub(r'(?<=//)[^?#]*@', '', self.base_url).rstrip('/')
 
   def __str__(self) -> str:
-    return f'{self.name} at {self.address}'
+    return f'{self.name} at {self.address}'.removeprefix(' at ')
 
 
 # Kind -> regex of its number: a decay in (0, 1), or at least 2 steps.
@@ -94,7 +94,8 @@ def _is_reference(value: Any) -> bool:
 
 _IN_GRAMMAR = bounds.Rule(
   "be 'init', 'policy', 'ema:0.99', 'snapshot:50', 'stage:NAME', a path, or a "
-  'node {"type": "endpoint", "name": ..., "base_url": ...}',
+  'node {"type": "endpoint", "name": ..., "base_url": ...} (a teacher: '
+  '--config=opd:DIR,PROMPTS.jsonl,teacher=DIR)',
   _is_reference,
 )
 _FROZEN = bounds.Rule(

@@ -77,7 +77,8 @@ def bind(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=2048)
   except OSError as error:
     raise ValueError(
-      f'--host and --port must be free: got {host}:{port}; {error}'
+      f'--host and --port must be free: got {host}:{port}; {error}; --port=0 '
+      'takes a free one'
     ) from error
 
 

@@ -162,7 +162,7 @@ def try_servers(
   if processes.on(0, lambda: not store.steps(folder)):
     own = models.Models(components, None, None, stop)
     with contextlib.closing(own.references):
-      own.connect()
+      own.connect(tries=4)  # some 10 seconds
 
 
 def _metadata(

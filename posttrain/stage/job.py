@@ -70,6 +70,7 @@ class Job:
   saves: Saves
   selection: resume.Selection | None = None  # None = the last weights
   prefetched: batches.Item | None = None  # the next step's item
+  is_idle: bool = False  # whether a step had nothing to train on
 
   @property
   def steps(self) -> int:
@@ -161,12 +162,15 @@ class Job:
     self.logbook.write_rollouts(step, item.played)
     if self.cfg.rollout.sleep:
       self.sampling.decoder.sleep()
-    if not item.batch.num_micro_batches:
+    if not item.batch.num_micro_batches and not self.is_idle:
+      self.is_idle = True
       logging.getLogger('absl').warning(
         'step %d of stage %s trains on nothing: no token has a weight, as '
-        'where the rewards of a group are equal',
+        'where the rewards of a group are equal: got %s; later steps like it '
+        'are not listed',
         step,
         self.name,
+        {k: x for k, x in item.metrics.items() if k.startswith('reward')},
       )
     return item
 

@@ -167,22 +167,28 @@ class Models:
   # Those that training and evaluation share.
   references = functools.cached_property(make_references)
 
-  def connect(self) -> None:
+  def connect(self, tries: int = 1000) -> None:
     """Connects to the servers that the stage names.
 
+    Args:
+      tries: the most attempts at a request.
+
     Raises:
-      ValueError: a server has another model, or other tokens.
+      ValueError: a server has another model, or other tokens, or refuses.
       EndpointError: a server is away.
       Preempted: `stop` ended the wait for it.
     """
     for model, key in self.components.data.references.items():
       if isinstance(model, schema.Endpoint):
+        brief = dataclasses.replace(model, tries=min(model.tries, tries))
         try:
           processes.together(
-            functools.partial(self.references.endpoint, model, key)
+            functools.partial(self.references.endpoint, brief, key)
           )
-        except calls.EndpointError:
+        except calls.EndpointError as error:
           self.stop.check(f'{key}, before its stage')
+          if error.status:
+            raise ValueError(str(error)) from error
           raise
 
   def token_pipeline(

@@ -84,7 +84,9 @@ def parse_json(data: bytes | str, where: str) -> Any:
   try:
     return json.loads(data)
   except (ValueError, RecursionError) as error:
-    raise ValueError(f'{where} must be JSON: {errors.text(error)}') from None
+    raise ValueError(
+      f'{where} must be JSON: {errors.text(error)}{errors.pointer(where)}'
+    ) from None
 
 
 class Locked(ValueError):

@@ -6,6 +6,7 @@ its traceback. Every message quotes a value of a user through `quote` or `text`:
 one line of 200 characters.
 """
 
+import contextlib
 import difflib
 import dis
 import os
@@ -47,11 +48,17 @@ def report(error: Exception, *packages: str) -> int:
     error: a caught error with its traceback.
     *packages: prefixes of module names besides `OWN`.
   """
+  message = text(error, _LONGEST) or type(error).__name__
   is_machine = isinstance(error, OSError | MemoryError)
   is_own = isinstance(error, ValueError | RuntimeError)
-  if not (is_machine or (is_own and is_expected(error, *packages))):
+  if 'xla_bridge' in str(traceback.extract_tb(error.__traceback__, -1)):
+    platforms = os.environ.get('JAX_PLATFORMS', '')
+    message = (
+      f'JAX_PLATFORMS must name devices that jax finds: got {platforms!r}; '
+      f'{message}; JAX_PLATFORMS=cpu needs none, and without it jax chooses'
+    )
+  elif not (is_machine or (is_own and is_expected(error, *packages))):
     raise error
-  message = text(error, _LONGEST) or type(error).__name__
   print(f'error: {message}', file=sys.stderr)
   code = USAGE if isinstance(error, ValueError) else FAILED
   return getattr(error, 'exit_code', code)
@@ -105,9 +112,10 @@ def place(error: BaseException) -> str:
   return ''
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.65) -> str:
   """Returns '; did you mean NAME?' of the nearest known name, '' if none is."""
-  near = difflib.get_close_matches(name, [x for x in known if x != name], 1)
+  others = [x for x in known if x != name]
+  near = difflib.get_close_matches(name, others, 1, cutoff)
   return f'; did you mean {near[0]}?' if near else ''
 
 
@@ -120,7 +128,15 @@ def near_path(path: str) -> str:
   folder, name = os.path.split(path)
   while not os.path.isdir(folder):
     folder, name = os.path.split(folder)
-  return nearest(name, os.listdir(folder))
+  return nearest(name, os.listdir(folder), 0.75)
+
+
+def pointer(path: str | os.PathLike[str]) -> str:
+  """Returns what to do where a file is a pointer of Git LFS; '' elsewhere."""
+  with contextlib.suppress(OSError), open(path, 'rb') as file:
+    if file.read(24) == b'version https://git-lfs.':
+      return f'; {path} is a pointer of Git LFS: run git lfs pull'
+  return ''
 
 
 def _short(convert, value: object, limit: int) -> str:

@@ -51,7 +51,12 @@ def load(path: str, key: str) -> Any:
   except (Exception, SystemExit) as error:  # of the module's own code, too
     hint = ''
     if isinstance(error, ModuleNotFoundError):
-      hint = '; it must be in the current folder, in PYTHONPATH, or installed'
+      hint = (
+        '; a module has no .py in its name, and must be in the current folder, '
+        'in PYTHONPATH, or installed'
+      )
+    elif isinstance(error, AttributeError):
+      hint = errors.nearest(str(error.name), dir(error.obj))
     raise ValueError(
       f'{key} must be importable: got {path!r}; {errors.describe(error)}{hint}'
     ) from error

@@ -29,7 +29,7 @@ def test_an_unknown_key_names_what_it_may_mean(key, meant):
 @pytest.mark.parametrize(
   ('name', 'meant'),
   [
-    ('num_train_epochs', '--config.STAGE.steps'),
+    ('num_train_epochs', '--config=RECIPE:DIR,data.jsonl,epochs=3'),
     ('max_new_tokens', '--config.STAGE.envs.ENV.sampler.max_tokens'),
     ('data', '--config=RECIPE:DIR,data.jsonl,module:function'),
   ],

@@ -58,6 +58,10 @@ def broken(rollouts):
   raise KeyError('no')
 
 
+def typed(completions):
+  return [text.strip() for text in completions]
+
+
 def hangs(rollouts):
   ended.wait()
   return [5.0 for _ in rollouts]

@@ -51,12 +51,12 @@ def test_the_table_has_the_start_and_the_end_of_each_stage():
     (
       (0.4904, 48 / 80, 0.7004),
       (0.6917, 56 / 70, 0.8769),
-      'changed by +0.200 [+0.052, +0.334], more than chance explains',
+      '[+0.052, +0.334], for the better, and more than chance explains',
     ),
     (
       (0.6917, 56 / 70, 0.8769),
       (0.4904, 48 / 80, 0.7004),
-      'changed by -0.200 [-0.334, -0.052], more than chance explains',
+      '[-0.334, -0.052], for the worse, and more than chance explains',
     ),
     (
       (0.2, 0.5, 0.8),
