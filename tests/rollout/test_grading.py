@@ -133,7 +133,10 @@ PROBED = dataclasses.replace(
   [
     ('one', 'must return a reward per rollout: got 1, expected 2'),
     ('scalar', 'must return a list of 2, one per completion: got 0.5'),
-    ('typed', 'TypeError.* the first, .* is .{.role.: .assistant., .content'),
+    (
+      'typed',
+      'AttributeError.* the first, .* is .{.role.: .assistant., .content',
+    ),
     ('words', "must return numbers, or None: got 'good'"),
     ('hangs', 'must return within its timeout of 0.05 s'),
   ],
