@@ -163,8 +163,9 @@ def load(
   except ValueError as error:
     # A value of the recipe that does not go with an override.
     key = re.match(r'config\.(\S+) must ', str(error))
-    pairs = [(f'.{key[1]}.', f'.{own}.') for own, _ in overrides] if key else []
-    if pairs and not any(a in b or b in a for a, b in pairs):
+    place = f'.{key[1]}.' if key else ''
+    own = [f'.{x}.' for x, _ in overrides]
+    if own and not any(place in x or x in place for x in own):
       raise ValueError(
         f'{error}; --config={path.partition(":")[0]} sets it: change it there, '
         'or override it as well'

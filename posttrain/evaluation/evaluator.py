@@ -202,7 +202,7 @@ class Evaluator:
     self._driver, self._scorer = driver, scorer
     self._measures = measures
 
-  def played(self, brief: bool = False) -> int:
+  def played(self, brief: bool) -> int:
     """Returns the number of tasks and prompts that `measure` answers."""
     _, sets, prompts = self._sets(brief)
     return sum(len(x.tasks) for x in sets) + len(prompts)

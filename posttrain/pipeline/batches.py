@@ -217,14 +217,6 @@ def metrics(batch: Batch) -> dict[str, float]:
   }
 
 
-class DataError(ValueError):
-  """The data that one of a stage's keys names cannot be used."""
-
-  def __init__(self, key: str, error: Exception):
-    self.key = key
-    super().__init__(str(error))
-
-
 class StageData:
   """The data of a stage, which needs no model: environments or pairs.
 

@@ -124,7 +124,7 @@ class PairData(batches.StageData):
       index: index of the stage within the run.
 
     Raises:
-      DataError: a row of the file cannot train; names it.
+      ValueError: a row of the file cannot train; names it.
     """
     self.stage, self.envs, self._renderer = stage, envs, renderer
     mixed = np.random.SeedSequence([seed, index, zlib.crc32(b'pairs')])
@@ -147,7 +147,8 @@ class PairData(batches.StageData):
       try:
         self.splits = splits = self._read(stage.pairs)
       except ValueError as error:
-        raise batches.DataError('pairs', error) from error
+        key = 'config.STAGE.pairs'
+        raise ValueError(f'{key} cannot be used: {error}') from error
       pairs = splits.train.pairs
       first = [(x.ids, x.mask) for x in splits.train.samples[:2]]
       self.checked = {'pairs': ([*map(preferences.length, pairs)], first)}

@@ -115,8 +115,7 @@ def make(
   assert model is not None and model.vocab_size is not None
   renderer = run.renderer.with_embedding_rows(model.vocab_size)
   # 2. The data, and what trains on it; the devices share its batches.
-  with _naming(name):
-    data = make_data(cfg.seed, index, name, stage, renderer)
+  data = make_data(cfg.seed, index, name, stage, renderer)
   with _naming(name, f'{name}.lora'):
     spec = learner.make_spec(
       name, stage, model, mesh, data.env_names, (cfg.seed, index)
@@ -299,13 +298,10 @@ def make_data(
   Raises:
     ValueError: the data cannot be used; names their key.
   """
-  try:
+  with _naming(name):
     return pipeline.DATA[stage.kind](
       stage, registry.make_all(stage.envs), renderer, seed, index
     )
-  except batches.DataError as error:
-    key = f'config.{name}.{error.key}'
-    raise ValueError(f'{key} cannot be used: {error}') from error
 
 
 def make_workers(

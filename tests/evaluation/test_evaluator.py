@@ -246,7 +246,9 @@ def test_a_brief_evaluation_plays_what_is_graded_alone(tmp_path):
     assert len(driver.all_rollouts) == len(answers) == count and not suite
     assert ('eval/pass_rate/toy' in values) == bool(count)
     assert evaluator.played(brief=True) == count
-    assert evaluator.played() == len(evaluator.tasks.by_env['toy'][1]) + 3
+    assert (
+      evaluator.played(brief=False) == len(evaluator.tasks.by_env['toy'][1]) + 3
+    )
 
 
 def test_the_suite_is_answered_greedily_in_one_turn():
