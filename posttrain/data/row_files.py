@@ -26,6 +26,7 @@ but is not that of insertion; texts come back as bytes.
 
 import array
 import bisect
+import contextlib
 import csv
 import glob
 import itertools
@@ -121,8 +122,8 @@ def files(path: str | pathlib.Path, split: str = 'train') -> list[pathlib.Path]:
     split: 'train' or 'eval'.
   """
   folder = pathlib.Path(path).expanduser()
-  if is_tfds(path) or folder.is_file():
-    return [] if is_tfds(path) else [folder]
+  if folder.is_file():
+    return [folder]
   if not folder.is_dir():
     return sorted(map(pathlib.Path, glob.glob(str(folder))))
   known = (file for depth in ('*', '*/*') for file in folder.glob(depth))
@@ -296,14 +297,21 @@ def _table(path: str | pathlib.Path):
 
 
 def _value(value: Any) -> Any:
-  """Returns a value as JSON would have it, without nulls in objects."""
-  if isinstance(value, dict):
+  """Returns a value as JSON would have it, without nulls in objects.
+
+  Bytes are texts in UTF-8; others, such as an image, are only counted.
+  """
+  if isinstance(value, Mapping):
     return {k: _value(v) for k, v in value.items() if v is not None}
-  if isinstance(value, list):
+  if isinstance(value, np.ndarray | list):
     return [_value(item) for item in value]
-  if value is None or isinstance(value, str | bool | int | float):
-    return value
-  return f'{len(value)} bytes' if isinstance(value, bytes) else str(value)
+  if isinstance(value, bytes):
+    with contextlib.suppress(UnicodeDecodeError):
+      return value.decode()
+    return f'{len(value)} bytes'
+  value = value.item() if isinstance(value, np.generic) else value
+  is_plain = value is None or isinstance(value, str | bool | int | float)
+  return value if is_plain else str(value)
 
 
 PREFIX = 'tfds:'
@@ -512,7 +520,7 @@ class Examples(Sequence[tuple[Mapping[str, Any], str]]):
 
 def _row(example: Mapping[str, Any]) -> Mapping[str, Any]:
   """Returns an example as the row that it was written from."""
-  raw = {key: _host(value) for key, value in example.items()}
+  raw = _value(example)
   for column, fields in raw.items():
     # TFDS gives a list of messages as a dict of lists.
     if isinstance(fields, Mapping) and {'role', 'content'} <= set(fields):
@@ -524,14 +532,3 @@ def _row(example: Mapping[str, Any]) -> Mapping[str, Any]:
         ]
   info = json.loads(raw.pop('info_json', '{}'))
   return {**raw, **info}
-
-
-def _host(value: Any) -> Any:
-  """Converts TFDS values (bytes, arrays) to JSON types."""
-  if isinstance(value, bytes):
-    return value.decode()
-  if isinstance(value, Mapping):
-    return {key: _host(child) for key, child in value.items()}
-  if isinstance(value, np.ndarray | list | tuple):
-    return [_host(child) for child in value]
-  return value.item() if isinstance(value, np.generic) else value

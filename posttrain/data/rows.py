@@ -259,23 +259,25 @@ def template_options(info: Mapping[str, Any], where: str) -> dict[str, Any]:
   Raises:
     ValueError: a column has another form.
   """
-  values = []
-  for column in ('tools', 'chat_template_kwargs'):
-    value, place = info.get(column), f'{where}: column {column}'
-    try:
-      if isinstance(value, str) and value.strip():
-        value = disk.parse_json(value, 'it')
-      if value and column == 'tools':
-        value = types.Tools(tuple(tool_calls.plain(value)), 'text')
-      elif value and not isinstance(value, Mapping):
-        raise ValueError(f'it must be an object: got {value!r:.80}')
-    except ValueError as error:
+  try:
+    tools, variables = (
+      disk.parse_json(x, column)
+      if isinstance(x := info.get(column), str) and x.strip()
+      else x
+      for column in ('tools', 'chat_template_kwargs')
+    )
+    if tools:
+      tools = types.Tools(tuple(tool_calls.plain(tools)), 'text')
+    if not isinstance(variables or {}, Mapping):
       raise ValueError(
-        f'{place}: {error}; a column of another meaning needs another name, by '
-        'the option `columns`'
-      ) from None
-    values.append(value)
-  return {'tools': values[0] or None, 'variables': values[1] or {}}
+        f'chat_template_kwargs must be an object: got {variables!r:.80}'
+      )
+  except ValueError as error:
+    raise ValueError(
+      f'{where}: column {error}; a column of another meaning needs another '
+      'name, by the option `columns`'
+    ) from None
+  return {'tools': tools or None, 'variables': variables or {}}
 
 
 def wrong_columns(

@@ -312,14 +312,11 @@ class References:
   def _head(self, sample: types.Sample, hint: types.Messages) -> '_Head':
     """Returns what a sample begins with in the reference's context."""
     task, ids = sample.task, sample.ids
-    renderer = self._renderer.of(task) if task else self._renderer
-
-    own = ids
     if task is not None:
+      renderer = self._renderer.of(task)
       own = renderer.render(task.prompt, add_generation_prompt=True).ids
-    if len(own) < len(ids) and np.array_equal(ids[: len(own)], own):
-      assert task is not None
-      return _Head(render_hinted(renderer, task.prompt, hint).ids, len(own))
+      if len(own) < len(ids) and np.array_equal(ids[: len(own)], own):
+        return _Head(render_hinted(renderer, task.prompt, hint).ids, len(own))
     head = render_hinted(self._renderer, (), hint, False).ids
     bos = self._renderer.tokenizer.bos_id
     # A single bos.

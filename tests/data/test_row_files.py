@@ -221,7 +221,7 @@ def test_a_malformed_file_is_named(tmp_path, name, content, message):
 
 
 def test_values_that_json_lacks_are_texts(tmp_path):
-  values = {'x': [None, b'x'], 'day': [datetime.date(2025, 1, 31), None]}
+  values = {'x': [None, b'\xff'], 'day': [datetime.date(2025, 1, 31), None]}
   table = pa.table({'prompt': ['a', 'b'], **values})
   parquet.write_table(table, tmp_path / 'a.parquet')
   rows = [row for row, _ in row_files.objects(tmp_path / 'a.parquet')]
@@ -299,8 +299,8 @@ def test_several_files_are_one_data_set(tmp_path, names, path, train, held_out):
 @pytest.mark.parametrize(
   ('column', 'value', 'words'),
   [
-    ('tools', 'hammer', 'column tools: .*the option `columns`'),
-    ('chat_template_kwargs', [1], 'column chat_template_kwargs: .*object'),
+    ('tools', 'hammer', 'column tools must .*the option `columns`'),
+    ('chat_template_kwargs', [1], 'column chat_template_kwargs must .*object'),
   ],
 )
 def test_columns_for_the_template_are_checked(tmp_path, column, value, words):
