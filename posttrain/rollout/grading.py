@@ -37,7 +37,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,15 +59,14 @@ ARGUMENTS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
   """The rewards of one summand for some rollouts."""
 
   rewards: list[float | None]  # None = no term of the sum
   # Indices of the rollouts that could not be scored because of a fault: their
   # total reward is unknown.
   failed: frozenset[int] = frozenset()
-  metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  metrics: Mapping[str, float] = {}
   error: str | None = None  # the fault, in one line
 
 
@@ -197,8 +196,7 @@ class Function:
         logging.getLogger('absl').warning(warning, self._name, reply.error)
         result = self([rollouts[i] for i in whole], judge)
         rewards = dict(zip(whole, result.rewards, strict=True))
-        return dataclasses.replace(
-          result,
+        return result._replace(
           rewards=[rewards.get(i) for i in range(count)],
           failed=frozenset(whole[i] for i in result.failed),
         )

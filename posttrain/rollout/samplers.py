@@ -19,8 +19,7 @@ from posttrain.rollout import episodes
 from posttrain.util import errors
 
 
-@dataclasses.dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
   """A drawn task, its sampler, and the uids of its rollouts."""
 
   task: types.Task
@@ -68,8 +67,7 @@ class Measured(NamedTuple):
   sequences: Sequence[rendering.Rendered]
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelSampler:
+class ModelSampler(NamedTuple):
   """Samples episodes from the trained policy, or from a frozen model."""
 
   cfg: schema.Policy | schema.Frozen
@@ -139,8 +137,7 @@ class ModelSampler:
     return Measured(len(prompt) + 1, (prompt,))
 
 
-@dataclasses.dataclass(frozen=True)
-class DatasetSampler:
+class DatasetSampler(NamedTuple):
   """Replays the demonstration of a task as if it were sampled.
 
   The rollout's mask covers the demonstration's assistant turns (content and

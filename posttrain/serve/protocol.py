@@ -11,10 +11,9 @@
    it are special, and bos precedes it; the content of messages never is.
 """
 
-import dataclasses
 import json
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -137,8 +136,7 @@ def require_fit(ok: bool, name: str, got: str, capacity: int) -> None:
   require(ok, name, must, got, 'context_length_exceeded')
 
 
-@dataclasses.dataclass(frozen=True)
-class Tools:
+class Tools(NamedTuple):
   """How the calls of a chat are read."""
 
   format: str  # one of `tool_calls.FORMATS`
@@ -147,8 +145,7 @@ class Tools:
   turn: str  # what the prompt has of the turn, as environments get it
 
 
-@dataclasses.dataclass(frozen=True)
-class Prompt:
+class Prompt(NamedTuple):
   """A prompt as ids and as text."""
 
   ids: np.ndarray  # i32[P]
@@ -156,8 +153,7 @@ class Prompt:
   tools: Tools | None = None  # None = the answer's text is returned as it is
 
 
-@dataclasses.dataclass(frozen=True)
-class ApiRequest:
+class ApiRequest(NamedTuple):
   """A request, parsed and checked."""
 
   chat: bool

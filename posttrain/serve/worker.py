@@ -24,6 +24,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +41,7 @@ _LOGITS = 2**24  # the most f32 logits of a block
 _PREFILL = {'prefill_rows': 8, 'prefill_tokens': 64}
 
 
-@dataclasses.dataclass(frozen=True)
-class NewTokens:
+class NewTokens(NamedTuple):
   """Tokens that a job has sampled since its last event."""
 
   ids: list[int]
@@ -49,8 +49,7 @@ class NewTokens:
   stop_reason: str | None  # as in `requests.Completion`; None = more follow
 
 
-@dataclasses.dataclass(frozen=True)
-class TokenLogprobs:
+class TokenLogprobs(NamedTuple):
   """Logprobs of a sequence's tokens; entry 0 has no meaning."""
 
   logprobs: np.ndarray  # f32[T], in nats
@@ -60,8 +59,7 @@ class TokenLogprobs:
   top_logprobs: np.ndarray  # f32[T, A]
 
 
-@dataclasses.dataclass(frozen=True)
-class Failed:
+class Failed(NamedTuple):
   """The end of a job without a result."""
 
   status: int  # of HTTP
