@@ -1,5 +1,7 @@
 """The algorithms, by `type`: one module and one class each."""
 
+from typing import Any
+
 from posttrain import schema
 from posttrain.algorithms import (
   base,
@@ -39,7 +41,7 @@ def kind(cfg: schema.Algorithm, key: str = 'algorithm') -> type[base.Algorithm]:
   Raises:
     ValueError: the import path names nothing that can be called.
   """
-  own = None
+  own: Any = None
   if isinstance(cfg, schema.Custom):
     own = imports.function(cfg.import_path, f'{key}.import_path')
   is_class = isinstance(own, type) and issubclass(own, base.Algorithm)

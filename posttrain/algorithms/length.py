@@ -115,16 +115,16 @@ def overlong(
 TYPES = {
   'efficiency': lambda rewards, counts, cfg: efficiency(
     rewards,
-    np.float32(
+    (
       counts @ (cfg.completion_weight, 0, cfg.tool_weight, cfg.turn_weight)
-    ),
+    ).astype(np.float32),
   ),
   'linear': lambda rewards, counts, cfg: linear(
     rewards,
-    np.float32(counts[:, [0, 1, 3]]),
+    counts[:, [0, 1, 3]].astype(np.float32),
     (cfg.output_weight, cfg.input_weight, cfg.turn_weight),
   ),
   'overlong': lambda rewards, counts, cfg: overlong(
-    rewards, np.float32(counts[:, 0]), cfg
+    rewards, counts[:, 0].astype(np.float32), cfg
   ),
 }
