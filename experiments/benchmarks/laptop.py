@@ -8,7 +8,7 @@ step begins, those of the steps after the first, positions computed per token
 needed, and peak memory of the process.
 
     sft     8 chats of about 67 tokens a step
-    grpo    4 prompts, 4 answers of 16 tokens for each
+    grpo    4 prompts, 4 answers of 64 tokens for each
     dpo     4 pairs of about 130 tokens
 """
 
@@ -38,7 +38,7 @@ ROWS = {
   'dpo': {'prompt': TEXT[:30], 'chosen': TEXT[:28], 'rejected': TEXT[5:28]},
 }
 BATCH = {'sft': 8, 'grpo': 4, 'dpo': 4}
-FEW = {'envs.data.group_size': 4, 'envs.data.sampler.max_tokens': 16}
+FEW = {'envs.data.group_size': 4, 'envs.data.sampler.max_tokens': 64}
 
 
 def main(argv=None) -> None:
@@ -83,8 +83,6 @@ def measure(kind: str, folder: str, args) -> dict:
       f'{kind}.batch.prompts_per_step': BATCH[kind],
       f'{kind}.optim.warmup_steps': 0,
       f'{kind}.eval.every': None,
-      f'{kind}.eval.suite': '()',
-      f'{kind}.eval.max_tokens': 16,
       **({f'grpo.{k}': x for k, x in FEW.items()} if reward else {}),
     }
     run = program.load(
