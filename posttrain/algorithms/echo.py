@@ -1,7 +1,6 @@
 """ECHO: GRPO, and cross-entropy on the environment's messages."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -72,15 +71,8 @@ class Echo(base.Algorithm):
         weights[-1][content & (sample.roles == role)] = alpha
     if self._filter is None:
       return weights
-    keep = self._filtered(self._filter, rollout)
-    return [np.where(k, w, 0) for k, w in zip(keep, weights, strict=True)]
-
-  def _filtered(
-    self, keep: Callable[..., Any], rollout: types.Rollout
-  ) -> list[np.ndarray]:
-    """Returns the filter's masks, bool[T] per sample; checks their shapes."""
     cfg = self.cfg.filter
-    masks = keep(rollout, **cfg.kwargs)
+    masks = self._filter(rollout, **cfg.kwargs)
     name, task = f'{cfg.import_path} must return', rollout.task.id
     what = f'{name} a list with one keep-mask per sample of task {task}'
     got = len(masks) if isinstance(masks, list) else type(masks).__name__
@@ -89,4 +81,4 @@ class Echo(base.Algorithm):
       got = np.shape(mask), np.asarray(mask).dtype.name
       what = f'{name} a bool per token of sample {i} of task {task}'
       base.require_equal(what, got, ((len(s),), 'bool'))
-    return [np.asarray(mask) for mask in masks]
+    return [np.where(k, w, 0) for k, w in zip(masks, weights, strict=True)]

@@ -44,7 +44,12 @@ class Opsd(base.Algorithm):
     self, samples: Sequence[types.Sample], scorer: base.Scorer
   ) -> Sequence[np.ndarray]:
     """Returns log q of each token, f32[T] per sample, with the hint."""
-    hints = [self._hint(sample) for sample in samples]
+    head, tail = self.cfg.template.split('{demonstration}')
+    hints = []
+    for sample in samples:
+      assert sample.task is not None, 'task'
+      content = head + self._demonstration(sample.task) + tail
+      hints.append(({'role': self.cfg.role, 'content': content},))
     return scorer(self.reference, samples, hints)
 
   def check(self, task: types.Task) -> None:
@@ -59,12 +64,6 @@ class Opsd(base.Algorithm):
         'info.KEY, or a function of the task',
         stacklevel=2,
       )
-
-  def _hint(self, sample: types.Sample) -> types.Messages:
-    assert sample.task is not None, 'task'
-    head, tail = self.cfg.template.split('{demonstration}')
-    content = head + self._demonstration(sample.task) + tail
-    return ({'role': self.cfg.role, 'content': content},)
 
   def _demonstration(self, task: types.Task) -> str:
     """Returns the text of the demonstration; ValueError if there is none."""

@@ -50,8 +50,13 @@ MEANINGS = frozenset(
   'images audio train training'.split()
 )
 _MOST_TOOLS = 64  # sets of tools whose renderers are kept
-# Roles of ShareGPT, whose messages have the fields `from` and `value`.
-_SHAREGPT = {'human': 'user', 'gpt': 'assistant', 'observation': 'tool'}
+# Other names of roles, most of them those of ShareGPT.
+_ROLES = {
+  'human': 'user',
+  'gpt': 'assistant',
+  'observation': 'tool',
+  'developer': 'system',
+}
 
 
 class Rewritten(ValueError):
@@ -118,11 +123,9 @@ def _normal(message: Any, place: str) -> types.Message:
     )
   message = {key: x for key, x in message.items() if x is not None}
   if {'from', 'value'} <= message.keys() and 'role' not in message:
-    role, message['content'] = message.pop('from'), message.pop('value')
-    message['role'] = _SHAREGPT.get(str(role), role)
-  if message.get('role') == 'developer':
-    message['role'] = 'system'
+    message |= {'role': message.pop('from'), 'content': message.pop('value')}
   role, content = message.get('role'), message.get('content')
+  role = _ROLES.get(str(role), role)
   if role not in types.ROLES:
     raise ValueError(
       f'{place}.role must be one of {types.ROLES}: got {role!r:.200}'
@@ -147,7 +150,7 @@ def _normal(message: Any, place: str) -> types.Message:
       f'{place}.weight must be 0, or 1 in a turn of the assistant: got '
       f'{message["weight"]!r:.200}'
     )
-  return {**message, 'content': content}
+  return {**message, 'role': role, 'content': content}
 
 
 def _normal_call(call: Any, place: str) -> Mapping[str, Any]:

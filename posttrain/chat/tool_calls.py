@@ -157,17 +157,16 @@ def outside_thoughts(text: str) -> str:
   """
   if 'think>' not in text:
     return text
-  masked, position = '', 0  # braces in place of JSON
+  masked, position = list(text), 0  # braces in place of JSON
   while (begin := text.find('{', position)) >= 0:
     value = _read(text, begin)
-    end = max(value.end, begin + 1)
-    json_text = text[begin:end] if value.error else '{' * (end - begin)
-    masked, position = masked + text[position:begin] + json_text, end
-  shown, position, masked = '', 0, masked + text[position:]
-  for thought in _THOUGHTS.finditer(masked):
-    shown += text[position : thought.start()] + ' ' * len(thought[0])
-    position = thought.end()
-  return shown + text[position:]
+    position = max(value.end, begin + 1)
+    if not value.error:
+      masked[begin:position] = '{' * (position - begin)
+  shown = list(text)
+  for thought in _THOUGHTS.finditer(''.join(masked)):
+    shown[slice(*thought.span())] = ' ' * len(thought[0])
+  return ''.join(shown)
 
 
 def start(text: str, format: str, names: Collection[str]) -> int:

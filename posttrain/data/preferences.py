@@ -46,7 +46,6 @@ _LABELED = ('prompt', 'completion', 'label')
 _FORM = (
   "'prompt', 'chosen' and 'rejected', or 'prompt', 'completion' and 'label'"
 )
-_KEY = 'config.STAGE.pairs.columns'
 _MAX_MARGIN = 1e6  # of rewards; sums of its loss stay far from infinity
 
 
@@ -147,7 +146,7 @@ def parse(
   info = {key: value for key, value in raw.items() if key not in read}
   options = rows.template_options(info, where)
   if not is_pair and not is_label:
-    got = rows.wrong_columns(raw, columns, _KEY)
+    got = rows.wrong_columns(raw, columns, 'config.STAGE.pairs.columns')
     raise ValueError(f'{where}: a preference must have {_FORM}: {got}')
   if 'prompt' in raw:
     prompt = rows.turns_of(raw['prompt'], 'prompt', 'user', where)

@@ -111,7 +111,10 @@ class Transcript:
     conversation = (*self.messages, *messages)
     part = self._parts[-1]
     extended = (*part.visible, *range(len(self.messages), len(conversation)))
-    visible, rendered = self._visible(extended), None
+    visible, rendered, keep = extended, None, self._keep
+    if keep is not None and len(self._turn_messages) > keep:
+      first, given = self._turn_messages[-keep], self._prompt_messages
+      visible = tuple(i for i in extended if i < given or i >= first)
     if visible == extended:
       with contextlib.suppress(rendering.Rewritten):
         rendered = self._renderer.extend(
@@ -146,13 +149,6 @@ class Transcript:
     else:
       self._prompt_messages = len(self.messages)
     return rendered.ids[start:]
-
-  def _visible(self, indices: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the indices of messages that are in the policy's context."""
-    if self._keep is None or len(self._turn_messages) <= self._keep:
-      return indices
-    first = self._turn_messages[-self._keep]
-    return tuple(i for i in indices if i < self._prompt_messages or i >= first)
 
   def append_completion(self, completion: requests.Completion) -> str:
     """Appends the policy's turn; returns its text without the stop token.

@@ -260,8 +260,25 @@ class References:
       np.concatenate([head.ids, s.ids[head.replaced :]])
       for head, s in zip(heads, samples, strict=True)
     ]
+    futures = ()
     if isinstance(reference, schema.Endpoint):
-      finish, futures = self._start_server(reference, ids, samples)
+      # A server scores a whole sequence at one temperature: that of the sampled
+      # tokens, the only ones that are read.
+      pairs = [
+        (x, s.temperatures[s.mask].max(initial=0) or 1)
+        for x, s in zip(ids, samples, strict=True)
+      ]
+      names = ', '.join(sorted({sample.env for sample in samples} - {''}))
+      own = side_by_side.thread(
+        self.endpoint(reference).score,
+        processes.share(pairs, key=id),
+        f'environment {names}' if names else 'a stage on pairs',
+      )
+      futures = (own,)
+
+      def finish():
+        return processes.divided(pairs, lambda _: own.result(), key=id)
+
     else:
       temperatures = [
         np.concatenate(
@@ -270,7 +287,6 @@ class References:
         for head, s in zip(heads, samples, strict=True)
       ]
       finish = self._start(self.model(reference), ids, temperatures)
-      futures = ()
     # Token 0 has no prediction, with or without a hint; nor do tokens of the
     # prompt that the hint has changed.
     first = [max(head.replaced, 1) for head in heads]
@@ -282,32 +298,6 @@ class References:
       ]
 
     return Scores(len(samples), aligned, futures)
-
-  def _start_server(
-    self,
-    reference: schema.Endpoint,
-    ids: Sequence[np.ndarray],
-    samples: Sequence[types.Sample],
-  ) -> tuple[
-    Callable[[], list[np.ndarray]], Sequence[concurrent.futures.Future]
-  ]:
-    """Starts requests in a thread; returns a function that waits for them."""
-    # A server scores a whole sequence at one temperature: that of the sampled
-    # tokens, the only ones that are read.
-    temperatures = [s.temperatures[s.mask].max(initial=0) or 1 for s in samples]
-    names = ', '.join(sorted({sample.env for sample in samples} - {''}))
-    caller = f'environment {names}' if names else 'a stage on pairs'
-    endpoint = self.endpoint(reference)
-
-    pairs = list(zip(ids, temperatures, strict=True))
-    own = side_by_side.thread(
-      endpoint.score, processes.share(pairs, key=id), caller
-    )
-
-    def finish():
-      return processes.divided(pairs, lambda _: own.result(), key=id)
-
-    return finish, (own,)
 
   def _head(self, sample: types.Sample, hint: types.Messages) -> '_Head':
     """Returns what a sample begins with in the reference's context."""

@@ -39,7 +39,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import uvicorn
@@ -243,9 +243,7 @@ class _Routes:
     return _json(self._model)
 
   async def respond(
-    self,
-    request: requests.Request,
-    answer: Callable[[bytes], Coroutine[Any, Any, responses.Response]],
+    self, request: requests.Request, answer: Callable[[bytes], Any]
   ) -> responses.Response:
     """Reads a body, and answers it while the client is there."""
     kind = request.headers.get('content-type', '')

@@ -109,7 +109,13 @@ class Detokenizer:
       self.finish = 'stop'
       end, self.stop = match
     else:
-      end = len(text) - (0 if self.finish else self._possible(text))
+      held = (
+        size
+        for stop in self._stops
+        for size in range(1, len(stop))
+        if text.endswith(stop[:size])
+      )
+      end = len(text) - (0 if self.finish else max(held, default=0))
     self._held = text[end:]
     self.text += text[:end]
     return text[:end]
@@ -137,16 +143,6 @@ class Detokenizer:
     """Returns (start, string) of the stop string that starts first, if any."""
     places = ((text.find(stop), stop) for stop in self._stops)
     return min((x for x in places if x[0] >= 0), default=None)
-
-  def _possible(self, text: str) -> int:
-    """Returns the characters at the end that may begin a stop string."""
-    sizes = (
-      size
-      for stop in self._stops
-      for size in range(1, len(stop))
-      if text.endswith(stop[:size])
-    )
-    return max(sizes, default=0)
 
 
 async def reward(ids: np.ndarray, engine: worker.Worker) -> float:

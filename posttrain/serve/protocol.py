@@ -323,7 +323,7 @@ def read_scored(content: bytes, served: worker.Worker) -> np.ndarray:
   name, renderer, parts = 'messages', served.policy.renderer, []
   assert renderer is not None, 'a run has a tokenizer'
   try:
-    parts = renderer.demonstrate(rendering.normalize(body.get(name, [])))
+    parts = renderer.demonstrate(body.get(name, []))
   except ValueError as error:
     raise Refused(400, f'{error}', name) from error
   require(parts, name, "have an assistant's turn", body.get(name))

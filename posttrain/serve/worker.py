@@ -152,21 +152,18 @@ class Worker:
       Exception: the engine cannot decode.
     """
     if not self.is_reward:
-      self._warm_up()
+      self._engine = self._make_engine()
+      self._engine.warm_up()
+      # Twice: some programs have other inputs once there is a state.
+      for _ in range(2):
+        request = requests.Request(
+          next(self._ids), np.zeros(1, np.int32), self.capacity - 1
+        )
+        self._engine.submit(request)
+        if not self._engine.step():
+          self._engine.cancel(request.id)
     for thread in self._threads:
       thread.start()
-
-  def _warm_up(self) -> None:
-    self._engine = self._make_engine()
-    self._engine.warm_up()
-    # Twice: some programs have other inputs once there is a state.
-    for _ in range(2):
-      request_id = next(self._ids)
-      self._engine.submit(
-        requests.Request(request_id, np.zeros(1, np.int32), self.capacity - 1)
-      )
-      if not self._engine.step():
-        self._engine.cancel(request_id)
 
   def stop(self, wait: float) -> bool:
     """Fails all jobs; returns False if a thread runs on after `wait` s."""

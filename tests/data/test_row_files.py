@@ -105,7 +105,7 @@ def test_an_input_of_alpaca_follows_the_instruction(tmp_path):
       'completion must hold an assistant turn',
     ),
     (
-      {'messages': [USER, {'role': 'gpt', 'content': ''}]},
+      {'messages': [USER, {'role': 'bot', 'content': ''}]},
       'messages[1].role must be one of',
     ),
   ],
