@@ -270,7 +270,8 @@ class Renderer:
     if rows < needed:
       raise ValueError(
         f'config.tokenizer.path must be that of the model: it has {needed} '
-        f'tokens, but config.model.vocab_size={rows}'
+        f'tokens, but config.model.vocab_size={rows}; where it is not set, the '
+        "tokenizer of the model's directory is used"
       )
     renderer = copy.copy(self)
     renderer.embedding_rows, renderer._last = rows, None

@@ -58,7 +58,7 @@ def find(path: str) -> str:
   Raises:
     ValueError: the path is neither.
   """
-  path = hub.folder(path) or path
+  path = hub.folder(str(path)) or str(path)
   if is_hf(path) or is_peft(path):
     return os.path.realpath(os.path.expanduser(path))
   try:

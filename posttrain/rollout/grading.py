@@ -449,7 +449,7 @@ def check(
     if wrong := missing(fn, known):
       rename = (
         f'; --config.STAGE.envs.{env}.env.columns=\'{{"OWN": "{wrong[0]}"}}\' '
-        'names a column so'
+        'names a column so; the argument judge needs the option judge'
       )
       raise ValueError(
         f'{key} must take arguments that exist: got {wrong}, expected some of '
