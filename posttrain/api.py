@@ -32,7 +32,6 @@ from posttrain.checkpoints import policies
 from posttrain.config import checks, python_options
 from posttrain.decode import requests
 from posttrain.evaluation import comparison
-from posttrain.schema import bounds
 from posttrain.util import hub, imports
 
 Options = python_options.Options
@@ -119,9 +118,8 @@ def train(
       before anything is compiled.
     preemption.Preempted: stopped by SIGTERM or the time limit; all is saved.
   """
-  bounds.require(
-    isinstance(run, schema.Run), 'run', 'be what load returns', run
-  )
+  if not isinstance(run, schema.Run):
+    raise ValueError(f'run must be what load returns: got {run!r}')
   if functions := python_options.named(rewards):
     run = python_options.with_rewards(run, functions, {})
     checks.check(run)
@@ -234,8 +232,8 @@ def generate(
   Raises:
     ValueError: the policy has no tokenizer, or a prompt does not fit it.
   """
-  text = 'be a list, as in [prompt]'
-  bounds.require(not isinstance(prompts, str), 'prompts', text, prompts)
+  if isinstance(prompts, str):
+    raise ValueError(f'prompts must be a list, as in [prompt]: got {prompts!r}')
   is_loaded = isinstance(policy, policies.Policy)
   loaded = policy if is_loaded else policies.load(policy)
   ids = [

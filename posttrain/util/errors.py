@@ -128,7 +128,7 @@ def near_path(path: str) -> str:
   folder, name = os.path.split(path)
   while not os.path.isdir(folder):
     folder, name = os.path.split(folder)
-  return nearest(name, os.listdir(folder), 0.75)
+  return nearest(name, os.listdir(folder), 0.8)
 
 
 def pointer(path: str | os.PathLike[str]) -> str:
