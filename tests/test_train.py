@@ -130,7 +130,7 @@ def test_a_dry_run_plans_for_devices_that_are_not_here(tmp_path, capsys):
   [
     ('--config.sft.init=/no/such', "got '/no/such'"),
     ('--config.tokenizer.path=/no.json', 'tokenizer.path must'),
-    ('--config.model.vocab_size=100', "must hold the tokenizer's"),
+    ('--config.model.vocab_size=100', 'must be that of the model'),
     ('--config.model.attention=pallas', 'config.model.attention must'),
     ('--profile=5:3', '--profile must be FROM:TO'),
     ('--config.sft.batch.row_tokens=32', 'must fit into batch.row_tokens'),
