@@ -135,7 +135,7 @@ def scoring(
     ValueError: reference logprobs are not aligned with the tokens, or one is
       not finite.
   """
-  indices = _members(samples)
+  indices = ref_kl_members(samples)
   if not indices:
     return samples
   assert scorer is not None, 'reference logprobs need a scorer'
@@ -195,12 +195,8 @@ def apart(
   }
 
 
-def needs_scores(samples: Sequence[types.Sample]) -> bool:
-  """Returns whether a sample of `stamp` has a ref_kl member."""
-  return bool(_members(samples))
-
-
-def _members(samples: Sequence[types.Sample]) -> list[int]:
+def ref_kl_members(samples: Sequence[types.Sample]) -> list[int]:
+  """Returns the indices of samples of `stamp` with a ref_kl member."""
   return [i for i, x in enumerate(samples) if _kl_weights(x).any()]
 
 

@@ -71,7 +71,23 @@ def pack(
         f'[1, {longest}], batch.row_tokens: got {len(sample)}; raise it, or '
         'drop or truncate the row'
       )
-  fields, owner, position = _joined(samples)
+  # The tokens of all samples as one sequence of N: samples are many and short,
+  # and numpy's cost is per call.
+  sizes = np.array([len(sample) for sample in samples], np.int64)
+  owner = np.repeat(np.arange(len(samples)), sizes)  # index of the sample
+  position = np.arange(len(owner)) - (np.cumsum(sizes) - sizes)[owner]
+  none = np.zeros(max(sizes, default=0), np.float32)
+  fields = {}  # 0 where a sample has no advantages or ref_logprobs
+  for name in _FIELDS:
+    parts = [none[:0]] if not samples else []
+    for sample, length in zip(samples, sizes, strict=True):
+      value = getattr(sample, name)
+      if value is None:
+        assert not getattr(sample, _READERS[name]).any(), f'{name}: no stream'
+        value = none[:length]
+      assert np.shape(value) == (length,), f'{name} must be aligned'
+      parts.append(value)
+    fields[name] = np.concatenate(parts)
   fields['rl_weights'] = fields['rl_weights'] * fields['mask']
   weights = {name: fields[f'{name}_weights'] for name in types.COMPONENTS}
 
@@ -130,35 +146,6 @@ def pack(
     num_micro_batches=np.asarray(-(-len(bins) // rows), np.int32),
   )
   return batch, [samples[kept[index]] for index in left]
-
-
-def _joined(
-  samples: Sequence[types.Sample],
-) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-  """Joins the tokens of all samples to one sequence of N.
-
-  Samples are many and short: numpy's cost is per call.
-
-  Returns:
-    (name -> [N], 0 where a sample has no advantages or ref_logprobs; index of
-    each token's sample, i64[N]; index of each token in its sample, i64[N]).
-  """
-  lengths = np.array([len(sample) for sample in samples], np.int64)
-  starts = np.cumsum(lengths) - lengths
-  owner = np.repeat(np.arange(len(samples)), lengths)
-  none = np.zeros(max(lengths, default=0), np.float32)
-  fields = {}
-  for name in _FIELDS:
-    arrays = [none[:0]] if not samples else []
-    for sample, length in zip(samples, lengths, strict=True):
-      value = getattr(sample, name)
-      if value is None:
-        assert not getattr(sample, _READERS[name]).any(), f'{name}: no stream'
-        value = none[:length]
-      assert np.shape(value) == (length,), f'{name} must be aligned'
-      arrays.append(value)
-    fields[name] = np.concatenate(arrays)
-  return fields, owner, np.arange(len(owner)) - starts[owner]
 
 
 def first_fit(

@@ -142,8 +142,7 @@ def files(path: str | pathlib.Path, split: str = 'train') -> list[pathlib.Path]:
 
 def fingerprint(path: str | pathlib.Path, split: str = 'train') -> str:
   """Returns the sha256, hex, of a data set's content; of TFDS, all splits."""
-  name = os.fspath(path)
-  folder = find_tfds(name)[0] if is_tfds(name) else name
+  folder = find_tfds(os.fspath(path))[0] if is_tfds(path) else path
   parts = files(path, split) or [pathlib.Path(folder)]
   prints = [sources.file_fingerprint(x) for x in parts]
   if not prints[1:]:

@@ -221,7 +221,7 @@ class TokenPipeline(batches.Pipeline):
   ) -> list[types.Sample]:
     """Returns all samples with reference logprobs, in the same order."""
     names = [
-      k for k, samples in stamped.items() if streams.needs_scores(samples)
+      k for k, samples in stamped.items() if streams.ref_kl_members(samples)
     ]
     if names:
       tasks = [

@@ -377,14 +377,14 @@ def run(fn: Callable[[], T], clock: Clock) -> T:
   return call.result()
 
 
-def awaited(result: Any) -> Any:
-  """Returns a result, or that of the coroutine that it is."""
-  return wait(result) if inspect.iscoroutine(result) else result
+def wait(result: Any) -> Any:
+  """Returns a result, or that of the coroutine that it is.
 
-
-def wait(coroutine: Any) -> Any:
-  """Returns the result of a coroutine; a call in this thread may cancel it."""
-  future = asyncio.run_coroutine_threadsafe(coroutine, _loop())
+  A call in this thread may cancel the coroutine.
+  """
+  if not inspect.iscoroutine(result):
+    return result
+  future = asyncio.run_coroutine_threadsafe(result, _loop())
 
   def cancel():
     future.cancel()

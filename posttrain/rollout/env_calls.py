@@ -149,14 +149,14 @@ class Calls(EpisodeCalls):
   def open(self) -> types.Messages:
     """Makes the episode; returns its prompt."""
     self.method = 'make'
-    self._episode = calls.awaited(self._env.make(copy.deepcopy(self._task)))
+    self._episode = calls.wait(self._env.make(copy.deepcopy(self._task)))
     self._has_episode = True
     return _messages(self._result('reset'), 'reset')
 
   def _result(self, method: str, *args: Any) -> Any:
     """Returns the result of a method of the episode."""
     self.method = method
-    return calls.awaited(getattr(self._episode, method)(*args))
+    return calls.wait(getattr(self._episode, method)(*args))
 
   def step(
     self, text: str, truncated: bool, style: tool_calls.Style | None = None
@@ -264,7 +264,7 @@ class ToolTurns:
   def _result(self, episode: base.Episode, call: tool_calls.Call) -> str:
     run = cast(base.ToolEpisode, episode).call
     try:
-      return str(calls.awaited(run(call.name, call.arguments)))
+      return str(calls.wait(run(call.name, call.arguments)))
     except Exception as error:
       return self._failure(errors.describe(error, _LONGEST))
 
@@ -321,7 +321,7 @@ class Source:
     def attempt():
       # Quotes an error within the time limit, as its `str` may hang.
       try:
-        return calls.awaited(call())
+        return calls.wait(call())
       except MemoryError:
         raise
       except BaseException as error:  # also SystemExit, from a user's code

@@ -286,7 +286,21 @@ class References:
         )
         for head, s in zip(heads, samples, strict=True)
       ]
-      finish = self._start(self.model(reference), ids, temperatures)
+      model = self.model(reference)
+      highest = max((int(x.max()) for x in ids), default=0)
+      if highest >= model.cfg.vocab_size:
+        raise ValueError(
+          'a reference must have the tokens that it scores: got token '
+          f'{highest}, expected less than {model.cfg.vocab_size}; the policy '
+          'has more rows than it, and sampled one without a text'
+        )
+      width, longest = self._capacity, max(map(len, ids), default=0)
+      while width < longest:  # longer with a hint; few widths compile
+        width *= 2
+      key = (model.cfg, width)
+      if key not in self._scorers:
+        self._scorers[key] = self._scorer(*key)
+      finish = self._scorers[key].start(model.params, ids, temperatures)
     # Token 0 has no prediction, with or without a hint; nor do tokens of the
     # prompt that the hint has changed.
     first = [max(head.replaced, 1) for head in heads]
@@ -311,25 +325,6 @@ class References:
     bos = self._renderer.tokenizer.bos_id
     # A single bos.
     return _Head(head, int(len(head) > 0 and head[0] == ids[0] == bos))
-
-  def _start(
-    self, model: Model, ids, temperatures
-  ) -> Callable[[], list[np.ndarray]]:
-    highest = max((int(x.max()) for x in ids), default=0)
-    if highest >= model.cfg.vocab_size:
-      raise ValueError(
-        'a reference must have the tokens that it scores: got token '
-        f'{highest}, expected less than {model.cfg.vocab_size}; the policy '
-        'has more rows than it, and sampled one without a text'
-      )
-    width = self._capacity
-    longest = max(map(len, ids), default=0)
-    while width < longest:  # longer with a hint; few widths compile
-      width *= 2
-    key = (model.cfg, width)
-    if key not in self._scorers:
-      self._scorers[key] = self._scorer(*key)
-    return self._scorers[key].start(model.params, ids, temperatures)
 
 
 def tracks_policy(reference: schema.Reference) -> bool:

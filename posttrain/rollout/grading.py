@@ -99,11 +99,10 @@ class LocalJudge:
     ]
     # An id is a hash of the prompt, so that the draws are the same after a
     # restart; equal prompts get one reply.
-    hashes = [
-      hashlib.blake2b(prompt.tobytes(), digest_size=8).digest()
-      for prompt in prompts
+    ids = [
+      int(hashlib.blake2b(x.tobytes(), digest_size=8).hexdigest(), 16) >> 1
+      for x in prompts
     ]
-    ids = [int.from_bytes(x, 'big') >> 1 for x in hashes]
     by_id = {
       id: requests.Request(
         id=id,

@@ -283,9 +283,23 @@ class Calls(env_calls.EpisodeCalls):
       self._remote.give_back(taken)
 
   def _play(self, method: str, args: tuple[Any, ...]) -> Any:
+    """Makes a call, after all earlier ones if the worker is a new one."""
     while True:
       try:
-        return self._try(method, args)
+        if self._worker is None:
+          self._worker = self._remote.take(self._losses >= SHARED_LOSSES)
+          for earlier, its_args, digest in self._calls:
+            if _digest(self._at(self._worker, earlier, *its_args)) != digest:
+              raise env_calls.EnvError(
+                f'{self.where}: {self.method} must give the same reply to the '
+                'same turns: it gave another one after the loss of a worker'
+              )
+        result = self._at(self._worker, method, *args)
+        if isinstance(result, env_calls.EnvError):
+          raise result
+        self._losses = 0
+        self._calls.append((method, args, _digest(result)))
+        return result
       except (Lost, TimedOut) as error:
         lost, self._worker = self._worker, None
         if lost is not None:
@@ -299,23 +313,6 @@ class Calls(env_calls.EpisodeCalls):
             f'{self._losses} were lost in one call, the last in {self.method}: '
             f'{errors.text(error, 200)}'
           ) from None
-
-  def _try(self, method: str, args: tuple[Any, ...]) -> Any:
-    """Makes a call, after all earlier ones if the worker is a new one."""
-    if self._worker is None:
-      self._worker = self._remote.take(self._losses >= SHARED_LOSSES)
-      for earlier, its_args, digest in self._calls:
-        if _digest(self._at(self._worker, earlier, *its_args)) != digest:
-          raise env_calls.EnvError(
-            f'{self.where}: {self.method} must give the same reply to the same '
-            'turns: it gave another one after the loss of a worker'
-          )
-    result = self._at(self._worker, method, *args)
-    if isinstance(result, env_calls.EnvError):
-      raise result
-    self._losses = 0
-    self._calls.append((method, args, _digest(result)))
-    return result
 
   def _at(self, taken: _Worker, method: str, *args: Any) -> Any:
     """Returns the result of a call in a worker, which may be an `EnvError`."""

@@ -209,8 +209,7 @@ class Call:
         if request.seed is not None:
           data = f'{request.seed} {choice} '.encode()
           data += prompt.ids.astype('<i4').tobytes()
-          digest = hashlib.sha256(data).digest()[:8]
-          key = int.from_bytes(digest, 'big') >> 1
+          key = int(hashlib.sha256(data).hexdigest()[:16], 16) >> 1
         engine_request = requests.Request(
           -1,
           prompt.ids,
