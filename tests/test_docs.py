@@ -100,7 +100,7 @@ def test_the_environment_with_tools_plays_an_episode(example):
 def test_the_algorithm_of_the_page_weighs_the_other_messages(example):
   namespace = {}
   exec(example('listen.py').read_text(), namespace)
-  cfg = types.SimpleNamespace(weight=0.1)
+  cfg = types.SimpleNamespace(alpha=0.1)
   samples = two_turns.finalize(
     namespace['Listen'](cfg), [two_turns.group(1.0, 0.0)]
   )
