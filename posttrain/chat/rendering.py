@@ -26,7 +26,7 @@ import hashlib
 import json
 import logging
 import pathlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -181,11 +181,11 @@ def load(cfg: schema.Tokenizer) -> 'Renderer':
 
 def check_variables(
   variables: Mapping[str, Any],
-  reads: Collection[str],
+  reads: Set[str],
   place: str = 'chat_template_kwargs',
 ) -> None:
   """Raises ValueError for variables that the chat template does not read."""
-  if unread := variables.keys() - set(reads):
+  if unread := variables.keys() - reads:
     raise ValueError(
       f'{place} must be some that the chat template reads: got '
       f'{sorted(unread)!r:.200}, expected some of {sorted(reads)!r:.200}'

@@ -42,10 +42,6 @@ from posttrain.util import disk
 
 _PAIR = ('prompt', 'chosen', 'rejected', 'margin')
 _LABELED = ('prompt', 'completion', 'label')
-# What a preference may have, for errors.
-_FORM = (
-  "'prompt', 'chosen' and 'rejected', or 'prompt', 'completion' and 'label'"
-)
 _MAX_MARGIN = 1e6  # of rewards; sums of its loss stay far from infinity
 
 
@@ -147,7 +143,10 @@ def parse(
   options = rows.template_options(info, where)
   if not is_pair and not is_label:
     got = rows.wrong_columns(raw, columns, 'config.STAGE.pairs.columns')
-    raise ValueError(f'{where}: a preference must have {_FORM}: {got}')
+    raise ValueError(
+      f"{where}: a preference must have 'prompt', 'chosen' and 'rejected', or "
+      f"'prompt', 'completion' and 'label': {got}"
+    )
   if 'prompt' in raw:
     prompt = rows.turns_of(raw['prompt'], 'prompt', 'user', where)
   else:

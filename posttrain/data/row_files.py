@@ -126,9 +126,12 @@ def files(path: str | pathlib.Path, split: str = 'train') -> list[pathlib.Path]:
     return [folder]
   if not folder.is_dir():
     return sorted(map(pathlib.Path, glob.glob(str(folder))))
-  known = (file for depth in ('*', '*/*') for file in folder.glob(depth))
-  kinds = ('.jsonl', *TABLES)  # others have notes in .json
-  parts = sorted(x for x in known if x.suffix.lower() in kinds)
+  parts = sorted(
+    file
+    for depth in ('*', '*/*')
+    for file in folder.glob(depth)
+    if file.suffix.lower() in ('.jsonl', *TABLES)  # others have notes in .json
+  )
 
   def named(*splits: str) -> list[pathlib.Path]:
     start = re.compile(rf'(.*/)?({"|".join(splits)})([\W_]|$)')

@@ -161,7 +161,6 @@ class DatasetSampler(NamedTuple):
         message names the row.
     """
     size, (needed, sequences) = self.max_tokens, self.measure(task)
-    longest = max(map(len, sequences))
     if needed > size:
       raise ValueError(
         f'{_where(task)} must fit into batch.row_tokens={size}: got {needed} '
@@ -188,7 +187,7 @@ class DatasetSampler(NamedTuple):
       (*rendering.joined(task.prompt, first), *others),
       tuple(s for s in samples if s.mask.any()),
       types.Score(None),
-      'eos' if longest <= size else 'max_tokens',
+      'eos' if max(map(len, sequences)) <= size else 'max_tokens',
     )
 
   def measure(self, task: types.Task) -> Measured:

@@ -430,9 +430,13 @@ def _conversation(
     messages = rendering.normalize(messages)
     for i, message in enumerate(messages):
       for name in message.keys() - fields:
-        place, must = f'messages[{i}].{name}', 'be left out: nothing reads it'
-        got = message[name]
-        require(not got, place, must, got, 'unsupported_field')
+        require(
+          not message[name],
+          f'messages[{i}].{name}',
+          'be left out: nothing reads it',
+          message[name],
+          'unsupported_field',
+        )
     if renderer.style is not None:
       messages = tool_calls.written(messages, renderer.style)
     rendered = renderer.render(
