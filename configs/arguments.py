@@ -291,6 +291,8 @@ def _kind_of(part: str, rewards: bool, teacher: bool, form: str) -> str:
   near = near or errors.near_path(path)
   if not part.lower().endswith(row_files.ENDINGS):
     near = hub.hint(part) or near
+  if '://' in part and not part.startswith('teacher='):
+    near = '; an address is not read: download it first'
   raise ValueError(
     f'{NAME} must have parts that exist: got {part!r}{near}; {form}'
   )
@@ -302,7 +304,7 @@ def _form(rewards: bool, lora: bool, teacher: bool) -> str:
   functions = (
     f', module:function or {_REWARD}PATH of a reward model' if rewards else ''
   )
-  functions += f', {_TEACHER}DIR|RUN|ADDRESS' if teacher else ''
+  functions += f', {_TEACHER}DIR|RUN|http://HOST:PORT/v1' if teacher else ''
   return (
     'its parts are a HuggingFace directory or the workdir of a run (or a '
     f'preset, such as small), data ({", ".join(row_files.ENDINGS)}, or '
