@@ -31,7 +31,7 @@ import logging
 import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,8 +45,7 @@ _LABELED = ('prompt', 'completion', 'label')
 _MAX_MARGIN = 1e6  # of rewards; sums of its loss stay far from infinity
 
 
-@dataclasses.dataclass(frozen=True)
-class Preference:
+class Preference(NamedTuple):
   """Two answers to a prompt; a missing one is None."""
 
   prompt: types.Messages
@@ -54,10 +53,10 @@ class Preference:
   rejected: types.Messages | None
   where: str  # 'file:line', for error messages
   margin: float = 0.0
-  info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  info: Mapping[str, Any] = {}
   # See `rows.Row`.
   tools: types.Tools | None = None
-  variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  variables: Mapping[str, Any] = {}
 
 
 def read(

@@ -9,13 +9,12 @@ Columns of other names are renamed first, and those of ShareGPT and Alpaca are
 recognised (`renamed`).
 """
 
-import dataclasses
 import hashlib
 import json
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,18 +33,17 @@ _FLAGS = ('false', 'true', '0', '1', '0.0', '1.0', 'no', 'yes')
 COLUMNS_KEY = 'config.STAGE.envs.ENV.env.columns'
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
   """A prompt and its demonstrated completion, if it has one."""
 
   prompt: types.Messages  # its assistant turns are not trained
   completion: types.Messages  # holds at least one assistant turn; or ()
   where: str  # 'file:line', for error messages
-  info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  info: Mapping[str, Any] = {}
   as_text: bool = False  # the prompt is a string in the file
   tools: types.Tools | None = None  # of the column `tools`; calls are not read
   # Variables of the chat template, of the column `chat_template_kwargs`.
-  variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  variables: Mapping[str, Any] = {}
 
 
 class Rows(Sequence[Row]):

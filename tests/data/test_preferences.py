@@ -136,7 +136,7 @@ def test_written_pairs_are_read_back(tmp_path):
   preferences.write(path, pairs)
   read = preferences.read(path)
   for i, (ours, theirs) in enumerate(zip(pairs, read, strict=True)):
-    assert vars(ours) | {'where': f'{path}:{i + 1}'} == vars(theirs)
+    assert ours._replace(where=f'{path}:{i + 1}') == theirs
   assert [x.name for x in path.parent.iterdir()] == ['pairs.jsonl']
 
 
