@@ -66,8 +66,8 @@ class Options:
     for name, kind, marks in _declared(type(self)):
       value = getattr(self, name)
       text = kind.__name__ if isinstance(kind, type) else kind
-      text = f'{text}{", as JSON" if "[" in str(text) else ""}'
-      require(_fits(value, kind), name, f'be of type {text}', value)
+      must = f'be of type {text}{", as JSON" if "[" in str(text) else ""}'
+      require(_fits(value, kind), name, must, value)
       optional = types.NoneType in typing.get_args(kind)
       for rule in marks if value is not None else ():
         must = f'be None or {rule.must.removeprefix("be ")}'

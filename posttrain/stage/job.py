@@ -165,14 +165,17 @@ class Job:
       self.sampling.decoder.sleep()
     if not item.batch.num_micro_batches and not self.is_idle:
       self.is_idle = True
-      means = item.metrics.items()
       logging.getLogger('absl').warning(
         'step %d of stage %s trains on nothing: no token has a weight, as '
         'where the rewards of a group are equal: got the means %s; see whether '
         'the reward finds what it looks for; later steps are not listed',
         step,
         self.name,
-        {k: x for k, x in means if re.match('rewards?/[^/]*/[^/]*$', k)},
+        {
+          k: x
+          for k, x in item.metrics.items()
+          if re.match('rewards?/[^/]*/[^/]*$', k)
+        },
       )
     return item
 
