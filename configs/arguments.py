@@ -186,22 +186,23 @@ def _path(part: str) -> str:
 
 
 def _joined(files: Sequence[str]) -> list[str]:
-  """Returns data sets; shards of one, as x-00000-of-00002, become a pattern."""
-  patterns = [re.sub(r'-\d+-of-', '-*-of-', x) for x in files]
-  joined = []
-  for pattern, file in zip(patterns, files, strict=True):
-    if pattern == file or patterns.count(pattern) == 1:
-      joined.append(file)
-    elif pattern not in joined:
-      joined.append(pattern)
-  return joined
+  """Returns data sets; files whose names differ in numbers alone are one."""
+  joined: dict[str, list[str]] = {}
+  for file in files:
+    key = file if row_files.is_tfds(file) else re.sub(r'\d+', '0', file)
+    joined.setdefault(key, []).append(file)
+  return [','.join(group) for group in joined.values()]
 
 
 def _data(part: str) -> str:
   """Returns a file's path, or a TFDS name with the version that is here."""
   if row_files.is_tfds(part):
     return row_files.find_tfds(part)[1]
-  return absolute(part)
+  return (
+    absolute(part)
+    if os.path.exists(part)
+    else ','.join(map(absolute, part.split(',')))
+  )
 
 
 def absolute(path: str) -> str:

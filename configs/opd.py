@@ -19,8 +19,6 @@ A tenth of the prompts is held out, or a second file names the held-out ones:
 `eval/teacher_kl/data` is the KL of the policy to the teacher on an answer to
 each, in nats per token. `epochs=3` and `lora` are as in configs/grpo.py.
 
-Expected: not measured on a model of useful size.
-
 `:tiny` runs every part on rows_example.jsonl, on bytes and random weights,
 with the initial weights as the teacher, and learns nothing; with
 `DIR,PROMPTS.jsonl,...` before it, on those.

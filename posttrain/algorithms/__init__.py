@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from posttrain import schema
+from posttrain import schema, types
 from posttrain.algorithms import (
   base,
   custom,
@@ -39,13 +39,23 @@ def kind(cfg: schema.Algorithm, key: str = 'algorithm') -> type[base.Algorithm]:
     key: their dotted key, for errors.
 
   Raises:
-    ValueError: the import path names nothing that can be called.
+    ValueError: the import path names nothing that can be called, or a class
+      that is no algorithm.
   """
   own: Any = None
   if isinstance(cfg, schema.Custom):
     own = imports.function(cfg.import_path, f'{key}.import_path')
-  is_class = isinstance(own, type) and issubclass(own, base.Algorithm)
-  return own if is_class else TYPES[cfg.type]
+  if not isinstance(own, type):
+    return TYPES[cfg.type]
+  if not (
+    issubclass(own, base.Algorithm) and own.component in types.COMPONENTS
+  ):
+    raise ValueError(
+      f'{key}.import_path must name a function, or a subclass of '
+      f'algorithms.base.Algorithm with a component of {types.COMPONENTS}: got '
+      f'{own}'
+    )
+  return own
 
 
 def make(cfg: schema.Algorithm) -> base.Algorithm:

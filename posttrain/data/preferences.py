@@ -134,7 +134,9 @@ def parse(
   is_pair = {'chosen', 'rejected'} <= raw.keys()
   turns = raw.get('messages')
   if not is_pair and 'label' in raw and isinstance(turns, list):
-    raw = {'prompt': turns[:-1], 'completion': turns[-1:]} | raw
+    if 'prompt' in raw:  # as data sets repeat it; checks that
+      rows.parse(raw, where)
+    raw |= {'prompt': turns[:-1], 'completion': turns[-1:]}
     del raw['messages']
   is_label = not is_pair and set(_LABELED) <= raw.keys()
   read = _PAIR if is_pair else _LABELED

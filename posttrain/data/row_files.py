@@ -116,16 +116,18 @@ def files(path: str | pathlib.Path, split: str = 'train') -> list[pathlib.Path]:
   """Returns the files of a data set, in order; [] of a TFDS data set.
 
   Args:
-    path: a file; a pattern, as 'data/train-*.parquet'; or a folder, of whose
-      files those count that have the split's name in front, or their folder;
-      without any, those without a split's name.
+    path: a file; files and patterns, as 'data/train-*.parquet', with commas
+      between them; or a folder, of whose files those count that have the
+      split's name in front, or their folder; without any, those without a
+      split's name.
     split: 'train' or 'eval'.
   """
   folder = pathlib.Path(path).expanduser()
   if folder.is_file():
     return [folder]
   if not folder.is_dir():
-    return sorted(map(pathlib.Path, glob.glob(str(folder))))
+    patterns = str(folder).split(',')
+    return [pathlib.Path(x) for p in patterns for x in sorted(glob.glob(p))]
   parts = sorted(
     file
     for depth in ('*', '*/*')

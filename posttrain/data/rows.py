@@ -29,6 +29,7 @@ FORM = (
   'are sampled'
 )
 # Texts of flags: false and true ones in turns.
+_UNREAD = ('images', 'image', 'audio', 'videos')  # columns
 _FLAGS = ('false', 'true', '0', '1', '0.0', '1.0', 'no', 'yes')
 COLUMNS_KEY = 'config.STAGE.envs.ENV.env.columns'
 
@@ -148,7 +149,8 @@ def renamed(
   """Returns a row whose columns have other names.
 
   `kto_tag` is `label`; and where it has no prompt then, columns of ShareGPT
-  (`conversations`) or Alpaca (`instruction`, `input`, `output`) get our names.
+  (`conversations`) or Alpaca (`instruction`, `input`, `output`) get our names,
+  and so do `system` and `history` beside them.
 
   Args:
     raw: the row.
@@ -166,18 +168,33 @@ def renamed(
       f': got {dict(columns)!s:.200}'
     )
   row = {key: raw[key] for key in raw if key not in columns} | named
+  if unread := [x for x in _UNREAD if row.get(x)]:
+    raise ValueError(
+      f'{where}: {unread[0]} must be left out, or renamed by `columns`: models '
+      'of text do not read it'
+    )
   if 'kto_tag' in row:
     row['label'] = row.pop('kto_tag')
   if 'prompt' in row or 'messages' in row:
     return row
   if isinstance(row.get('conversations'), list):
     column = 'prompt' if 'chosen' in row else 'messages'
-    row[column] = row.pop('conversations')
+    turns = row.pop('conversations')
   elif isinstance(row.get('instruction'), str):
     parts = row.pop('instruction'), row.pop('input', None)
-    row['prompt'] = '\n\n'.join(map(str, filter(None, parts)))
+    column, turns = 'prompt', '\n\n'.join(map(str, filter(None, parts)))
     if 'output' in row:
       row['completion'] = row.pop('output')
+  else:
+    return row
+  before = [('system', row.pop('system', None))]
+  for pair in row.pop('history', None) or ():
+    before += zip(('user', 'assistant'), pair, strict=True)
+  if given := [{'role': role, 'content': x} for role, x in before if x]:
+    if isinstance(turns, str):
+      turns = [{'role': 'user', 'content': turns}]
+    turns = [*given, *turns]
+  row[column] = turns
   return row
 
 

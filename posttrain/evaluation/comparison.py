@@ -64,7 +64,8 @@ def differences(first: Measurement, second: Measurement) -> dict[str, float]:
     }
     for name, rate in rates.items():
       difference = estimates.paired(
-        *zip(*((rate(a), rate(b)) for a, b in both), strict=True)
+        *zip(*((rate(a), rate(b)) for a, b in both), strict=True),
+        has_limits=name not in ('nll', 'margin'),
       )
       key = f'difference/{name}/{env}'
       keys = key, *estimates.bound_keys(key)

@@ -260,7 +260,9 @@ def _bounds(values: Collection[float]) -> tuple[float, float] | None:
 
 
 def paired(
-  first: Sequence[float | None], second: Sequence[float | None]
+  first: Sequence[float | None],
+  second: Sequence[float | None],
+  has_limits: bool = True,
 ) -> tuple[float, ...] | None:
   """Returns the mean difference of two policies on the same tasks, and bounds.
 
@@ -281,6 +283,7 @@ def paired(
   Args:
     first, second: one value per task; None = unknown. Tasks with an unknown
       value are left out.
+    has_limits: whether values in [0, 1], or in [-1, 1], cannot leave them.
 
   Returns:
     (mean, low, high); (mean,) where such values have no interval; None where
@@ -296,7 +299,8 @@ def paired(
     return None
   values = np.array(pairs, np.float64)
   d = values[:, 0] - values[:, 1]
-  mean, bounds = float(d.mean()), _bounds(values.ravel())
+  bounds = _bounds(values.ravel()) if has_limits else None
+  mean = float(d.mean())
   if bounds is None:
     return mean, *(interval(d.tolist(), has_limits=False) or ())
   d /= bounds[1]

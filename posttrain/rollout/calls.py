@@ -378,13 +378,17 @@ def run(fn: Callable[[], T], clock: Clock) -> T:
 
 
 def wait(result: Any) -> Any:
-  """Returns a result, or that of the coroutine that it is.
+  """Returns a result, or what it yields once it is awaited, if it can be.
 
   A call in this thread may cancel the coroutine.
   """
-  if not inspect.iscoroutine(result):
+  if not inspect.isawaitable(result):
     return result
-  future = asyncio.run_coroutine_threadsafe(result, _loop())
+
+  async def waiting():
+    return await result
+
+  future = asyncio.run_coroutine_threadsafe(waiting(), _loop())
 
   def cancel():
     future.cancel()

@@ -190,10 +190,12 @@ class Function:
       fields = inspect.signature(self.fn).parameters.keys() - self._cfg.kwargs
       lists = [x for name, x in columns(rollouts).items() if name in fields]
       whole = [i for i in range(count) if all(x[i] is not None for x in lists)]
-      if 0 < len(whole) < count:
+      if len(whole) < count:
         warning = '%s %s; rows without its columns have no reward'
         logging.getLogger('absl').warning(warning, self._name, reply.error)
-        result = self([rollouts[i] for i in whole], judge)
+        result = Result([], frozenset(), {'faults': 0.0}, None)
+        if whole:
+          result = self([rollouts[i] for i in whole], judge)
         rewards = dict(zip(whole, result.rewards, strict=True))
         return result._replace(
           rewards=[rewards.get(i) for i in range(count)],

@@ -34,6 +34,7 @@ from posttrain import scoring, sharding
 from posttrain.checkpoints import policies
 from posttrain.decode import engines, requests
 from posttrain.models import transformer
+from posttrain.util import memory
 
 ROWS = 8  # sequences scored at a time, if there are several
 MAX_ALTERNATIVES = 20  # per token, as in OpenAI's API
@@ -235,8 +236,8 @@ class Worker:
       try:
         self._receive()
         self._sample()
-      except Exception:  # any: no client may wait for ever
-        logging.getLogger('absl').exception('the engine failed')
+      except Exception as error:  # any: no client may wait for ever
+        _log('the engine failed', error)
         self._fail(Failed(500, "the engine failed; see the server's log"))
         self._sampling, self._engine = {}, None
         try:
@@ -272,8 +273,8 @@ class Worker:
         del self._to_score[:ROWS]
       try:
         results = score(self.policy, batch)
-      except Exception:  # any: no client may wait for ever
-        logging.getLogger('absl').exception('scoring failed')
+      except Exception as error:  # any: no client may wait for ever
+        _log('scoring failed', error)
         failure = Failed(500, "scoring failed; see the server's log")
         results = [failure] * len(batch)
       for job, result in zip(batch, results, strict=True):
@@ -312,6 +313,15 @@ class Worker:
       self._changed.notify_all()
     for job in jobs:
       job.notify(job, failure)
+
+
+def _log(what: str, error: Exception) -> None:
+  """Logs a failure, out of device memory as a line with the remedy."""
+  full = memory.is_oom(error)
+  what += (
+    '; lower --slots or --max_model_len: ' * full + str(error)[:200] * full
+  )
+  logging.getLogger('absl').error(what, exc_info=None if full else error)
 
 
 def _new_tokens(job: SampleJob, ids, logprobs, reason: str | None) -> NewTokens:

@@ -58,8 +58,9 @@ def explain_oom(
       raise
     phase = getattr(error, 'phase', '')
     line = str(error).splitlines()[0][:200]
+    advices = advice(phase) or ['take a device with more of it']
     raise OutOfDeviceMemory(
       f'{what}{phase and f", phase {phase}"} must fit into the memory of a '
-      f'device: got {line}; {", or ".join(advice(phase))}; other processes on '
+      f'device: got {line}; {", or ".join(advices)}; other processes on '
       'it take memory as well'
     ) from error

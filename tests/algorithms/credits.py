@@ -80,3 +80,7 @@ class Hooks(base.Algorithm):
 
 class Distils(base.Algorithm):
   component, weight = 'ref_kl', 0.5
+
+
+class NoAlgorithm:
+  """A class that is no algorithm."""

@@ -77,3 +77,5 @@ def test_a_missing_function_raises():
     schema.Custom()
   with pytest.raises(ValueError, match='algorithm.import_path must'):
     make('nothing')
+  with pytest.raises(ValueError, match='subclass of algorithms.base.Algorithm'):
+    make('NoAlgorithm')

@@ -159,8 +159,13 @@ def test_own_rows_hold_out_a_tenth_or_a_file(path, folder):
   ('files', 'argument', 'data', 'held_out'),
   [
     # Shards are one data set, none of which is held out.
-    ('x-0-of-2 x-1-of-2', '{}/x-0-of-2,{}/x-1-of-2', 'x-*-of-2', None),
-    ('x-0-of-2 x-1-of-2 y', '{}/x-0-of-2,{}/x-1-of-2,{}/y', 'x-*-of-2', 'y'),
+    ('x-0-of-2 x-1-of-2', '{}/x-0-of-2,{}/x-1-of-2', 'x-0-of-2,x-1-of-2', None),
+    (
+      'x-0-of-2 x-1-of-2 y',
+      '{}/x-0-of-2,{}/x-1-of-2,{}/y',
+      'x-0-of-2,x-1-of-2',
+      'y',
+    ),
     ('x-0-of-2 x-1-of-2', '{}/x-0-of-2', 'x-0-of-2', None),
     ('x y z', '{}/*', '*', None),
     ('x y z', '{}', '', None),
@@ -174,7 +179,9 @@ def test_several_files_are_one_data_set(
 ):
   def place(name: str | None) -> str | None:
     ending = '.jsonl' if name else ''
-    return name if name is None else f'{tmp_path / name}{ending}'
+    if name is None:
+      return None
+    return ','.join(f'{tmp_path / x}{ending}' for x in name.split(','))
 
   for name in files.split():
     (tmp_path / f'{name}.jsonl').touch()

@@ -68,6 +68,7 @@ ANSWERS = {
     {'instruction': USER['content'], 'chosen': '3', 'rejected': '4'},
     {'conversations': [*SHARED, ANSWERS['chosen']], 'kto_tag': 'true'},
     {'messages': [USER, YES], 'label': 1},
+    {'prompt': [USER], 'messages': [USER, YES], 'label': 1},
     {'instruction': USER['content'], 'output': '3', 'kto_tag': True},
   ],
 )

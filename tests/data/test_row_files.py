@@ -89,9 +89,23 @@ def test_a_json_file_is_a_list_or_lines(tmp_path):
       row_files.objects(path)
 
 
-def test_an_input_of_alpaca_follows_the_instruction(tmp_path):
+def test_other_columns_of_alpaca_and_sharegpt_are_turns(tmp_path):
   row = ALPACA | {'input': '1 2'}
   assert read_one(tmp_path, row).prompt[0]['content'] == 'hé\n\n1 2'
+  system = {'role': 'system', 'content': 'be'}
+  for row in (
+    {'conversations': SHAREGPT, 'system': 'be'},
+    ALPACA | {'system': 'be', 'history': []},
+  ):
+    assert read_one(tmp_path, row).prompt == (system, USER)
+  row = ALPACA | {'history': [['a', 'b']]}
+  assert [x['content'] for x in read_one(tmp_path, row).prompt] == [
+    'a',
+    'b',
+    'hé',
+  ]
+  with pytest.raises(ValueError, match='images must be left out'):
+    read_one(tmp_path, ALPACA | {'images': ['x.png']})
 
 
 @pytest.mark.parametrize(

@@ -287,8 +287,9 @@ def test_greedy_answers_equal_those_of_transformers(case, folder):
     assert all(tokens[32 + n :] != tokens[32:-n] for n in range(1, 17))
 
 
-@pytest.mark.parametrize('case', ['llama3-rope', 'qwen3', 'gemma2'])
-@pytest.mark.parametrize('keeps_config', [True, False])
+@pytest.mark.parametrize(
+  ('case', 'keeps_config'), [('qwen3', True), ('llama3-rope', False)]
+)
 def test_a_reward_model_is_a_sequence_classification(
   case, keeps_config, folder, tmp_path
 ):
@@ -302,7 +303,6 @@ def test_a_reward_model_is_a_sequence_classification(
   hf.save(params, cfg, out, like=like, dtype='float32')
   peer = transformers.AutoModelForSequenceClassification.from_pretrained(out)
   ids, positions = rows()
-  ids[:, -1] = 1  # not 0, Gemma's padding, which transformers passes over
   hidden, _ = transformer.trunk(params, cfg, ids, positions, np.ones_like(ids))
   ours = transformer.rewards(params, hidden)[:, -1]
   with torch.no_grad():

@@ -177,18 +177,13 @@ def test_rows_without_metadata_have_no_reward_and_the_call_goes_on(caplog):
   assert [r.error for r in scored] == [None] * 4 and not errors
   assert metrics['rewards/doubles_level/faults'] == 0
   assert 'TypeError' in caplog.records[0].getMessage()
-  # Without any row that has it, and with another cause, the call has failed.
-  for lacking in (
-    rollouts[1:3],
-    [
-      dataclasses.replace(
-        x, task=dataclasses.replace(x.task, info={'level': 'a'})
-      )
-      for x in group
-    ],
-  ):
-    _, metrics, errors = grading.Rewards('e', cfg)(lacking)
-    assert metrics['rewards/doubles_level/faults'] == 1 and errors
+  scored, metrics, errors = grading.Rewards('e', cfg)(rollouts[1:3])
+  assert [r.score.reward for r in scored] == [None] * 2 and not errors
+  # With another cause the call has failed.
+  task = dataclasses.replace(group[0].task, info={'level': 'a'})
+  bad = [dataclasses.replace(x, task=task) for x in group]
+  _, metrics, errors = grading.Rewards('e', cfg)(bad)
+  assert metrics['rewards/doubles_level/faults'] == 1 and errors
 
 
 def test_column_of_other_tasks_only_is_none():
