@@ -187,6 +187,8 @@ def _path(part: str) -> str:
 
 def _joined(files: Sequence[str]) -> list[str]:
   """Returns data sets; files whose names differ in numbers alone are one."""
+  if len({*files}) < len(files):  # is refused, or a TFDS data set's splits
+    return [*files]
   joined: dict[str, list[str]] = {}
   for file in files:
     key = file if row_files.is_tfds(file) else re.sub(r'\d+', '0', file)

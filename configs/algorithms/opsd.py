@@ -17,6 +17,9 @@ Tried:
   120 steps: sampled 0.948, greedy 0.984.
   The current policy as the teacher (reference 'policy'), 64 answers per step,
     lr 5e-4: 0.084; teacher and student degrade together.
+  64 questions per step, answers cut at 34 tokens (62 % of them), seeds 0, 1, 2:
+    sampled 0.478, 0.860, 0.511, greedy 0.588, 0.952, 0.732; with
+    mask_truncated sampled 0.154, 0.144, 0.008, greedy 0.188, 0.192, 0.012.
 """
 
 import dataclasses
