@@ -76,7 +76,7 @@ class Rendered:
   # Whether the last assistant turn is not closed: the ids end in a generation
   # prompt, or in a completion after one.
   open: bool = False
-  # Of an open turn: its content that is continued, and whether its header opens
+  # The content that an open turn continues, and whether the turn's header opens
   # a thought.
   given: str = ''
   thinking: bool = False
@@ -351,7 +351,7 @@ class Renderer:
       rendered: the ids of `messages`. If it ends in a completion (`append`),
         the last of `messages` is that assistant turn; it is closed first, with
         an unsampled eos if it was truncated.
-      messages: the turns that `rendered` covers.
+      messages: the turns that `rendered` covers, in normal form.
       new: the turns to append.
       add_generation_prompt: whether to append the header of an assistant turn.
       continue_final_message: whether an assistant turn at the end of `new` is
@@ -361,7 +361,7 @@ class Renderer:
       Rewritten: with `new`, the template renders `messages` differently.
       ValueError: as `render`.
     """
-    messages, start = self._checked((*messages, *new)), len(messages)
+    messages, start = (*messages, *self.normalize(new)), len(messages)
     if rendered.open and not rendered.ends_in_completion and not new:
       return rendered
     key = None
@@ -452,7 +452,7 @@ class Renderer:
         token.
     """
     samples, done, history = [EMPTY], 0, ()
-    for index, message in enumerate(self._checked(messages)):
+    for index, message in enumerate(self.normalize(messages)):
       is_turn = message['role'] == 'assistant' and message.get('weight', 1)
       if index < given or not is_turn:
         history = (*history, message)
@@ -469,17 +469,25 @@ class Renderer:
         samples.append(EMPTY)
         opened = self.render(history, **options)
       history = (
-        joined(history, message) if index == given else (*history, message)
+        add_turn(history, message) if index == given else (*history, message)
       )
       samples[-1] = self._append_turn(opened, history)
       done = len(history)
     return samples if done else []
 
-  def _checked(self, messages: Sequence[types.Message]) -> types.Messages:
-    """Returns normal messages; refuses what the template would drop."""
+  def normalize(
+    self, messages: Sequence[Any], known: Sequence[str] | None = None
+  ) -> types.Messages:
+    """Returns normal messages; refuses fields that the template drops.
+
+    Args:
+      messages: as of the function `normalize`.
+      known: names of fields that it may drop; None = all but `MEANINGS`.
+    """
     messages = normalize(messages)
     for index, message in enumerate(messages):
-      for name in MEANINGS & message.keys() - self.fields:
+      unread = message.keys() - self.fields
+      for name in MEANINGS & unread if known is None else unread - {*known}:
         if message[name] not in ('', [], {}):
           raise ValueError(
             f'messages[{index}].{name} must be left out, or be read by config.'
@@ -597,7 +605,7 @@ class Renderer:
     return _join(before, new)
 
 
-def joined(messages: types.Messages, turn: types.Message) -> types.Messages:
+def add_turn(messages: types.Messages, turn: types.Message) -> types.Messages:
   """Returns a conversation with one more turn, or the last one continued."""
   if turn['role'] != 'assistant' or not types.begins_turn(messages):
     return (*messages, turn)

@@ -99,7 +99,6 @@ _STARTS = {
 }
 _UNREADABLE = 'a call must be one that can be read'
 _DEEP = f'a call must be nested at most {MAX_DEPTH} levels deep'
-_CUT = 'the turn was cut off before the end of the call'
 
 
 # Python refuses to read integers of thousands of digits.
@@ -117,16 +116,13 @@ class Call:
   error: str = ''  # why the call is malformed; '' = it is not
 
 
-def parse(
-  text: str, format: str, names: Collection[str], truncated: bool = False
-) -> list[Call]:
+def parse(text: str, format: str, names: Collection[str]) -> list[Call]:
   """Returns the calls in a text, in order; never raises an exception.
 
   Args:
     text: an assistant turn, without its stop token.
     format: one of `FORMATS`.
     names: the tools' names. A call of another name is returned as it is.
-    truncated: whether the turn was cut off before its end.
   """
   text, calls = outside_thoughts(text), []
   for call in _READERS[format](text, names):
@@ -142,9 +138,6 @@ def parse(
         for item in (value.values() if isinstance(value, dict) else value)
       ]
     calls.append(_malformed(_DEEP, call.name) if level else call)
-  is_open = text.rfind(_OPEN) >= text.rfind(_CLOSE)
-  if truncated and is_open and calls and calls[-1].error:
-    calls[-1] = dataclasses.replace(calls[-1], error=_CUT)
   return calls
 
 
@@ -176,8 +169,8 @@ def start(text: str, format: str, names: Collection[str]) -> int:
   return match.start(1) if match else len(text)
 
 
-def written(messages: types.Messages, style: 'Style') -> types.Messages:
-  """Returns messages of a client in the form in which environments have them.
+def write(messages: types.Messages, style: 'Style') -> types.Messages:
+  """Writes messages of a client in the form in which environments have them.
 
   Calls are text where the template does not render them in the style's format,
   and results have the style's role.

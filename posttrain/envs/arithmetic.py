@@ -136,7 +136,7 @@ class Arithmetic(base.Env):
       keys = np.concatenate(self._pools(split))
       base.check_count(name, split, getattr(cfg, f'{split}_tasks'), len(keys))
 
-  def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
+  def source(self, split: str, seed: int) -> base.Source:
     """Returns the tasks of a split; those of evaluation ignore the seed."""
     pools = self._pools(split)
     count, ops = getattr(self._cfg, f'{split}_tasks'), len(pools)

@@ -27,6 +27,7 @@ from posttrain.data import sources
 from posttrain.util import errors
 
 SPLITS = ('train', 'eval')
+Source = sources.Shuffled[types.Task]  # of a split
 
 
 class Episode(Protocol):
@@ -75,7 +76,6 @@ class Env(Protocol):
     max_turns: assistant turns of an episode, at most.
     votes: whether its scores have an `answer`. The majority of answers none of
       which can be parsed is then wrong, rather than unknown.
-    has_rows: whether its tasks are rows of a file, which are all checked first.
     blocking: whether its calls wait for something (a network, a process).
       `make` and the methods of its episodes are then called from a thread
       pool, different episodes at the same time.
@@ -86,12 +86,11 @@ class Env(Protocol):
   name: str
   max_turns: int
   votes: bool = False
-  has_rows: bool = False
   blocking: bool = False
   judge: Callable[..., Sequence[str]] | None = None
 
   @abc.abstractmethod
-  def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
+  def source(self, split: str, seed: int) -> Source:
     """Returns the tasks of a split ('train' or 'eval')."""
 
   @abc.abstractmethod

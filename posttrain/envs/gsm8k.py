@@ -68,13 +68,13 @@ def grade(
 class Gsm8k(base.Env):
   """`schema.Gsm8k`, single turn."""
 
-  max_turns, votes, has_rows = 1, True, True
+  max_turns, votes = 1, True
 
   def __init__(self, name: str, cfg: schema.Gsm8k):
     self.name, self._cfg = name, cfg
     self._read: dict[str, tuple[list[types.Task], str]] = {}  # by split
 
-  def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
+  def source(self, split: str, seed: int) -> base.Source:
     """Returns the tasks of `path` or `eval_path`; no tasks if that is None.
 
     Raises:

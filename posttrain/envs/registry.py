@@ -6,7 +6,7 @@ A user's environment (`custom`) is a class by import path:
       max_turns = 1
 
       def __init__(self, name: str, **kwargs): ...
-      def source(self, split, seed) -> sources.Shuffled[types.Task]: ...
+      def source(self, split, seed) -> base.Source: ...
       def make(self, task) -> base.Episode: ...
 
     --config.sft.envs='{"mine": {"env":
@@ -40,7 +40,7 @@ def custom(name: str, cfg: schema.CustomEnv) -> base.Env:
 
   def fill() -> base.Env:
     env = env_class(name, **cfg.kwargs)
-    for field in ('votes', 'has_rows', 'blocking', 'judge'):
+    for field in ('votes', 'blocking', 'judge'):
       if not hasattr(env, field):
         setattr(env, field, getattr(base.Env, field))
     return env

@@ -21,13 +21,13 @@ class Rows(base.Env):
   template.
   """
 
-  max_turns, has_rows = 1, True
+  max_turns = 1
 
   def __init__(self, name: str, cfg: schema.Rows):
     self.name, self._cfg = name, cfg
     self._read: dict[str, tuple[rows.Rows, str]] = {}  # by option
 
-  def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
+  def source(self, split: str, seed: int) -> base.Source:
     """Returns the rows of a split; no rows if no option names held-out ones.
 
     All rows are checked at once, and read again one by one.
@@ -107,7 +107,7 @@ class Suite(base.Env):
       if 'refusal' in x.info
     }
 
-  def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
+  def source(self, split: str, seed: int) -> base.Source:
     """Returns the prompts for 'eval', no task for 'train'."""
     return sources.Shuffled(self.tasks if split == 'eval' else (), seed)
 

@@ -158,7 +158,7 @@ class Draws:
 
   def source(
     self, split: str, seed: int, task: Callable[[str], types.Task], *words: str
-  ) -> sources.Shuffled[types.Task]:
+  ) -> base.Source:
     """Returns the tasks of a split.
 
     Args:
@@ -231,7 +231,7 @@ class ReverseText(base.Env):
     ]
     self._draws = Draws(name, cfg, spaces)
 
-  def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
+  def source(self, split: str, seed: int) -> base.Source:
     """Returns the tasks of a split; those of evaluation ignore the seed."""
     return self._draws.source(split, seed, self.task)
 
@@ -303,7 +303,7 @@ class AlphabetSort(base.Env):
     space = Space(math.comb(len(NAMES), cfg.first), key)
     self._draws = Draws(name, cfg, [space])
 
-  def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
+  def source(self, split: str, seed: int) -> base.Source:
     """Returns the tasks of a split; those of evaluation ignore the seed."""
     return self._draws.source(split, seed, self.task, *NAMES)
 

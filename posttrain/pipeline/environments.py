@@ -18,8 +18,7 @@ from posttrain.metrics import statistics
 from posttrain.pipeline import batches
 from posttrain.rollout import calls, env_calls, grading, samplers, side_by_side
 
-CHECKED = 2000  # tasks of a source that `check` looks at
-MOST_ROWS = 100_000  # the same, of rows of a file: about a minute
+CHECKED = 2000  # tasks that `check` takes at a time; of generated ones, in all
 SHOWN = 2  # tasks that are shown
 
 Groups = list[list[types.Rollout]]
@@ -113,14 +112,16 @@ class Environment:
     }
 
   def check(self) -> batches.Checked:
-    """Checks the first tasks, or the rows; does not advance the source.
+    """Checks the first tasks, or all rows; does not advance the source.
 
     Raises:
       ValueError: naming the row that cannot train, the longest of those that
         do not fit, a source without any, or a reward function that needs an
         argument that no task has.
     """
-    count = min(len(self.source), MOST_ROWS if self.env.has_rows else CHECKED)
+    count = len(self.source)
+    if not getattr(self.entry.env, 'path', None):  # not of a file
+      count = min(count, CHECKED)
     if not count:
       raise ValueError(f'environment {self.name} must have tasks: got none')
     lengths, first, long, keys = [], [], [], set()
@@ -151,12 +152,18 @@ class Environment:
         )
       logging.getLogger('absl').warning('%s', text)
     if self.learns_by_trial:
-      grading.check(self.name, self.entry.rewards, keys, self._columns)
-      processes.on(0, self._probe)
+      functions = [
+        grading.Function(f'envs.{self.name}.rewards.{x}', entry, self._columns)
+        for x, entry in self.entry.rewards.items()
+        if entry.fn
+      ]
+      for function in functions:
+        function.check(keys)
+      processes.on(0, lambda: self._probe(functions))
     return lengths, first
 
-  def _probe(self) -> None:
-    """Calls reward functions without a judge, on two answers to two tasks."""
+  def _probe(self, functions: Sequence[grading.Function]) -> None:
+    """Calls reward functions on two answers to two tasks."""
     tasks = self.source.take(2)
     answer = {'role': 'assistant', 'content': 'This is an invented answer: 42.'}
     rollouts = [
@@ -165,10 +172,8 @@ class Environment:
       )
       for task in (*tasks, *tasks)
     ]
-    for name, entry in self.entry.rewards.items():
-      if entry.fn and entry.probe and entry.judge is None:
-        key = f'envs.{self.name}.rewards.{name}'
-        grading.Function(key, entry, self._columns).probe(rollouts)
+    for function in functions:
+      function.probe(rollouts)
 
   def draw(self) -> types.Task:
     """Returns the next task; leaves out those that are to be dropped."""

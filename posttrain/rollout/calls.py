@@ -10,23 +10,18 @@
    another one takes its place. More than `MOST_HUNG` of them end the run.
 2. The clock of a call stops while it waits for its judge, since judges have
    time limits of their own.
-3. Coroutines share one event loop, because objects that a module keeps between
-   calls (a semaphore, an HTTP client) belong to a loop. After one that is given
-   up the next one gets a new loop.
-4. A function's process starts with its first call, and is killed with its
+3. A function's process starts with its first call, and is killed with its
    process group when a call exceeds its limit; it starts again with the next
    call. It ends with the run, also if that is killed.
-5. What a user's code prints goes to stderr.
+4. What a user's code prints goes to stderr.
 
 In a thread `signal.alarm` raises, and a call that never releases the
 interpreter lock cannot be given up.
 """
 
-import asyncio
 import collections
 import contextlib
 import functools
-import inspect
 import multiprocessing
 import os
 import pickle
@@ -41,18 +36,17 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from posttrain.rollout import worker
-from posttrain.util import errors
+from posttrain.util import coroutines, errors
 
 T = TypeVar('T')
+Thunk = Callable[[], Any]  # a call, without arguments
 
 MOST_HUNG = 64  # threads given up that run on
 START_SECONDS = 120.0  # the longest import of a function's module
-_THREADS = 'user code'  # their name
 POLL = 0.02, 60.0  # seconds between looks at the clock: least, most
 
 _lock = threading.Lock()
 _hung: list[threading.Thread] = []
-_local = threading.local()  # `call`: the thread's call
 
 
 class Late(Exception):
@@ -143,7 +137,7 @@ def untimed(judge: Callable[..., T]) -> Callable[..., T]:
   """Returns a judge whose calls stop the clock of the thread's call."""
 
   def call_judge(*args, **kwargs):
-    call = getattr(_local, 'call', None)
+    call = getattr(coroutines.local, 'call', None)
     with contextlib.nullcontext() if call is None else call.clock.stopped():
       return judge(*args, **kwargs)
 
@@ -151,25 +145,20 @@ def untimed(judge: Callable[..., T]) -> Callable[..., T]:
 
 
 class _Output:
-  """Stdout; for the threads of a user's code it is stderr."""
+  """Stdout; for the threads of a user's code, any but the main one, stderr."""
 
   def __init__(self, stdout: Any):
     self._stdout = stdout
 
   def __getattr__(self, name: str) -> Any:
-    is_users = threading.current_thread().name == _THREADS
-    return getattr(sys.stderr if is_users else self._stdout, name)
+    is_main = threading.current_thread() is threading.main_thread()
+    return getattr(self._stdout if is_main else sys.stderr, name)
 
 
 class Call:
   """One call: queued, running, returned or given up."""
 
-  def __init__(
-    self,
-    fn: Callable[[], Any],
-    clock: Clock,
-    after: Callable[[], Any] | None = None,
-  ):
+  def __init__(self, fn: Thunk, clock: Clock, after: Thunk | None = None):
     """Queues a call.
 
     Args:
@@ -181,13 +170,13 @@ class Call:
     self.started, self.done = threading.Event(), threading.Event()
     self.is_given_up = False
     # Cancels the coroutine that the call waits for.
-    self.cancel: Callable[[], Any] = lambda: None
+    self.cancel: Thunk = lambda: None
     self._thread: threading.Thread | None = None
     self._value, self._error = None, None
 
   def run(self) -> None:
     """Runs the call in this thread."""
-    _local.call, self._thread = self, threading.current_thread()
+    coroutines.local.call, self._thread = self, threading.current_thread()
     if not isinstance(sys.stdout, _Output):
       output: Any = _Output(sys.stdout)
       sys.stdout = output
@@ -285,10 +274,7 @@ class Pool:
     return len(self._calls)
 
   def submit(
-    self,
-    fn: Callable[[], Any],
-    seconds: float,
-    after: Callable[[], Any] | None = None,
+    self, fn: Thunk, seconds: float, after: Thunk | None = None
   ) -> Call:
     """Queues a call with a time limit; see `Call`."""
     call = Call(fn, Clock(seconds), after)
@@ -304,12 +290,7 @@ class Pool:
       if call.is_given_up:
         self._count(-1, -1)
 
-  def add(
-    self,
-    uid: int,
-    fn: Callable[[], Any],
-    after: Callable[[], Any] | None = None,
-  ) -> None:
+  def add(self, uid: int, fn: Thunk, after: Thunk | None = None) -> None:
     """Runs a call as soon as a thread is free; `uid` names the result."""
     call = self.submit(fn, self._timeout, after)
     self._calls.append((self._now + self._chunks, uid, call))
@@ -346,7 +327,7 @@ class Pool:
       self._threads += threads
       if self._threads < min(self._open, self._most):
         self._threads += 1
-        threading.Thread(target=self._work, name=_THREADS, daemon=True).start()
+        threading.Thread(target=self._work, daemon=True).start()
 
   def _work(self) -> None:
     while (call := self._queue.get()) is not None:
@@ -360,7 +341,7 @@ _INLINE = Pool(1)
 
 
 def inline(
-  fn: Callable[[], T], seconds: float, after: Callable[[], Any] | None = None
+  fn: Callable[[], T], seconds: float, after: Thunk | None = None
 ) -> T:
   """Returns the result of a call in the thread that all such calls share.
 
@@ -373,47 +354,8 @@ def inline(
 def run(fn: Callable[[], T], clock: Clock) -> T:
   """Returns the result of a call in a thread of its own; as `Call.result`."""
   call = Call(fn, clock)
-  threading.Thread(target=call.run, name=_THREADS, daemon=True).start()
+  threading.Thread(target=call.run, daemon=True).start()
   return call.result()
-
-
-def wait(result: Any) -> Any:
-  """Returns a result, or what it yields once it is awaited, if it can be.
-
-  A call in this thread may cancel the coroutine.
-  """
-  if not inspect.isawaitable(result):
-    return result
-
-  async def waiting():
-    return await result
-
-  future = asyncio.run_coroutine_threadsafe(waiting(), _loop())
-
-  def cancel():
-    future.cancel()
-    _loop.cache_clear()  # the coroutine may block it
-
-  call = getattr(_local, 'call', None)
-  if call is not None:
-    call.cancel = cancel
-    if call.is_given_up:
-      cancel()
-  return future.result()
-
-
-@functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-  """Returns the event loop of all calls, which runs in a thread."""
-  loop = asyncio.new_event_loop()
-
-  def work():
-    while True:  # a function may stop it, or its tasks raise these
-      with contextlib.suppress(KeyboardInterrupt, SystemExit):
-        loop.run_forever()
-
-  threading.Thread(target=work, name=_THREADS, daemon=True).start()
-  return loop
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from posttrain import types
 from posttrain.chat import rendering, tool_calls
 from posttrain.envs import base
 from posttrain.rollout import calls, worker
-from posttrain.util import errors, watchdog
+from posttrain.util import coroutines, errors, watchdog
 
 _LONGEST = 2000  # characters of the message of a tool's exception
 _CUT = 'the turn was cut off before its end: its calls are not made'
@@ -149,14 +149,14 @@ class Calls(EpisodeCalls):
   def open(self) -> types.Messages:
     """Makes the episode; returns its prompt."""
     self.method = 'make'
-    self._episode = calls.wait(self._env.make(copy.deepcopy(self._task)))
+    self._episode = coroutines.wait(self._env.make(copy.deepcopy(self._task)))
     self._has_episode = True
     return _messages(self._result('reset'), 'reset')
 
   def _result(self, method: str, *args: Any) -> Any:
     """Returns the result of a method of the episode."""
     self.method = method
-    return calls.wait(getattr(self._episode, method)(*args))
+    return coroutines.wait(getattr(self._episode, method)(*args))
 
   def step(
     self, text: str, truncated: bool, style: tool_calls.Style | None = None
@@ -228,10 +228,11 @@ class ToolTurns:
       A message per call, or one for all of them in the role 'user'; () for a
       turn without calls.
     """
-    parsed = tool_calls.parse(text, style.format, self._schemas, truncated)
-    problems = [tool_calls.problem(call, self._schemas) for call in parsed]
-    if truncated:
-      problems = [problem or _CUT for problem in problems]
+    parsed = tool_calls.parse(text, style.format, self._schemas)
+    problems = [
+      _CUT if truncated else tool_calls.problem(call, self._schemas)
+      for call in parsed
+    ]
     self._turns += 1
     self._calls += len(parsed)
     self._malformed += any(problems)
@@ -264,7 +265,7 @@ class ToolTurns:
   def _result(self, episode: base.Episode, call: tool_calls.Call) -> str:
     run = cast(base.ToolEpisode, episode).call
     try:
-      return str(calls.wait(run(call.name, call.arguments)))
+      return str(coroutines.wait(run(call.name, call.arguments)))
     except Exception as error:
       return self._failure(errors.describe(error, _LONGEST))
 
@@ -321,7 +322,7 @@ class Source:
     def attempt():
       # Quotes an error within the time limit, as its `str` may hang.
       try:
-        return calls.wait(call())
+        return coroutines.wait(call())
       except MemoryError:
         raise
       except BaseException as error:  # also SystemExit, from a user's code

@@ -147,7 +147,7 @@ class Function:
       ValueError: the path names no function.
     """
     assert cfg.fn is not None
-    self._cfg, self._columns = cfg, columns
+    self._key, self._cfg, self._columns = key, cfg, columns
     self._name = f'{key}: {cfg.fn}'
     self.fn = imports.function(cfg.fn, f'{key}.fn')
     self.score: Callable[[worker.Call, calls.Clock], worker.Reply]
@@ -164,7 +164,7 @@ class Function:
     else:
       passes = (calls.EndpointError,)
       self.score = lambda call, clock: calls.run(
-        lambda: worker.answer(self.fn, call, calls.wait, passes), clock
+        lambda: worker.answer(self.fn, call, passes), clock
       )
 
   def __call__(
@@ -225,8 +225,33 @@ class Function:
       error or None,
     )
 
+  def check(self, keys: Iterable[str]) -> None:
+    """Checks its arguments.
+
+    Args:
+      keys: keys of `info` of some tasks.
+
+    Raises:
+      ValueError: it needs one that no task has; names those that exist.
+    """
+    known = {*ARGUMENTS, *keys, *self._cfg.kwargs}
+    if self._cfg.judge is not None:
+      known.add('judge')
+    if missing(self.fn, known):
+      known |= set(self._columns())
+    if wrong := missing(self.fn, known):
+      env = self._key.partition('.rewards.')[0]
+      rename = (
+        f'; --config.STAGE.{env}.env.columns=\'{{"OWN": "{wrong[0]}"}}\' '
+        'names a column so; the argument judge needs the option judge'
+      )
+      raise ValueError(
+        f'{self._key}.fn must take arguments that exist: got {wrong}, expected '
+        f'some of {sorted(known)}{errors.nearest(wrong[0], known) or rename}'
+      )
+
   def probe(self, rollouts: Sequence[types.Rollout]) -> None:
-    """Calls the function on invented rollouts.
+    """Calls the function on invented rollouts, unless it has a judge.
 
     An exception is a warning, since a function need not know such a text,
     unless it says that a completion, or a column, is of another type.
@@ -235,6 +260,8 @@ class Function:
       ValueError: it returns something else than rewards, or too late, or takes
         its arguments for others.
     """
+    if self._cfg.judge is not None or not self._cfg.probe:
+      return
     reply = self._reply(rollouts, None, calls.Clock(self._cfg.timeout))
     error = reply.error
     for value in reply.bad.values():
@@ -418,44 +445,6 @@ class Rewards:
       return self.functions[name](rollouts, judge)
 
     return processes.on(process, call)
-
-
-def check(
-  env: str,
-  cfg: Mapping[str, schema.RewardFn],
-  keys: Iterable[str],
-  columns: Callable[[], Iterable[str]],
-) -> None:
-  """Refuses functions that need an argument that no task has.
-
-  Args:
-    env: the environment's name.
-    cfg: the summands.
-    keys: keys of `info` of some tasks.
-    columns: returns those of all tasks; called if a function needs another.
-
-  Raises:
-    ValueError: names the function, and the arguments that exist.
-  """
-  for name, entry in cfg.items():
-    if entry.fn is None:
-      continue
-    key = f'envs.{env}.rewards.{name}.fn'
-    fn = imports.function(entry.fn, key)
-    known = {*ARGUMENTS, *keys, *entry.kwargs}
-    if entry.judge is not None:
-      known.add('judge')
-    if missing(fn, known):
-      known |= set(columns())
-    if wrong := missing(fn, known):
-      rename = (
-        f'; --config.STAGE.envs.{env}.env.columns=\'{{"OWN": "{wrong[0]}"}}\' '
-        'names a column so; the argument judge needs the option judge'
-      )
-      raise ValueError(
-        f'{key} must take arguments that exist: got {wrong}, expected some of '
-        f'{sorted(known)}{errors.nearest(wrong[0], known) or rename}'
-      )
 
 
 def missing(fn: Callable, arguments: Collection[str]) -> list[str]:

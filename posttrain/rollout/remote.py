@@ -31,7 +31,6 @@ paths name, installed or on its PYTHONPATH. Workers reserve no CPUs.
 No jax, unless a user's code imports it; it is kept off accelerators then.
 """
 
-import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -124,7 +123,7 @@ class RewardHost:
 
   def __init__(self, path: str):
     """Takes the function's import path; imports nothing."""
-    self._path, self._runner = path, asyncio.Runner()
+    self._path = path
 
   def start(self) -> int:
     """Imports the function; returns the process's id."""
@@ -133,7 +132,7 @@ class RewardHost:
 
   def call(self, message: bytes) -> worker.Reply:
     """Returns the reply to a call."""
-    return worker.read_and_answer(self._fn, message, self._runner)
+    return worker.read_and_answer(self._fn, message)
 
 
 @dataclasses.dataclass(eq=False)

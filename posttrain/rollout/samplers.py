@@ -184,7 +184,7 @@ class DatasetSampler(NamedTuple):
     return types.Rollout(
       uid,
       task,
-      (*rendering.joined(task.prompt, first), *others),
+      (*rendering.add_turn(task.prompt, first), *others),
       tuple(s for s in samples if s.mask.any()),
       types.Score(None),
       'eos' if max(map(len, sequences)) <= size else 'max_tokens',

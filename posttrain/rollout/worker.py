@@ -10,10 +10,8 @@ in a process of its own, see `calls.Process`.
 Standard library only, no jax: a worker imports what its function does.
 """
 
-import asyncio
 import contextlib
 import importlib
-import inspect
 import multiprocessing.connection
 import numbers
 import os
@@ -24,7 +22,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from posttrain.util import errors, imports
+from posttrain.util import coroutines, errors, imports
 
 LARGEST = 1e18  # the largest |reward|: advantages are float32, and squared
 _LARGEST_METRIC = 1e300  # the largest |metric|: means add them up
@@ -52,17 +50,13 @@ class Reply(NamedTuple):
 
 
 def answer(
-  fn: Callable,
-  call: Call,
-  wait: Callable[[Any], Any],
-  passes: tuple[type[Exception], ...] = (),
+  fn: Callable, call: Call, passes: tuple[type[Exception], ...] = ()
 ) -> Reply:
   """Calls a function; returns its rewards and metrics, or its fault.
 
   Args:
     fn: the function.
     call: its arguments.
-    wait: returns the result of a coroutine, which the function may return.
     passes: exceptions that are raised and no faults; the first one of a group.
   """
   logged: dict[str, list[float]] = {}
@@ -81,9 +75,8 @@ def answer(
   loggers = {'log_metric': log_metric, 'log_extra': log_extra}
   try:
     result = fn(**call.arguments, **{k: loggers[k] for k in call.loggers})
-    if inspect.iscoroutine(result):
-      result = wait(result)
-    if not isinstance(result := plain(result), Iterable):
+    result = plain(coroutines.wait(result))
+    if not isinstance(result, Iterable):
       return Reply(
         error=f'must return a list of {call.count}, one per completion: got '
         f'{errors.quote(result, _QUOTED)}'
@@ -162,24 +155,21 @@ def main(descriptor: int) -> None:
       resource.setrlimit(resource.RLIMIT_AS, (size, size))
   socket.send(Reply())
   pid = os.getpid()
-  with asyncio.Runner() as runner:  # it makes its loop with the first coroutine
-    while True:
-      try:
-        message = socket.recv_bytes()
-      except EOFError:
-        return
-      reply = read_and_answer(fn, message, runner)
-      if os.getpid() != pid:  # a child that the function forked
-        os._exit(0)
-      socket.send(reply)
+  while True:
+    try:
+      message = socket.recv_bytes()
+    except EOFError:
+      return
+    reply = read_and_answer(fn, message)
+    if os.getpid() != pid:  # a child that the function forked
+      os._exit(0)
+    socket.send(reply)
 
 
-def read_and_answer(
-  fn: Callable, message: bytes, runner: asyncio.Runner
-) -> Reply:
+def read_and_answer(fn: Callable, message: bytes) -> Reply:
   """Returns the reply to a call, which is a pickle of `Call`'s fields."""
   try:
     call = Call(*pickle.loads(message))
   except BaseException as error:  # of a class that cannot be imported
     return _raised(error)
-  return answer(fn, call, runner.run)
+  return answer(fn, call)

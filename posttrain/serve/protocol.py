@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from posttrain import types
-from posttrain.chat import rendering, tool_calls
+from posttrain.chat import tool_calls
 from posttrain.decode import requests, schedule
 from posttrain.serve import worker
 from posttrain.util import disk, errors
@@ -417,7 +417,6 @@ def _conversation(
   must = "be 'auto' or 'none': this server forces no calls"
   require(choice in ('auto', 'none'), 'tool_choice', must, choice)
   own = ('tool_call_id', 'name', 'tool_calls')
-  fields = {*renderer.fields, *own[: 3 if tools else 1]}
   field = 'chat_template_kwargs'
   variables = body.get(field, {})
   require(isinstance(variables, dict), field, 'be an object', variables)
@@ -427,18 +426,9 @@ def _conversation(
     described = types.Tools(tools, served.tool_format) if tools else None
     renderer = renderer.with_tools(described, variables)
     field = 'messages'
-    messages = rendering.normalize(messages)
-    for i, message in enumerate(messages):
-      for name in message.keys() - fields:
-        require(
-          not message[name],
-          f'messages[{i}].{name}',
-          'be left out: nothing reads it',
-          message[name],
-          'unsupported_field',
-        )
+    messages = renderer.normalize(messages, own[: 3 if tools else 1])
     if renderer.style is not None:
-      messages = tool_calls.written(messages, renderer.style)
+      messages = tool_calls.write(messages, renderer.style)
     rendered = renderer.render(
       messages,
       add_generation_prompt=True,

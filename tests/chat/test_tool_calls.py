@@ -25,8 +25,8 @@ FORMATS = pytest.mark.parametrize('format', tool_calls.FORMATS)
 settings = hypothesis.settings(deadline=None, derandomize=True, max_examples=30)
 
 
-def parse(text, format, truncated=False):
-  return tool_calls.parse(text, format, NAMES, truncated)
+def parse(text, format):
+  return tool_calls.parse(text, format, NAMES)
 
 
 def written(call, key='arguments', **options):
@@ -39,9 +39,9 @@ def wrapped(format, call=LOOK):
   return f'<tool_call>{text}</tool_call>' if format == 'hermes' else text
 
 
-def error(text, format, truncated=False):
+def error(text, format):
   """Returns the one error of a text with one call."""
-  (call,) = parse(text, format, truncated)
+  (call,) = parse(text, format)
   assert call.arguments == {} and '\n' not in call.error
   return call.error
 
@@ -103,13 +103,12 @@ def test_plain_calls_are_returned_whatever_is_around_them(parts):
         *('1', 'NaN', '1e999', '9' * 5000, '{"a":' * 2000),
       )
     )
-  ).map(''.join),
-  st.booleans(),
+  ).map(''.join)
 )
-def test_no_text_raises(text, truncated):
+def test_no_text_raises(text):
   schemas = {'look': {'properties': {'at': {'type': 'string'}}}}
   for format in tool_calls.FORMATS:
-    for call in parse(text, format, truncated):
+    for call in parse(text, format):
       assert isinstance(call.name, str) and isinstance(call.arguments, dict)
       reason = tool_calls.problem(call, schemas)
       assert '\n' not in reason and (reason or call.name == 'look')
@@ -150,12 +149,10 @@ def test_an_answer_is_no_llama3_call(text):
 
 
 @FORMATS
-def test_a_call_that_is_cut_off_says_so(format):
+def test_a_call_that_is_cut_off_is_malformed(format):
   text = wrapped(format)
-  assert parse(text, format, truncated=True) == [LOOK]
-  cut = f'look({text[:-3]}' if format == 'plain' else text[:-14]
-  assert 'cut off before the end' in error(cut, format, truncated=True)
-  assert 'cut off' not in error(cut, format)
+  assert parse(text, format) == [LOOK]
+  assert error(f'look({text[:-3]}' if format == 'plain' else text[:-14], format)
 
 
 @FORMATS

@@ -9,6 +9,7 @@ from concurrent import futures
 import pytest
 
 from posttrain.rollout import calls
+from posttrain.util import coroutines
 from tests.rollout import fakes
 
 WAITS = 10  # seconds after which a test that hangs fails
@@ -20,7 +21,7 @@ def run(fn, seconds=WAITS):
 
 
 def coroutine(fn, seconds=WAITS):
-  return run(lambda: calls.wait(fn()), seconds)
+  return run(lambda: coroutines.wait(fn()), seconds)
 
 
 def test_prints_of_a_users_code_go_to_stderr(capsys):

@@ -10,6 +10,7 @@ import pytest
 from posttrain import schema, types
 from posttrain.data import sources
 from posttrain.rollout import calls, env_calls, episodes
+from posttrain.util import coroutines
 from tests.rollout import fakes
 from tests.rollout.fakes import Recall, spec
 
@@ -76,7 +77,7 @@ def test_a_coroutine_is_awaited_outside_of_a_call():
   async def later():
     return 7
 
-  assert calls.wait(later()) == calls.wait(7) == 7
+  assert coroutines.wait(later()) == coroutines.wait(7) == 7
 
 
 def test_numbers_of_numpy_become_pythons():

@@ -106,8 +106,8 @@ def test_arguments_are_checked_before_a_run(monkeypatch):
     return [0.0 for _ in completions]
 
   def check(columns, **changes):
-    cfg = {'env': schema.RewardFn(), 'x': schema.RewardFn('mine:x', **changes)}
-    grading.check('e', cfg, ['other'], lambda: columns)
+    cfg = schema.RewardFn('mine:x', **changes)
+    grading.Function('envs.e.rewards.x', cfg, lambda: columns).check(['other'])
 
   monkeypatch.setattr(grading.imports, 'function', lambda *_: graded)
   given = {'kwargs': {'scale': 2}, 'judge': 'init'}

@@ -90,11 +90,7 @@ def test_an_environment_that_cannot_be_built_fails_its_episodes():
 
 @pytest.fixture
 def cluster():
-  """A cluster whose event loops end with the test."""
-  cluster = Cluster()
-  yield cluster
-  for process in cluster.processes:
-    process._host._runner.close()
+  return Cluster()
 
 
 def total(name, cluster=None):

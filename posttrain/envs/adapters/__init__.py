@@ -21,11 +21,8 @@ A server may ignore the seed, and classes of TRL are not seeded: if they draw
 random numbers, two runs with one seed differ.
 """
 
-import asyncio
 import importlib
-import inspect
 from collections.abc import Mapping
-from concurrent import futures
 from typing import Any
 
 from posttrain import types
@@ -49,22 +46,6 @@ def load(module: str, extra: str, env: str) -> None:
       f'{error.name} must be installed for envs.{env}.env: got none; pip '
       f"install 'posttrain[{extra}]'"
     ) from error
-
-
-def settle(value: Any) -> Any:
-  """Returns a value, or the result of awaiting it if it is awaitable.
-
-  In a thread, because the caller's may have a running event loop, such as a
-  notebook's.
-  """
-  if not inspect.isawaitable(value):
-    return value
-
-  async def wait():
-    return await value
-
-  with futures.ThreadPoolExecutor(1) as pool:
-    return pool.submit(asyncio.run, wait()).result()
 
 
 def score(

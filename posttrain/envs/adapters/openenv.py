@@ -51,7 +51,7 @@ class OpenEnv(base.Env):
     adapters.load('websockets.sync.client', 'openenv', name)
     self.name, self._cfg, self.max_turns = name, cfg, cfg.max_turns
 
-  def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
+  def source(self, split: str, seed: int) -> base.Source:
     """Returns a task per seed; no seed is in both splits."""
     seeds = range(self._cfg.train_tasks)
     if split == 'eval':

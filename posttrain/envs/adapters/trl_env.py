@@ -26,7 +26,7 @@ from typing import Any
 from posttrain import schema, types
 from posttrain.data import row_files, rows, sources
 from posttrain.envs import adapters, base, tools
-from posttrain.util import errors, imports
+from posttrain.util import coroutines, errors, imports
 
 
 class Trl(base.Env):
@@ -57,7 +57,7 @@ class Trl(base.Env):
     ]
     self._tools = tools.of(methods, cfg.tool_format) if methods else None
 
-  def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
+  def source(self, split: str, seed: int) -> base.Source:
     """Returns a task per row of the split's file, or per empty row.
 
     Raises:
@@ -106,7 +106,7 @@ class Episode:
     self._task, self._env, self._correct_at = task, factory(), correct_at
 
   def reset(self) -> types.Messages:
-    text = adapters.settle(self._env.reset(**self._task.info)) or ''
+    text = coroutines.wait(self._env.reset(**self._task.info)) or ''
     *before, last = self._task.prompt
     return (*before, {**last, 'content': last['content'] + text})
 
@@ -121,7 +121,7 @@ class Episode:
 
   def grade(self) -> types.Score:
     """Returns `get_reward()`; not scorable without that method."""
-    reward = adapters.settle(getattr(self._env, 'get_reward', lambda: None)())
+    reward = coroutines.wait(getattr(self._env, 'get_reward', lambda: None)())
     return adapters.score(
       None if reward is None else float(reward), self._correct_at, {}
     )

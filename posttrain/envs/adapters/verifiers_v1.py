@@ -23,7 +23,7 @@ from typing import Any
 from posttrain import schema, types
 from posttrain.data import sources
 from posttrain.envs import adapters, base
-from posttrain.util import errors, imports
+from posttrain.util import coroutines, errors, imports
 
 
 class Verifiers(base.Env):
@@ -43,7 +43,7 @@ class Verifiers(base.Env):
     self._class = imports.function(cfg.taskset, f'envs.{name}.env.taskset')
     self._loaded: dict[str, list[Any]] = {}  # by split
 
-  def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
+  def source(self, split: str, seed: int) -> base.Source:
     """Returns the tasks of a split, fewer if the taskset has fewer.
 
     Raises:
@@ -91,7 +91,7 @@ class Verifiers(base.Env):
         calls=[vf.ModelCall(node=last, finish_reason=reason)],
       )
       trace.stop('agent_completed')
-      adapters.settle(vf_task.score(trace))
+      coroutines.wait(vf_task.score(trace))
       rewards = {name: one.score for name, one in trace.rewards.items()}
       return adapters.score(
         trace.reward if rewards else None,

@@ -57,7 +57,7 @@ class Sql(base.Env):
     self._data = DATA[cfg.data.type](name, cfg.data, cfg.difficulties)
     self._writer = dialogue.WRITERS[cfg.style](cfg.role)
 
-  def source(self, split: str, seed: int) -> sources.Shuffled[types.Task]:
+  def source(self, split: str, seed: int) -> base.Source:
     """Returns the tasks of a split; no database is in both splits."""
     data = self.cfg.data
     # Options that came later are not in the `repr`, and count if they are set:
