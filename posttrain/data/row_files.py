@@ -35,14 +35,14 @@ import os
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from posttrain.data import rows, sources
 from posttrain.util import disk, errors
 
-Objects = Sequence[tuple[Mapping[str, Any], str]]
+Objects = Sequence[rows.RawRow]
 
 TABLES = ('.parquet', '.arrow', '.feather', '.csv')
 ENDINGS = ('.jsonl', '.json', *TABLES)
@@ -96,7 +96,7 @@ def objects(path: str | pathlib.Path, split: str = 'train') -> Objects:
       f'{os.fspath(path)!r:.200}'
       f'{errors.near_path(os.fspath(path))}'
     )
-  return Joined(parts) if parts[1:] else parts[0]
+  return Files(parts) if parts[1:] else parts[0]
 
 
 def _open(path: pathlib.Path) -> Objects:
@@ -155,7 +155,7 @@ def fingerprint(path: str | pathlib.Path, split: str = 'train') -> str:
   return sources.fingerprint(*map(str.encode, prints))
 
 
-class Joined(Objects):
+class Files(Objects):
   """The rows of several files, one file after another."""
 
   def __init__(self, parts: Sequence[Objects]):
@@ -165,12 +165,12 @@ class Joined(Objects):
   def __len__(self) -> int:
     return self._ends[-1]
 
-  def __getitem__(self, index: int) -> tuple[Mapping[str, Any], str]:
+  def __getitem__(self, index: int) -> rows.RawRow:
     index = range(len(self))[index]
     part = bisect.bisect(self._ends, index)
     return self._parts[part][index - self._ends[part]]
 
-  def __iter__(self) -> Iterator[tuple[Mapping[str, Any], str]]:
+  def __iter__(self) -> Iterator[rows.RawRow]:
     return itertools.chain.from_iterable(self._parts)
 
 
@@ -202,19 +202,11 @@ class Lines(Objects):
   def __len__(self) -> int:
     return len(self._starts)
 
-  def __getitem__(self, index: int) -> tuple[Mapping[str, Any], str]:
-    with open(self._path, 'rb') as file:
-      return self._read(file, index)
-
-  def __iter__(self) -> Iterator[tuple[Mapping[str, Any], str]]:
-    with open(self._path, 'rb') as file:
-      for index in range(len(self)):
-        yield self._read(file, index)
-
-  def _read(self, file: BinaryIO, index: int) -> tuple[Mapping[str, Any], str]:
+  def __getitem__(self, index: int) -> rows.RawRow:
     where = f'{self._path}:{self._numbers[index]}'
-    file.seek(self._starts[index])
-    line = file.readline()
+    with open(self._path, 'rb') as file:
+      file.seek(self._starts[index])
+      line = file.readline()
     try:
       row, problem = json.loads(line.rstrip()), 'another value'
     except (ValueError, RecursionError) as error:
@@ -257,16 +249,14 @@ class Table(Objects):
   def __len__(self) -> int:
     return len(self._table)
 
-  def __getitem__(self, index: int) -> tuple[Mapping[str, Any], str]:
+  def __getitem__(self, index: int) -> rows.RawRow:
     return next(self._rows(range(len(self))[index], 1))
 
-  def __iter__(self) -> Iterator[tuple[Mapping[str, Any], str]]:
+  def __iter__(self) -> Iterator[rows.RawRow]:
     for start in range(0, len(self), _BATCH):
       yield from self._rows(start, _BATCH)
 
-  def _rows(
-    self, start: int, count: int
-  ) -> Iterator[tuple[Mapping[str, Any], str]]:
+  def _rows(self, start: int, count: int) -> Iterator[rows.RawRow]:
     values = self._table.slice(start, count).to_pylist()
     for number, row in enumerate(values, start + 1):
       yield _value(row), f'{self._path}:{number}'
@@ -457,7 +447,7 @@ def write_tfds(
   return target
 
 
-class Examples(Sequence[tuple[Mapping[str, Any], str]]):
+class Examples(Sequence[rows.RawRow]):
   """The examples of a split as (row, 'data set:split:number').
 
   Each is read when it is used; memory holds the index of the shards.
@@ -514,11 +504,11 @@ class Examples(Sequence[tuple[Mapping[str, Any], str]]):
   def __len__(self) -> int:
     return len(self._source)
 
-  def __getitem__(self, index: int) -> tuple[Mapping[str, Any], str]:
+  def __getitem__(self, index: int) -> rows.RawRow:
     where = f'{self._where}:{index + 1}'
     return _row(self._source[index]), where
 
-  def __iter__(self) -> Iterator[tuple[Mapping[str, Any], str]]:
+  def __iter__(self) -> Iterator[rows.RawRow]:
     return (self[index] for index in range(len(self)))
 
 

@@ -22,6 +22,7 @@ from posttrain import types
 from posttrain.chat import rendering, tool_calls
 from posttrain.util import disk, errors
 
+RawRow = tuple[Mapping[str, Any], str]  # with its name, 'file:line'
 COLUMNS = ('prompt', 'completion', 'messages')
 # What a row may have, for errors.
 FORM = (
@@ -55,7 +56,7 @@ class Rows(Sequence[Row]):
 
   def __init__(
     self,
-    objects: Sequence[tuple[Mapping[str, Any], str]],
+    objects: Sequence[RawRow],
     columns: Mapping[str, str],
     key: str = COLUMNS_KEY,
   ):
@@ -114,8 +115,8 @@ def split(hashes: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_columns(
-  objects: Iterable[tuple[Mapping[str, Any], str]], columns: Mapping[str, str]
-) -> Iterator[tuple[Mapping[str, Any], str]]:
+  objects: Iterable[RawRow], columns: Mapping[str, str]
+) -> Iterator[RawRow]:
   """Yields the objects, to be renamed.
 
   Raises:
