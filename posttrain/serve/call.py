@@ -69,13 +69,14 @@ class Detokenizer:
     self._decode, self._stops = decode, stops
     self._window = _Window()
     self._held = ''  # final, but a stop string may begin in it
-    self.text = ''  # as far as it has been sent
+    self.text = ''  # the final text
     self.ids: list[int] = []
-    self.logprobs: list[float] = []  # of the ids
+    self.logprobs: list[float] = []  # one per id
     self.finish: str | None = None  # the finish_reason, when it has ended
     self.stop: str | None = None  # the stop string that ended it
     self.sent = 0  # characters of a streamed message
-    self.calls: list[dict[str, Any]] = []  # of tools, once it has ended
+    self.sent_ids = 0  # tokens of a stream
+    self.calls: list[dict[str, Any]] = []  # its calls, once it has ended
 
   def append(
     self, ids: Sequence[int], logprobs: Sequence[float], reason: str | None
@@ -191,8 +192,8 @@ class Call:
       Detokenizer(engine.policy.text, request.stop)
       for _ in range(len(request.prompts) * request.n)
     ]
-    # Of prompt i at -1 - i, if it is scored; of choice i with its prompt at i,
-    # if alternatives are requested.
+    # Prompt i has the key -1 - i, if it is scored. Choice i, after its prompt,
+    # has the key i, if alternatives are requested.
     self._scores: dict[int, worker.TokenLogprobs] = {}
     jobs: list[worker.Job] = []
     for i, prompt in enumerate(request.prompts):
@@ -251,16 +252,14 @@ class Call:
       self._open.update(scored)
       async for _ in self._steps():
         pass
-    chat = request.chat
-    body = self._envelope('chat.completion' if chat else 'text_completion')
+    body = self._envelope('chat.completion')
     body['choices'] = []
-    for index, choice in enumerate(self._choices):
+    for index in range(len(self._choices)):
       prompt = request.prompts[index // request.n]
       scores = self._scores.get(-1 - index // request.n)
-      written = self._choice(prompt, choice, scores, self._scores.get(index))
-      body['choices'].append({'index': index, **written})
-      # A chat has one prompt.
-      fields = body if chat else body['choices'][-1]
+      choice = self._choice(index, prompt, scores)
+      body['choices'].append(choice)
+      fields = body if request.chat else choice  # a chat has one prompt
       if request.return_token_ids:
         fields['prompt_token_ids'] = prompt.ids.tolist()
       if request.prompt_logprobs is not None:
@@ -286,16 +285,14 @@ class Call:
         parent['prompt_token_ids'] = prompt.ids.tolist()
       if request.chat or request.echo or request.return_token_ids:
         yield chunk
-    sent = [0] * len(self._choices)
     for index, choice in enumerate(self._choices):
       if choice.finish is not None:  # max_tokens is 0
-        yield self._more(index, '', 0)
+        yield self._more(index, '')
     async for index, text in self._steps():
       choice = self._choices[index]
       tokens = request.logprobs is not None or request.return_token_ids
-      if text or choice.finish or tokens and len(choice.ids) > sent[index]:
-        yield self._more(index, text, sent[index])
-        sent[index] = len(choice.ids)
+      if text or choice.finish or tokens and choice.ids[choice.sent_ids :]:
+        yield self._more(index, text)
     if request.include_usage:
       yield {**self._chunk(0, {}), 'choices': [], 'usage': self._usage()}
 
@@ -369,9 +366,10 @@ class Call:
       'total_tokens': prompt + sampled,
     }
 
-  def _more(self, index: int, text: str, start: int) -> dict[str, Any]:
-    """Returns the chunk of new text, and of the tokens from `start` on."""
+  def _more(self, index: int, text: str) -> dict[str, Any]:
+    """Returns the chunk of new text, and of the tokens that are not sent."""
     choice = self._choices[index]
+    start, choice.sent_ids = choice.sent_ids, len(choice.ids)
     fields: dict[str, Any] = {'text': text}
     if self._request.chat:
       content = self._content(choice)
@@ -382,47 +380,40 @@ class Call:
           {'index': i, **call} for i, call in enumerate(choice.calls)
         ]
       fields = {'delta': delta}
-    if self._request.logprobs is not None:
-      tokens = (choice.ids[start:], choice.logprobs[start:])
-      write = self._completion_logprobs
-      if self._request.chat:
-        write = self._chat_logprobs
-      fields['logprobs'] = write(*tokens, None)
+    ids, logprobs = choice.ids[start:], choice.logprobs[start:]
+    fields['logprobs'] = self._logprobs(ids, logprobs, None)
     if self._request.return_token_ids:
-      fields['token_ids'] = choice.ids[start:]
+      fields['token_ids'] = ids
     return self._chunk(index, fields, choice)
 
   def _envelope(self, kind: str) -> dict[str, Any]:
+    """Returns the fields of all responses; `kind`: the name of a chat's."""
     return {
       'id': self._id,
-      'object': kind,
+      'object': kind if self._request.chat else 'text_completion',
       'created': self._created,
       'model': self._worker.name,
       'system_fingerprint': FINGERPRINT,
     }
 
   def _chunk(self, index, fields, choice: Detokenizer | None = None):
-    kind = 'chat.completion.chunk' if self._request.chat else 'text_completion'
     body = {
       'index': index,
       'logprobs': None,
       **fields,
       'finish_reason': choice and choice.finish,
     }
-    chunk = {**self._envelope(kind), 'choices': [body]}
+    chunk = {**self._envelope('chat.completion.chunk'), 'choices': [body]}
     return {**chunk, 'usage': None} if self._request.include_usage else chunk
 
   def _choice(
-    self,
-    prompt: protocol.Prompt,
-    choice: Detokenizer,
-    prompt_scores: Any,
-    choice_scores: Any,
+    self, index: int, prompt: protocol.Prompt, prompt_scores: Any
   ) -> dict[str, Any]:
-    request, content = self._request, self._content(choice)
+    request, choice = self._request, self._choices[index]
+    content = self._content(choice)
     stops = choice.ids[-1:] if choice.finish != 'length' else []
     body = {
-      'logprobs': None,
+      'index': index,
       'finish_reason': choice.finish,
       # As in vLLM: the string, or the token, that ended the choice.
       'stop_reason': choice.stop or next(iter(stops), None),
@@ -433,25 +424,21 @@ class Call:
     ids, logprobs, tops = choice.ids, choice.logprobs, None
     if request.logprobs:
       start, end = len(prompt.ids), len(prompt.ids) + len(ids)
-      tops = ids and _tops(choice_scores, request.logprobs, start, end)
+      tops = ids and _tops(self._scores[index], request.logprobs, start, end)
     if request.chat:
       message = {'role': 'assistant', 'content': content, 'refusal': None}
       if choice.calls:
         message |= {'content': content or None, 'tool_calls': choice.calls}
       body['message'] = message
-      if request.logprobs is not None:
-        body['logprobs'] = self._chat_logprobs(ids, logprobs, tops)
-      return body
-    body['text'] = prompt.text + choice.text if request.echo else choice.text
-    if request.logprobs is None:
-      return body
-    if request.echo:
+    else:
+      body['text'] = prompt.text * request.echo + choice.text
+    if request.echo and request.logprobs is not None:
       ids = prompt.ids.tolist() + ids
       logprobs = [None, *prompt_scores.logprobs[1:].tolist(), *logprobs]
       if tops is not None:
         before = _tops(prompt_scores, request.logprobs, 0, len(prompt.ids))
         tops = [None, *before[1:], *tops]
-    body['logprobs'] = self._completion_logprobs(ids, logprobs, tops)
+    body['logprobs'] = self._logprobs(ids, logprobs, tops)
     return body
 
   def _token_name(self, token: int) -> str:
@@ -469,8 +456,19 @@ class Call:
       self._token_texts[token] = text
     return self._token_texts[token]
 
-  def _completion_logprobs(self, ids, logprobs, tops) -> dict[str, Any]:
-    """Returns the `logprobs` of completions; offsets are into the text."""
+  def _logprobs(self, ids, logprobs, tops) -> dict[str, Any] | None:
+    """Returns the `logprobs` of a choice, if they are requested.
+
+    Args:
+      ids: tokens.
+      logprobs: one per token.
+      tops: alternatives [(id, logprob), ...] per token; None = none.
+    """
+    if self._request.logprobs is None:
+      return None
+    if self._request.chat:
+      return self._chat_logprobs(ids, logprobs, tops or [[]] * len(ids))
+    # Offsets are into the text.
     names = [self._token_name(token) for token in ids]
     offset, offsets = 0, []
     for token in ids:
@@ -499,7 +497,6 @@ class Call:
       name = self._token_name(token)
       return {'token': name, 'logprob': logprob, 'bytes': data}
 
-    tops = [[]] * len(ids) if tops is None else tops
     return {
       'refusal': None,
       'content': [

@@ -63,7 +63,7 @@ class TokenLogprobs(NamedTuple):
 class Failed(NamedTuple):
   """The end of a job without a result."""
 
-  status: int  # of HTTP
+  status: int  # the HTTP status
   message: str
 
 
@@ -131,13 +131,13 @@ class Worker:
     # Why no more jobs are accepted; None while they are.
     self.failure: Failed | None = None
     self._chunk, self._ids = chunk, itertools.count()
-    self._changed = threading.Condition()  # of what follows
-    self._jobs: set[Job] = set()  # that are open
+    self._changed = threading.Condition()  # guards what follows
+    self._jobs: set[Job] = set()  # the open ones
     self._to_sample: list[SampleJob] = []  # in the order of arrival
     self._to_score: list[ScoreJob] = []
-    self._dropped: list[Job] = []  # whose slots are not free yet
+    self._dropped: list[Job] = []  # their slots are not free yet
     self._counts = dict.fromkeys(('accepted', 'finished', 'dropped'), 0)
-    self._sampling: dict[int, SampleJob] = {}  # that have been submitted
+    self._sampling: dict[int, SampleJob] = {}  # submitted, by id
     loops = {'engine': self._run, 'score': self._run_scoring}
     if self.is_reward:
       del loops['engine']
