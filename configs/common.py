@@ -53,7 +53,7 @@ def pretrained(
   start = options.read_weights(folder)
   model, tokenizer = start.model, start.tokenizer
   if start.kind != 'run':
-    model = dataclasses.replace(model, dtype='auto', remat='block')
+    model = dataclasses.replace(model, dtype='auto', remat='auto')
   if start.kind == 'hf':
     tokenizer = schema.Tokenizer(path=folder)
   return model, tokenizer, folder

@@ -284,7 +284,9 @@ class Evaluator:
     self, sets: Sequence[TaskSet], prompts: Sequence[types.Task]
   ) -> list[answers.SuiteAnswer]:
     """Plays each task once at temperature 0; returns the suite's answers."""
-    suite = self.tasks.suite
+    suite, most = self.tasks.suite, self._cfg.max_tokens
+    if (bound := self._cfg.max_sampled_tokens) is not None:
+      most = min(most, -(-bound // 32))
     uid = FIRST_UID + len(self.tasks.by_env) * _ENV_UIDS
     specs = [
       self._spec(part, i, part.uid, 0.0)
@@ -292,9 +294,7 @@ class Evaluator:
       for i in range(len(part.tasks))
     ]
     specs += [
-      episodes.EpisodeSpec(
-        uid + index * _TASK_UIDS, suite, task, 0.0, self._cfg.max_tokens
-      )
+      episodes.EpisodeSpec(uid + index * _TASK_UIDS, suite, task, 0.0, most)
       for index, task in enumerate(prompts)
     ]
     rollouts = iter(self._driver.run(specs))

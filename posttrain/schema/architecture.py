@@ -32,7 +32,7 @@ MAX_PARAMETERS = 10**13
 LARGE = 10**8  # parameters, see `Model.is_large`
 MAX_TOKENS = 2**31 - 1  # positions are int32
 ATTENTION = ('auto', 'xla', 'pallas', 'cudnn', 'interpret')
-REMAT = ('none', 'attention', 'block')
+REMAT = ('none', 'attention', 'block', 'auto')
 
 
 Size = Annotated[int, bounds.within(1, MAX_SIZE)]
@@ -126,7 +126,7 @@ class Model(bounds.Options):
   # Recomputation in the backward pass: 'none' = elementwise operations only
   # (norms, RoPE, SwiGLU; matrix products are kept), 'attention' = every layer
   # from its input, except attention, whose outputs are kept, 'block' = every
-  # layer from its input.
+  # layer from its input, 'auto' = 'block', but 'none' where computing is slow.
   remat: Annotated[str, bounds.one_of(*REMAT)] = 'none'
   # Implementation of attention: 'auto' = the Pallas kernels on a GPU or TPU
   # where they support the model, else XLA; 'xla'; 'pallas' = the kernels, or an

@@ -308,8 +308,8 @@ class Eval(bounds.Options):
   # About the most tokens that an evaluation samples of an environment: it plays
   # as many of `prompts` as fit, at least one. The evaluation before training
   # then leaves out the suite, answers that nothing grades, and those at
-  # temperature 1. None = no bound, but 2,048 where computing is slow (a CPU,
-  # 100M parameters or more).
+  # temperature 1; later ones cut answers of the suite at a 32nd of it. None =
+  # no bound, but 2,048 where computing is slow (a CPU, 100M parameters).
   max_sampled_tokens: bounds.CountOrNone = None
   # Largest number of tokens after an episode's prompt, the environment's
   # messages included; None = max_tokens times the number of turns, so the

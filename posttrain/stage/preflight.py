@@ -79,9 +79,11 @@ def resolve(
       size = model.vocab_size or renderer.tokenizer.vocab_size
       model = dataclasses.replace(model, vocab_size=size)
       is_slow = model.is_large and platform == 'cpu'
-      if model.dtype == 'auto':
-        dtype = 'float32' if is_slow else 'bfloat16'
-        model = dataclasses.replace(model, dtype=dtype)
+      auto = {'dtype': ('bfloat16', 'float32'), 'remat': ('block', 'none')}
+      for key, (usual, slow) in auto.items():
+        if getattr(model, key) == 'auto':
+          value = slow if is_slow else usual
+          model = dataclasses.replace(model, **{key: value})
       attention.check(model, platform)
     stage = resolve_sizes(stage, sharding.batch_ways(mesh), is_slow)
     stages[name] = dataclasses.replace(stage, model=model)
@@ -215,7 +217,8 @@ def resolve_sizes(
   `batch.micro_batch_tokens`: as many rows per device of data x fsdp as 2,048
   tokens hold, at least one; rows that fit their samples (`batch.fit`) are
   joined to one per device. `rollout.slots`: as many as a step has samples, at
-  most 256 per device of data x fsdp. `eval.prompts`: as many as
+  most 256 per device of data x fsdp, and 4 for evaluations alone where
+  computing is slow. `eval.prompts`: as many as
   `eval.max_sampled_tokens` allow.
 
   Args:
@@ -241,7 +244,9 @@ def resolve_sizes(
     sizes = (x.group_size for x in stage.envs.values() if x.ratio)
     group_size = max(sizes, default=1)
     each = -(-batch.prompts_per_step * group_size // devices)
-    rollout = dataclasses.replace(rollout, slots=devices * min(each, MAX_SLOTS))
+    samples = any(x.sampler.type == 'policy' for x in stage.envs.values())
+    most = MAX_SLOTS if samples or not is_slow else 4
+    rollout = dataclasses.replace(rollout, slots=devices * min(each, most))
   sampled, prompts = evaluation.max_sampled_tokens, evaluation.prompts
   if sampled is None and is_slow:
     sampled = SAMPLED_TOKENS
