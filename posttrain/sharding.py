@@ -12,7 +12,7 @@ the mesh with `current` and places intermediate arrays with `pin`, `gather` and
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ AXES = ('data', 'fsdp', 'tensor')
 BATCH_AXES = ('data', 'fsdp')  # split the rows of a batch, and decode slots
 BATCH = PartitionSpec(None, BATCH_AXES)  # [micro_batches, rows, tokens]
 DATA, FSDP, TENSOR = AXES
+_AUTO = (jax.sharding.AxisType.Auto,) * len(AXES)
 # Megatron's split of a block's matrices (Shoeybi et al., arXiv 1909.08053) over
 # `tensor`: the first ones by columns, those that write to the residual stream
 # by rows; `fsdp` splits the other dimension.
@@ -70,8 +71,7 @@ def make_mesh(
   """
   devices = jax.devices() if devices is None else devices
   sizes = tuple(mesh_sizes(cfg, len(devices)).values())
-  types = (jax.sharding.AxisType.Auto,) * len(AXES)
-  return Mesh(arrange(sizes, devices), AXES, axis_types=types)
+  return Mesh(arrange(sizes, devices), AXES, axis_types=_AUTO)
 
 
 def arrange(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
@@ -116,25 +116,16 @@ def abstract_mesh(cfg: schema.Mesh, devices: int) -> AbstractMesh:
     ValueError: the axis sizes do not multiply to the number of devices.
   """
   sizes = tuple(mesh_sizes(cfg, devices).values())
-  types = (jax.sharding.AxisType.Auto,) * len(AXES)
-  return AbstractMesh(sizes, AXES, axis_types=types)
+  return AbstractMesh(sizes, AXES, axis_types=_AUTO)
 
 
-def batch_ways(mesh: Mesh | AbstractMesh | Mapping[str, int]) -> int:
-  """Returns the number of parts that a batch's rows are split into.
-
-  Args:
-    mesh: the mesh, or its devices per axis (`mesh_sizes`).
-  """
-  sizes = mesh if isinstance(mesh, Mapping) else mesh.shape
-  return math.prod(sizes[axis] for axis in BATCH_AXES)
+def batch_ways(mesh: Mesh | AbstractMesh) -> int:
+  """Returns the number of parts that a batch's rows are split into."""
+  return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 def check_batch(
-  mesh: Mesh | AbstractMesh | Mapping[str, int],
-  count: int,
-  key: str,
-  tokens: int | None = None,
+  mesh: Mesh | AbstractMesh, count: int, key: str, tokens: int | None = None
 ) -> None:
   """Checks that rows, or decode slots, divide over the batch's mesh axes.
 
@@ -192,8 +183,7 @@ def local_mesh(mesh: Mesh) -> Mesh:
 def _host_mesh(process: int, tensor: int) -> Mesh:
   own = [x for x in jax.devices() if x.process_index == process]
   sizes = host_sizes(tensor, len(own)).values()
-  types = (jax.sharding.AxisType.Auto,) * len(AXES)
-  return Mesh(np.reshape(own, tuple(sizes)), AXES, types)
+  return Mesh(np.reshape(own, tuple(sizes)), AXES, _AUTO)
 
 
 def host_sizes(tensor: int, devices: int) -> dict[str, int]:

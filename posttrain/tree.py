@@ -3,18 +3,12 @@
 A path joins the keys from the root with slashes: `params/block/attn/query`.
 """
 
-import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-
-
-def fields(node: Any) -> dict[str, Any]:
-  """Returns a dataclass's fields by name; nested dataclasses stay objects."""
-  return {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
 
 
 def path_str(path: Sequence[Any]) -> str:

@@ -82,7 +82,7 @@ def main() -> None:
     from posttrain.chat import tokenizers
 
     shape = data, fsdp, tensor
-    mesh = dict(zip(sharding.AXES, shape, strict=True))
+    mesh = sharding.abstract_mesh(schema.Mesh(*shape), data * fsdp * tensor)
     sharding.check_batch(mesh, args.rows, '--rows')
     sharding.check_batch(mesh, args.slots, '--slots')
     sizes = programs.Sizes(

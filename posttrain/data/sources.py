@@ -67,23 +67,13 @@ class Shuffled(Generic[Item]):
     }
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Continues where `get_state` was called.
+    """Continues where `get_state` was called, with the same items and seed.
 
-    Raises:
-      ValueError: the state belongs to a source with another length, seed
-        or fingerprint.
+    `preflight.check_resume` refuses others.
     """
-    for field, mine in (
-      ('length', len(self)),
-      ('seed', self._seed),
-      ('fingerprint', self._fingerprint),
-    ):
-      if state[field] != mine:
-        raise ValueError(
-          f'the {field} of a resumed source must be the one it was saved '
-          f'with: got {mine!r}, expected {state[field]!r}; restore the '
-          'data and options, or start a new run'
-        )
+    own = self.get_state()
+    for field in ('length', 'seed', 'fingerprint'):
+      assert state[field] == own[field], f'a source with another {field}'
     self._seek(int(state['epoch']), int(state['index']))
 
   def _seek(self, epoch: int, index: int) -> None:

@@ -23,7 +23,6 @@ or, to continue sequences between turns:
    a rerun is bitwise the same.
 """
 
-import collections
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +31,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from posttrain import schema, scoring, sharding, tree
+from posttrain import schema, scoring, sharding
 from posttrain.decode import loop, requests, schedule
 from posttrain.util import watchdog
 
@@ -82,7 +81,6 @@ class Engine:
     rows = min(prefill_rows, slots)
     self._shapes = schedule.Shapes(slots, rows, prefill_tokens, ways)
     self._params = self._view = self._state = self._options = None
-    self._spec: dict[str, jax.ShapeDtypeStruct] = {}
     self._version = -1
     self._schedule = schedule.Schedule(slots, ways)
     self._ready: list[requests.Completion] = []
@@ -106,14 +104,13 @@ class Engine:
       version: the version that completions report.
       decodes: false where only `score` is called with them.
 
-    Raises:
-      ValueError: a request is in flight, whose cache belongs to the old
-        weights; or a leaf's path, shape, dtype or sharding has changed.
+    No request may be in flight: its cache belongs to the old weights.
     """
-    self._need_idle('weights must be set')
-    spec = describe(params)
-    check_same(self._spec or spec, spec)
-    self._params, self._version, self._spec = params, version, spec
+    assert not self._schedule.in_flight, 'release all requests first'
+    old = params if self._params is None else self._params
+    shapes = jax.tree.map(np.shape, params)
+    assert shapes == jax.tree.map(np.shape, old), 'they need another engine'
+    self._params, self._version = params, version
     self._view = None  # freed first
     if not decodes:
       return
@@ -123,12 +120,8 @@ class Engine:
       self._view = loop.local_view(params, self._model, self._mesh)
 
   def sleep(self) -> None:
-    """Frees the cache until the next request.
-
-    Raises:
-      ValueError: a request is in flight, whose tokens are in the cache.
-    """
-    self._need_idle('the cache must be freed')
+    """Frees the cache until the next request; none may be in flight."""
+    assert not self._schedule.in_flight, 'release all requests first'
     self._state = self._options = None
     self._launched = False
 
@@ -252,27 +245,18 @@ class Engine:
   ) -> list[requests.Completion]:
     """Returns the completion of each request, in order.
 
+    No other request may be in flight, or not polled yet.
+
     Raises:
-      ValueError: no weights are set; other requests are in flight or not yet
-        polled; an id occurs twice; `hold` is set, or `submit` refuses a
-        request. No request is queued then.
+      ValueError: no weights are set, or `submit` refuses a request. No request
+        is queued then.
     """
     self._need_weights()
-    times = collections.Counter(request.id for request in batch)
+    assert not (self._schedule.in_flight or self._ready), 'poll them first'
+    assert len({x.id for x in batch}) == len(batch), 'an id occurs twice'
     for request in batch:
+      assert not request.hold, 'a held request is submitted and polled'
       self._schedule.check(request)
-      what, many = f'request {request.id}', times[request.id]
-      must, advice = 'not have hold set', '; submit and poll it'
-      requests.require(not request.hold, what, must, True, advice)
-      requests.require(many == 1, what, 'occur once', many)
-    others = {*self._schedule.in_flight, *(x.id for x in self._ready)}
-    requests.require(
-      not others,
-      'generate',
-      'find no request in flight',
-      sorted(others)[:8],
-      '; poll and release them first',
-    )
     for request in batch:
       self.submit(request)
     completions = {}
@@ -311,13 +295,6 @@ class Engine:
     scorer = scoring.Scorer(self._model, rows, width, mesh, reads)
     temperatures = [np.full(len(x), temperature, np.float32) for x in sequences]
     return scorer(self._params, sequences, temperatures)
-
-  def _need_idle(self, must: str) -> None:
-    if running := len(self._schedule.in_flight):
-      raise ValueError(
-        f'{must} while no request is in flight: got {running}; poll and '
-        'release them first'
-      )
 
   def _need_weights(self) -> None:
     if self._params is None:
@@ -470,31 +447,3 @@ class Engine:
       )
     )
     self._schedule.finish(entry)
-
-
-def describe(params: Any) -> dict[str, jax.ShapeDtypeStruct]:
-  """Returns the shapes, dtypes and shardings of leaves by path, no values."""
-  return {
-    path: jax.ShapeDtypeStruct(
-      x.shape, x.dtype, sharding=getattr(x, 'sharding', None)
-    )
-    for path, x in tree.flat(params).items()
-  }
-
-
-def check_same(
-  old: dict[str, jax.ShapeDtypeStruct], new: dict[str, jax.ShapeDtypeStruct]
-) -> None:
-  """Raises ValueError with the first leaf that differs between two trees."""
-  for path in {**old, **new}:
-    a, b = old.get(path), new.get(path)
-    same = False
-    if a is not None and b is not None:
-      same = (a.shape, a.dtype) == (b.shape, b.dtype)
-      if same and a.sharding is not None and b.sharding is not None:
-        same = a.sharding.is_equivalent_to(b.sharding, len(a.shape))
-    if not same:
-      raise ValueError(
-        f'weights must keep their shapes: got {path} = {b}, expected {a}; make '
-        'an engine for other weights'
-      )

@@ -45,30 +45,24 @@ class EvalTasks:
     self,
     envs: dict[str, base.Env],
     renderer: rendering.Renderer,
-    cfg: schema.Eval,
+    stage: schema.Stage,
     seed: int,
-    max_error_share: float = 0.0,
-    env_timeout: float = schema.Rollout.env_timeout,
-    stage: schema.Stage | None = None,
   ):
     """Draws the tasks and renders their prompts.
 
     Args:
       envs: the environments by name.
       renderer: renders the prompts to tokens.
-      cfg: the evaluation's options.
-      seed: seed of the draw.
-      max_error_share: largest share of the episodes that may fail.
-      env_timeout: time limit of a call of an environment's source, in seconds.
       stage: the stage's options; its `too_long='drop'` holds here as well.
+      seed: seed of the draw.
 
     Raises:
       EnvError: an environment's source fails.
       ValueError: a prompt cannot be rendered; names the row. Or no task is left
         for `eval.best`.
     """
-    self.cfg = cfg
-    self.max_error_share = max_error_share
+    self.cfg = cfg = stage.eval
+    self.max_error_share = stage.rollout.max_error_share
     self.by_env = {}
     self.selection: tuple[types.Task, ...] = ()
     self.counts: dict[str, int] = {}
@@ -79,10 +73,10 @@ class EvalTasks:
     ]
     for name, env in envs.items():
       selecting = cfg.selects is not None and cfg.selects[1] == name
-      source = env_calls.Source(env, 'eval', seed, env_timeout)
+      source = env_calls.Source(env, 'eval', seed, stage.rollout.env_timeout)
       self.counts[name] = len(source)
       tasks = source.take(cfg.prompts + selecting * cfg.best_prompts)
-      if stage and stage.envs[name].sampler.too_long == 'drop':
+      if stage.envs[name].sampler.too_long == 'drop':
         size = stage.batch.row_tokens
         fitting = [x for x in tasks if _prompt_length(renderer, x) < size]
         if left := len(tasks) - len(fitting):

@@ -129,11 +129,7 @@ class TokenData(batches.StageData):
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Continues from a state of `get_state`.
-
-    Raises:
-      ValueError: the state is of other tasks.
-    """
+    """Continues from a state of `get_state`."""
     for name, environment in self.environments.items():
       environment.source.set_state(state['envs'][name]['source'])
       environment.algorithm.set_state(state['envs'][name]['algorithm'])

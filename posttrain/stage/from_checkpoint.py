@@ -258,18 +258,10 @@ class Policies:
       name = own.stage.init if reference == 'init' else reference
       path = pinned.get(reference) or preflight.resolve_folder(name, workdir)
       folders = {reference: path}
-    load = preflight.Loader(
-      own.cfg.seed,
-      workdir,
-      folders,
-      sharding.placed(
-        transformer.shapes(own.model), transformer.SHARDING_RULES, own.mesh
-      ),
-      own.model,
-      own.renderer,
-      own.mesh,
+    like = sharding.placed(
+      transformer.shapes(own.model), transformer.SHARDING_RULES, own.mesh
     )
-    self._models = models.Models(own, load, None, preemption.Signal())
+    self._models = _models(own, workdir, folders, like)
     self._ref_logprobs = np.zeros(len(self._pairs.samples))
     if reference is not None:
       self._ref_logprobs = self._logprobs(reference)
@@ -328,19 +320,23 @@ class RewardModels:
 
   def __call__(self, folder: str) -> list[answers.Answer]:
     """Returns the pairs with their rewards, under the weights in a folder."""
-    own = self._own
-    load = preflight.Loader(
-      own.cfg.seed,
-      '',
-      {folder: folder},
-      None,
-      own.model,
-      own.renderer,
-      own.mesh,
-    )
-    scorer = models.Models(own, load, None, preemption.Signal()).make_scorer
-    rewards = load.reward_model(folder, scorer).rewards(self._pairs.samples)
-    return pair_answers(self._pairs.pairs, np.array(rewards), own.renderer)
+    own = _models(self._own, '', {folder: folder})
+    model = own.load.reward_model(folder, own.make_scorer)
+    rewards = np.array(model.rewards(self._pairs.samples))
+    return pair_answers(self._pairs.pairs, rewards, self._own.renderer)
+
+
+def _models(
+  own: models.Components,
+  workdir: str,
+  folders: dict[str, str],
+  like: Any = None,
+) -> models.Models:
+  """Returns the models of a stage that does not train, see `Loader`."""
+  load = preflight.Loader(
+    own.cfg.seed, workdir, folders, like, own.model, own.renderer, own.mesh
+  )
+  return models.Models(own, load, None, preemption.Signal())
 
 
 def held_out(

@@ -202,15 +202,13 @@ class Models:
 
     Raises:
       ValueError: a model is not the one that the stage began with, or has
-        other tokens; or the state is of other tasks.
+        other tokens.
       EndpointError: a server is away.
       Preempted: `stop` ended the wait for it.
     """
     components, stage = self.components, self.components.stage
     data = components.data
     assert isinstance(data, tokens.TokenData), data
-    if state is not None:
-      data.set_state(state)  # refuses other tasks before any model is loaded
     self.connect()
     decoders: dict[Any, Any] = {x: self._player(x) for x in data.players}
     decoders['policy'] = decoder

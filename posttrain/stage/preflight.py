@@ -136,13 +136,7 @@ def make(
   generates_text = spec.objective.generates_text
   with _naming(name):
     eval_tasks = evaluator.EvalTasks(
-      dict(data.envs) if generates_text else {},
-      renderer,
-      stage.eval,
-      cfg.seed,
-      stage.rollout.max_error_share,
-      stage.rollout.env_timeout,
-      stage,
+      dict(data.envs) if generates_text else {}, renderer, stage, cfg.seed
     )
   # The fraction is above 0 as well where another option names held-out pairs.
   has_pairs = stage.kind != 'tokens' and stage.pairs.eval_fraction > 0

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from posttrain import schema, scoring, tree, types
+from posttrain import schema, scoring, types
 from posttrain.losses import ce, combine, ratios, ref_kl, rl
 from posttrain.training import arrays, pair_objectives
 from posttrain.util import imports
@@ -51,14 +51,14 @@ class TokenComponents(arrays.Objective):
     self._model, self.dtype = model, model.dtype
     self._envs = envs
     loss = loss or schema.Loss()
-    options = tree.fields(loss.rl)
+    options = dict(vars(loss.rl))
     self._constant_tokens = options.pop('constant_tokens')
     if 'import_path' in options:
       options['function'] = imports.function(
         options.pop('import_path'), 'config.STAGE.loss.rl.import_path'
       )
     self._rl = rl.make(**options)
-    self._ref_kl = tree.fields(loss.ref_kl)
+    self._ref_kl = vars(loss.ref_kl)
 
   def unmeasured(
     self, batch: types.Batch, metrics: Mapping[str, float]

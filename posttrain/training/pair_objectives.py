@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posttrain import schema, scoring, tree, types
+from posttrain import schema, scoring, types
 from posttrain.losses import combine, preference
 from posttrain.models import transformer
 from posttrain.training import arrays
@@ -39,7 +39,7 @@ class Preference(arrays.Objective):
     """
     del envs
     self._model, self.dtype = model, model.dtype
-    self._options = tree.fields(loss.preference)
+    self._options = dict(vars(loss.preference))
     self._type = self._options.pop('type')
     self._options.pop('reference', None)  # its logprobs are in the batch
     self._function = preference.TYPES[self._type]
@@ -147,7 +147,7 @@ class Ranking(arrays.Objective):
     """
     del envs
     self._model, self.dtype = model, model.dtype
-    self._options = tree.fields(loss.ranking)
+    self._options = dict(vars(loss.ranking))
     self._lm_coef = self._options.pop('lm_coef')
 
   generates_text = False

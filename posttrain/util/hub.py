@@ -7,10 +7,10 @@ a newer one. The variables HF_HOME and HF_HUB_CACHE move the cache.
 """
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from posttrain.util import disk
 
@@ -52,24 +52,16 @@ def keeping(workdir: str | None) -> Iterator[None]:
   """
   old, path = dict(_kept), os.path.join(workdir or '', 'config.json')
   is_stored = workdir is not None and os.path.isfile(path)
-  for text in _texts(disk.read_json(path) if is_stored else None):
-    if (name := id_of(text)) is not None:
-      _kept.setdefault(name, text)
+  config = disk.read_json(path) if is_stored else None
+  text = json.dumps(config, ensure_ascii=False)
+  for stored in re.findall('"([^"]*/snapshots/[^"]*)"', text):
+    if (name := id_of(stored)) is not None:
+      _kept.setdefault(name, stored)
   try:
     yield
   finally:
     _kept.clear()
     _kept.update(old)
-
-
-def _texts(node: Any) -> Iterator[str]:
-  """Yields all texts in a value of JSON."""
-  if isinstance(node, str):
-    yield node
-  for child in node.values() if isinstance(node, dict) else ():
-    yield from _texts(child)
-  for child in node if isinstance(node, list) else ():
-    yield from _texts(child)
 
 
 def hint(name: str) -> str:

@@ -49,7 +49,7 @@ def test_take_returns_the_first_items_and_keeps_the_position():
 
 def test_state_of_another_source_is_refused():
   other = sources.Shuffled('abd', 0, 'of abd')
-  with pytest.raises(ValueError, match='fingerprint of a resumed source'):
+  with pytest.raises(AssertionError, match='with another fingerprint'):
     sources.Shuffled('abc', 0).set_state(other.get_state())
 
 

@@ -63,11 +63,17 @@ def _sharp():
   return {**params, 'embed': {'table': 2.0 * params['embed']['table']}}
 
 
+def _stage(**options):
+  return schema.Stage(
+    envs={'toy': schema.EnvEntry()},
+    rollout=schema.Rollout(max_error_share=1.0),
+    eval=schema.Eval(**options),
+  )
+
+
 def _tasks(env=TOY, **options):
   options = {'prompts': 4, 'samples': 3, 'max_tokens': 8, **options}
-  tasks = evaluation.EvalTasks(
-    {'toy': env}, RENDERER, schema.Eval(**options), 0, 1.0
-  )
+  tasks = evaluation.EvalTasks({'toy': env}, RENDERER, _stage(**options), 0)
   assert tasks.max_length <= WIDTH
   return tasks
 
@@ -130,8 +136,8 @@ def test_max_length_is_that_of_the_longest_episode(
 ):
   env = toys.Letters('toy', schema.Arithmetic())
   env.max_turns = turns
-  cfg = schema.Eval(max_tokens=8, max_episode_tokens=budget, suite=suite)
-  tasks = evaluation.EvalTasks({'toy': env}, RENDERER, cfg, seed=0)
+  stage = _stage(max_tokens=8, max_episode_tokens=budget, suite=suite)
+  tasks = evaluation.EvalTasks({'toy': env}, RENDERER, stage, seed=0)
   assert tasks.max_length == length
 
 
@@ -146,9 +152,7 @@ def test_prompts_that_do_not_fit_are_dropped_as_in_training(tmp_path, caplog):
       env=schema.Rows(path='x'), sampler=schema.Policy(too_long=too_long)
     )
     stage = schema.Stage(envs={'toy': entry}, batch=schema.Batch(row_tokens=40))
-    tasks = evaluation.EvalTasks(
-      {'toy': env}, RENDERER, stage.eval, 0, stage=stage
-    )
+    tasks = evaluation.EvalTasks({'toy': env}, RENDERER, stage, 0)
     assert len(tasks.by_env['toy'][1]) == count
   assert caplog.text.count('2 of 4 held-out prompts do not fit') == 1
 
