@@ -8,10 +8,6 @@
 Axes: T tokens of a row; any dimensions before it.
 """
 
-import dataclasses
-from collections.abc import Mapping
-from typing import Any
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -30,41 +26,6 @@ TYPES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-  """Options of the component; see `make`.
-
-  Attributes:
-    type: one of `TYPES`.
-    aggregation: one of `objective.AGGREGATIONS`; see `denominator`.
-    entropy_coef: factor of the entropy bonus, which no weight multiplies.
-    sampler_is_mode: one of `objective.SAMPLER_IS_MODES`.
-    sampler_is_clip_min, sampler_is_clip_max, sampler_is_norm: clip_min,
-      clip_max and norm of `sampler_is.weigh`.
-    max_log_ratio: bound on |log rho| before exp, in nats; above it, no
-      gradient passes through the ratio. (Not in the papers: rho overflows
-      without it.)
-    constants: keyword arguments of the type's function.
-  """
-
-  type: str = objective.Dppo.type
-  aggregation: str = objective.Dppo.aggregation
-  entropy_coef: float = objective.Dppo.entropy_coef
-  sampler_is_mode: str = objective.Dppo.sampler_is_mode
-  sampler_is_clip_min: float | None = objective.Dppo.sampler_is_clip_min
-  sampler_is_clip_max: float = objective.Dppo.sampler_is_clip_max
-  sampler_is_norm: str = objective.Dppo.sampler_is_norm
-  max_log_ratio: float = objective.Dppo.max_log_ratio
-  constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-def make(**options: Any) -> Options:
-  """Returns options: the fields of every type, and the rest as constants."""
-  names = options.keys() & Options.__annotations__.keys()
-  named = {name: options.pop(name) for name in names}
-  return Options(**named, constants=options)
-
-
 def loss(
   logprobs: jax.Array,
   sampler_logprobs: jax.Array,
@@ -72,7 +33,7 @@ def loss(
   weights: jax.Array,
   segment_ids: jax.Array,
   entropy: jax.Array,
-  options: Options,
+  options: objective.RlLoss,
 ) -> tuple[jax.Array, combine.Metrics]:
   """Returns the weighted policy-gradient loss of the member tokens.
 
@@ -102,7 +63,9 @@ def loss(
     weights: f32[..., T]; a token is a member where this is not 0.
     segment_ids: i32[..., T], the sequence within the row; see `segments`.
     entropy: f32[..., T], entropy of each token's distribution, in nats.
-    options: see `Options`.
+    options: those of the type. sampler_is_* are those of `sampler_is.weigh`;
+      max_log_ratio bounds |log rho| before exp, in nats; above it, no gradient
+      passes through the ratio. (Not in the papers: rho overflows without it.)
 
   Returns:
     The terms, f32[..., T], and the metrics of the type and of
@@ -129,7 +92,7 @@ def loss(
   arrays = logprobs, sampler_logprobs, advantages, weights
   new, old, credit, weight = (jnp.where(ratio.member, x, 0.0) for x in arrays)
   inputs = rl_types.Inputs(new, old, credit, weight, segment_ids)
-  values, metrics = TYPES[options.type](inputs, ratio, **options.constants)
+  values, metrics = TYPES[options.type](inputs, ratio, options)
   terms = weights * (values if correction is None else correction * values)
   if options.entropy_coef:
     terms -= options.entropy_coef * jnp.where(ratio.member, entropy, 0.0)

@@ -5,21 +5,22 @@ sampler; they differ in the tokens whose gradient they mask or bound. The old
 policy of the papers is the sampler itself: there is no third set of logprobs.
 Where rho = 1 each has the gradient of plain policy gradient, -A d log pi.
 
-A type takes the inputs, the ratio, and its own constants. It returns the loss
+A type takes the inputs, the ratio, and its options. It returns the loss
 per token, before weight and aggregation (`rl.loss` applies them), and metrics
 over the members, always with those of `ratios.masking_metrics`.
 
 Axes: T tokens of a row; any dimensions before it.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from posttrain.losses import combine, ratios, segments
 from posttrain.schema import objective
+from posttrain.util import imports
 
 Result = tuple[jax.Array, combine.Metrics]
 _CUSTOM = "config.<stage>.loss.rl.import_path's function"
@@ -36,13 +37,7 @@ class Inputs(NamedTuple):
 
 
 def dppo(
-  inputs: Inputs,
-  ratio: ratios.Ratio,
-  *,
-  low: float = objective.Dppo.low,
-  high: float = objective.Dppo.high,
-  adv_tau: float = objective.Dppo.adv_tau,
-  kl_tau: float = objective.Dppo.kl_tau,
+  inputs: Inputs, ratio: ratios.Ratio, options: objective.Dppo
 ) -> Result:
   """Masks by the change of probability, with a squared log ratio as the KL.
 
@@ -58,9 +53,9 @@ def dppo(
 
   Args:
     inputs, ratio: see `rl.loss`.
-    low, high: largest decrease and increase of a probability.
-    adv_tau: factor of the policy gradient.
-    kl_tau: factor of the squared log ratio.
+    options: low, high: largest decrease and increase of a probability;
+      adv_tau, kl_tau: factors of the policy gradient and of the squared log
+      ratio.
 
   Returns:
     The loss per token, and the metrics of `ratios.masking_metrics` with
@@ -76,10 +71,11 @@ def dppo(
   """
   advantages = inputs.advantages
   change = ratio.probability_change
+  high, low = options.high, options.low
   too_far = jnp.where(advantages > 0, change > high, change < -low)
   masked = ratio.member & too_far
   positive, negative = advantages > 0, advantages < 0
-  return _masked_loss(ratio, advantages, masked, adv_tau, kl_tau), {
+  return _masked_loss(ratio, advantages, masked, options), {
     **ratios.masking_metrics(ratio, masked),
     'is_masked_low': combine.pair(masked & negative, ratio.member),
     'is_masked_high': combine.pair(masked & positive, ratio.member),
@@ -88,14 +84,7 @@ def dppo(
   }
 
 
-def ipo(
-  inputs: Inputs,
-  ratio: ratios.Ratio,
-  *,
-  threshold: float = objective.Ipo.threshold,
-  adv_tau: float = objective.Ipo.adv_tau,
-  kl_tau: float = objective.Ipo.kl_tau,
-) -> Result:
+def ipo(inputs: Inputs, ratio: ratios.Ratio, options: objective.Ipo) -> Result:
   """Masks by the absolute change of probability; otherwise `dppo`.
 
   -keep adv_tau A rho + kl_tau (log rho)^2,   keep = |pi - mu| <= threshold
@@ -107,8 +96,8 @@ def ipo(
 
   Args:
     inputs, ratio: see `rl.loss`.
-    threshold: largest change of a probability, either way.
-    adv_tau, kl_tau: as in `dppo`.
+    options: threshold: largest change of a probability, either way; adv_tau,
+      kl_tau: as in `dppo`.
 
   Returns:
     The loss per token, and the metrics of `ratios.masking_metrics`.
@@ -116,25 +105,25 @@ def ipo(
   References:
     Prime Intellect, prime-rl, loss type "ipo".
   """
-  masked = ratio.member & (jnp.abs(ratio.probability_change) > threshold)
-  values = _masked_loss(ratio, inputs.advantages, masked, adv_tau, kl_tau)
+  masked = ratio.member & (
+    jnp.abs(ratio.probability_change) > options.threshold
+  )
+  values = _masked_loss(ratio, inputs.advantages, masked, options)
   return values, ratios.masking_metrics(ratio, masked)
 
 
 def _masked_loss(
-  ratio: ratios.Ratio, advantages, masked, adv_tau, kl_tau
+  ratio: ratios.Ratio,
+  advantages,
+  masked,
+  options: objective.Dppo | objective.Ipo,
 ) -> jax.Array:
-  gain = jnp.where(masked, 0.0, adv_tau * advantages * ratio.value)
-  return kl_tau * jnp.square(ratio.log_ratio) - gain
+  gain = jnp.where(masked, 0.0, options.adv_tau * advantages * ratio.value)
+  return options.kl_tau * jnp.square(ratio.log_ratio) - gain
 
 
 def clip(
-  inputs: Inputs,
-  ratio: ratios.Ratio,
-  *,
-  low: float = objective.Clip.low,
-  high: float = objective.Clip.high,
-  delta: float | None = objective.Clip.delta,
+  inputs: Inputs, ratio: ratios.Ratio, options: objective.Clip
 ) -> Result:
   """Clips the ratio as PPO does, with separate bounds below and above 1.
 
@@ -148,9 +137,9 @@ def clip(
 
   Args:
     inputs, ratio: see `rl.loss`.
-    low, high: how far below and above 1 a ratio has a gradient; high > low
-      is DAPO's "clip-higher".
-    delta: bound on the ratio where A < 0, > 1 + high; None = none.
+    options: low, high: how far below and above 1 a ratio has a gradient; high
+      > low is DAPO's "clip-higher"; delta: bound on the ratio where A < 0,
+      > 1 + high; None = none.
 
   Returns:
     The loss per token, and the metrics of `ratios.masking_metrics` with
@@ -165,15 +154,11 @@ def clip(
     al., "DAPO", arXiv 2503.14476 (two bounds, one mean over all tokens).
     Prime Intellect, "INTELLECT-2", arXiv 2505.07291 (delta).
   """
-  return _clipped_loss(inputs, ratio, ratio.value, low, high, delta)
+  return _clipped_loss(inputs, ratio, ratio.value, options, options.delta)
 
 
 def gspo(
-  inputs: Inputs,
-  ratio: ratios.Ratio,
-  *,
-  low: float = objective.Gspo.low,
-  high: float = objective.Gspo.high,
+  inputs: Inputs, ratio: ratios.Ratio, options: objective.Gspo
 ) -> Result:
   """Clips the ratio of whole sequences (GSPO).
 
@@ -193,7 +178,7 @@ def gspo(
 
   Args:
     inputs, ratio: see `rl.loss`.
-    low, high: how far below and above 1 a sequence has a gradient.
+    options: low, high: how far below and above 1 a sequence has a gradient.
 
   Returns:
     As `clip`; the fractions are of member tokens.
@@ -206,13 +191,18 @@ def gspo(
   mean = total / jnp.maximum(count, 1.0)
   log_ratio = ratio.clamped_log_ratio
   own = log_ratio - jax.lax.stop_gradient(log_ratio)  # 0, with gradient
-  return _clipped_loss(inputs, ratio, jnp.exp(mean + own), low, high, None)
+  return _clipped_loss(inputs, ratio, jnp.exp(mean + own), options)
 
 
 def _clipped_loss(
-  inputs: Inputs, ratio: ratios.Ratio, rho, low, high, delta
+  inputs: Inputs,
+  ratio: ratios.Ratio,
+  rho,
+  options: objective.Clip | objective.Gspo,
+  delta: float | None = None,
 ) -> Result:
   """Returns the loss of `clip` for rho, which may be a sequence's ratio."""
+  low, high = options.low, options.high
   advantages = inputs.advantages
   # min(rho A, clip(rho) A) is clip(rho) A where rho exceeds the bound on the
   # side of A's sign, else rho A. As `where`s, a tie has the full gradient; with
@@ -234,11 +224,7 @@ def _clipped_loss(
 
 
 def cispo(
-  inputs: Inputs,
-  ratio: ratios.Ratio,
-  *,
-  low: float = objective.Cispo.low,
-  high: float = objective.Cispo.high,
+  inputs: Inputs, ratio: ratios.Ratio, options: objective.Cispo
 ) -> Result:
   """Clips the importance weight of each token; masks no gradient (CISPO).
 
@@ -254,7 +240,7 @@ def cispo(
 
   Args:
     inputs, ratio: see `rl.loss`. The clamp of log rho bounds the weight too.
-    low, high: how far below and above 1 a weight may be.
+    options: low, high: how far below and above 1 a weight may be.
 
   Returns:
     The loss per token, and the metrics of `ratios.masking_metrics`, with no
@@ -266,22 +252,19 @@ def cispo(
     MiniMax, "MiniMax-M1", arXiv 2506.13585. Khatri et al., "The Art of
     Scaling Reinforcement Learning Compute for LLMs", arXiv 2510.13786.
   """
-  weight = jax.lax.stop_gradient(jnp.clip(ratio.value, 1 - low, 1 + high))
+  low, high = 1 - options.low, 1 + options.high
+  weight = jax.lax.stop_gradient(jnp.clip(ratio.value, low, high))
   return -weight * inputs.advantages * inputs.logprobs, {
     **ratios.masking_metrics(ratio, jnp.zeros_like(ratio.member)),
-    'clip_low': combine.pair(ratio.value < 1 - low, ratio.member),
-    'clip_high': combine.pair(ratio.value > 1 + high, ratio.member),
+    'clip_low': combine.pair(ratio.value < low, ratio.member),
+    'clip_high': combine.pair(ratio.value > high, ratio.member),
   }
 
 
 def custom(
-  inputs: Inputs,
-  ratio: ratios.Ratio,
-  *,
-  function: Callable[..., Any],
-  kwargs: Mapping[str, Any],
+  inputs: Inputs, ratio: ratios.Ratio, options: objective.CustomRl
 ) -> Result:
-  """Returns the loss per token that `function(inputs, **kwargs)` computes.
+  """Returns the loss per token that the user's function computes.
 
       def importance(inputs, scale):
         ratio = jnp.exp(inputs.logprobs - inputs.sampler_logprobs)
@@ -296,8 +279,8 @@ def custom(
     inputs: see `Inputs`; a row may hold several sequences, with
       different `segment_ids`.
     ratio: policy over sampler; only `member` is read.
-    function: made of jax operations, as it is traced once per compilation.
-    kwargs: the function's keyword arguments.
+    options: name the function, of jax operations, which is traced once per
+      compilation, and its keyword arguments.
 
   Returns:
     The loss per token, and the means over the members of the function's
@@ -307,7 +290,10 @@ def custom(
     ValueError: the function returns neither a loss per token nor a pair of a
       loss and a dict of metrics per token.
   """
-  outputs = function(inputs, **kwargs)
+  function = imports.function(
+    options.import_path, 'config.STAGE.loss.rl.import_path'
+  )
+  outputs = function(inputs, **options.kwargs)
   values, metrics = outputs if isinstance(outputs, tuple) else (outputs, {})
   shape = inputs.logprobs.shape
   if not isinstance(metrics, Mapping):

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from posttrain import schema, scoring, types
 from posttrain.losses import ce, combine, ratios, ref_kl, rl
 from posttrain.training import arrays, pair_objectives
-from posttrain.util import imports
 
 
 class TokenComponents(arrays.Objective):
@@ -51,13 +50,7 @@ class TokenComponents(arrays.Objective):
     self._model, self.dtype = model, model.dtype
     self._envs = envs
     loss = loss or schema.Loss()
-    options = dict(vars(loss.rl))
-    self._constant_tokens = options.pop('constant_tokens')
-    if 'import_path' in options:
-      options['function'] = imports.function(
-        options.pop('import_path'), 'config.STAGE.loss.rl.import_path'
-      )
-    self._rl = rl.make(**options)
+    self._rl = loss.rl
     self._ref_kl = vars(loss.ref_kl)
 
   def unmeasured(
@@ -104,7 +97,7 @@ class TokenComponents(arrays.Objective):
         micro.rl_count,
         micro.rl_sequences,
         aggregation=self._rl.aggregation,
-        constant_tokens=self._constant_tokens,
+        constant_tokens=self._rl.constant_tokens,
       ),
       'ce': micro.ce_count,
       'ref_kl': micro.ref_kl_count,

@@ -1,10 +1,14 @@
 """Inputs of the rl component, and its loss as one number."""
 
+import typing
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from posttrain.losses import rl
+from posttrain.schema import objective
+from posttrain.util import imports
 
 # Probabilities of policy and sampler, and credit, of five tokens.
 NEW = jnp.log(jnp.array([0.9, 0.5, 0.1, 0.30, 0.05]))
@@ -19,6 +23,19 @@ def mirror(inputs):
   return -inputs.advantages * ratio, {'ratio': ratio}
 
 
+KINDS = {kind.type: kind for kind in typing.get_args(objective.RlLoss)}
+
+
+def options(type='dppo', aggregation='token', function=None, **values):
+  """Returns the options of a type, which the schema has not checked."""
+  path = {'import_path': imports.path(function, key='user')} if function else {}
+  node = KINDS[type](**path)
+  for name, value in (values | {'aggregation': aggregation}).items():
+    assert hasattr(node, name), name
+    object.__setattr__(node, name, value)
+  return node
+
+
 CUSTOM = {'type': 'custom', 'function': mirror, 'kwargs': {}}
 TYPES = tuple({'type': name} for name in rl.TYPES if name != 'custom')
 TYPES += (CUSTOM,)
@@ -28,12 +45,12 @@ def name(options):
   return options['type']
 
 
-def terms(new, old, credit, weights, segments=None, entropy=None, **options):
+def terms(new, old, credit, weights, segments=None, entropy=None, **values):
   """Returns `rl.loss`; by default a row is one sequence."""
   segments = jnp.ones(new.shape, 'int32') if segments is None else segments
   entropy = jnp.zeros(new.shape) if entropy is None else entropy
   return rl.loss(
-    new, old, credit, weights, segments, entropy, rl.make(**options)
+    new, old, credit, weights, segments, entropy, options(**values)
   )
 
 

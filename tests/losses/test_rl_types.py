@@ -336,8 +336,3 @@ def test_a_large_log_ratio_is_clamped(kind, sign, credit):
 def test_clamped_tokens_keep_the_squared_log_ratio_of_dppo():
   _, grad = helpers.grad(-300 * ONES, -ONES, ONES, ONES)
   np.testing.assert_allclose(grad, np.full(5, -2e-3 * 299), rtol=1e-5)
-
-
-def test_an_unknown_constant_raises():
-  with pytest.raises(TypeError, match='kl_tau'):
-    helpers.terms(NEW, OLD, CREDIT, ONES, type='clip', kl_tau=1.0)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from posttrain.losses import ce, preference, ref_kl, rl
+from tests.losses import helpers
 
 torch = pytest.importorskip('torch')
 
@@ -90,7 +91,13 @@ def test_rl_equals_torch(name, seed):
 
   def ours(x):
     terms, _ = rl.loss(
-      x, old, credit, weights, segments, jnp.zeros(T), rl.make(type=name)
+      x,
+      old,
+      credit,
+      weights,
+      segments,
+      jnp.zeros(T),
+      helpers.options(type=name),
     )
     return terms.sum()
 
@@ -118,7 +125,7 @@ def test_gspo_equals_torch(low, high):
       np.float32(member),
       segments,
       jnp.zeros(T),
-      rl.make(type='gspo', aggregation='sequence', low=low, high=high),
+      helpers.options(type='gspo', aggregation='sequence', low=low, high=high),
     )
     return terms.sum() / 2
 

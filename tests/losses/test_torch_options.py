@@ -8,6 +8,7 @@ import pytest
 from posttrain.losses import logprobs, preference, rl
 
 torch = pytest.importorskip('torch')
+from tests.losses import helpers  # noqa: E402
 from tests.losses import test_torch as peer  # noqa: E402
 
 pytestmark = pytest.mark.gate
@@ -20,7 +21,7 @@ def _loss(x, inputs, **options):
   _, old, _, credit, weights, segments = inputs
   constant = options.pop('constant_tokens', None)
   terms, _ = rl.loss(
-    x, old, credit, weights, segments, -2 * x, rl.make(**options)
+    x, old, credit, weights, segments, -2 * x, helpers.options(**options)
   )
   member = weights != 0
   return terms.sum() / rl.denominator(
