@@ -114,6 +114,7 @@ def parse_own(
   teachers, epochs = kinds.get('teacher', []), kinds.get('epochs', [])
   presets, words = kinds.get('preset', []), frozenset(kinds.get('word', []))
   needed = 'tiny' not in words
+  passes = float(epochs[0].partition('=')[2]) if epochs else None
   problems = (
     (len(folders) + len(presets) > 1, 'one model'),
     (
@@ -126,6 +127,7 @@ def parse_own(
     (needed and data and not files, 'data'),
     (needed and len(teachers) != teacher, 'one teacher'),
     (len(epochs) > 1 or (epochs and not files), 'data, and epochs= once'),
+    (passes == 0, 'epochs= above 0'),
   )
   for is_wrong, text in problems:
     if is_wrong:
@@ -143,7 +145,7 @@ def parse_own(
     rewards=_rewards(kinds.get('function', []), kinds.get('reward model', [])),
     words=words,
     teacher=_teacher(*teachers[:1]),
-    epochs=float(epochs[0].partition('=')[2]) if epochs else None,
+    epochs=passes,
   )
 
 

@@ -192,13 +192,15 @@ def shrink_training(
     stage: the stage.
     steps: their number.
     prompts: tasks or pairs of a step.
-    row_tokens: tokens of a row, which is a micro-batch; None = as it is.
+    row_tokens: tokens of a row, which is a micro-batch where the recipe sets
+      its size; None = as it is.
   """
   stage.steps = steps
   stage.batch.prompts_per_step = prompts
   if row_tokens is not None:
     stage.batch.row_tokens = row_tokens
-  stage.batch.micro_batch_tokens = stage.batch.row_tokens
+  if stage.batch.micro_batch_tokens is not None:
+    stage.batch.micro_batch_tokens = stage.batch.row_tokens
   stage.optim.warmup_steps = 0
   machinery.unset(stage.eval, 'every')
 

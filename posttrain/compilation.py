@@ -9,7 +9,6 @@ import jax
 from posttrain.util import errors
 
 _COMPILED = '/jax/core/compile/backend_compile_duration'
-_CACHE_HIT = '/jax/compilation_cache/cache_hits'
 _counters: list['CompileCounter'] = []  # the open ones
 _listening = False
 
@@ -18,9 +17,8 @@ class CompileCounter:
   """A counter of the XLA programs compiled or loaded while it is open.
 
   A program loaded from the persistent compilation cache counts as well: a
-  recompilation bug shows in `count` whatever the cache holds. `cached` is the
-  number of loaded ones, `seconds` the time of all. A program that jax has in
-  memory does not count.
+  recompilation bug shows in `count` whatever the cache holds. `seconds` is the
+  time of all. A program that jax has in memory does not count.
 
     with CompileCounter() as compiles:
       step(state, batch)
@@ -29,7 +27,6 @@ class CompileCounter:
 
   def __init__(self):
     self.count = 0
-    self.cached = 0
     self.seconds = 0.0
     self._taken = 0.0
 
@@ -43,12 +40,7 @@ class CompileCounter:
           counter.count += 1
           counter.seconds += seconds
 
-      def on_event(event: str, **_) -> None:
-        for counter in _counters if event == _CACHE_HIT else ():
-          counter.cached += 1
-
       jax.monitoring.register_event_duration_secs_listener(on_duration)
-      jax.monitoring.register_event_listener(on_event)
     _counters.append(self)
     return self
 

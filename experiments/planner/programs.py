@@ -99,7 +99,7 @@ class _Builder:
     if stage.lora.rank:
       base = lora.Base(whole, lora.scale(stage.lora))
     step = train_step.make_train_step(
-      objectives.make('tokens', self.model, tuple(stage.envs), stage.loss),
+      objectives.TYPES['tokens'](self.model, tuple(stage.envs), stage.loss),
       optimizer,
       mesh=self.mesh,
       rules=transformer.SHARDING_RULES,

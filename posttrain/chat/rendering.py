@@ -207,8 +207,8 @@ def check_fingerprint(ours: str, theirs: str, what: str, where: str) -> None:
   if ours != theirs:
     raise ValueError(
       f'{what} must be what {where} was trained with, template included: '
-      f'its fingerprint is {ours[:12]}, expected {theirs[:12]}; put the old '
-      'files back, or use another checkpoint'
+      f'its fingerprint is {ours[:12]}, expected {theirs[:12]}, so tokens or '
+      'template differ; use the same ones, or another checkpoint'
     )
 
 

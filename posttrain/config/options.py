@@ -49,7 +49,7 @@ _RESUMABLE = (
   r'\.rollout\.(workers|num_workers)$',
 )
 # Paths of data whose contents checkpoints name.
-_DATA = r'\.(env|pairs)\.(path|eval_path)$'
+_DATA = r'\.(env|pairs)\.(path|eval_path)$|\.eval\.suite_path$'
 
 
 def load(spec: str) -> config_dict.ConfigDict:

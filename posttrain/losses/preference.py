@@ -17,8 +17,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from posttrain.schema import objective
-
 
 def seq_logprob(logprobs: jax.Array, mask: jax.Array) -> jax.Array:
   """Returns the log probability of an answer.
@@ -36,11 +34,7 @@ def seq_logprob(logprobs: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def sigmoid(
-  chosen: jax.Array,
-  rejected: jax.Array,
-  *,
-  beta: float = objective.Sigmoid.beta,
-  label_smoothing: float = objective.Sigmoid.label_smoothing,
+  chosen: jax.Array, rejected: jax.Array, *, beta: float, label_smoothing: float
 ) -> jax.Array:
   """Returns the DPO loss; with label smoothing, conservative DPO.
 
@@ -66,12 +60,7 @@ def sigmoid(
   return -(1 - label_smoothing) * wins - label_smoothing * loses
 
 
-def ipo(
-  chosen: jax.Array,
-  rejected: jax.Array,
-  *,
-  beta: float = objective.IpoPairs.beta,
-) -> jax.Array:
+def ipo(chosen: jax.Array, rejected: jax.Array, *, beta: float) -> jax.Array:
   """Returns the IPO loss: the squared distance to a margin of 1 / (2 beta).
 
       (h_c - h_r - 1 / (2 beta))^2
@@ -92,11 +81,7 @@ def ipo(
 
 
 def simpo(
-  chosen: jax.Array,
-  rejected: jax.Array,
-  *,
-  beta: float = objective.SimPo.beta,
-  gamma: float = objective.SimPo.gamma,
+  chosen: jax.Array, rejected: jax.Array, *, beta: float, gamma: float
 ) -> jax.Array:
   """Returns the SimPO loss: no reference, and a target margin.
 
@@ -124,9 +109,9 @@ def kto(
   desirable: jax.Array,
   baseline: jax.Array,
   *,
-  beta: float = objective.Kto.beta,
-  desirable_weight: float = objective.Kto.desirable_weight,
-  undesirable_weight: float = objective.Kto.undesirable_weight,
+  beta: float,
+  desirable_weight: float,
+  undesirable_weight: float,
 ) -> jax.Array:
   """Returns the KTO loss of single answers, desirable or undesirable.
 
@@ -180,7 +165,7 @@ def ranking(
   rejected: jax.Array,
   *,
   margins: jax.Array | float = 0.0,
-  center_coef: float = objective.Ranking.center_coef,
+  center_coef: float,
 ) -> jax.Array:
   """Returns the Bradley-Terry loss of a reward model.
 

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from posttrain.losses import combine, ratios
-from posttrain.schema import objective
 
 
 def loss(
@@ -19,10 +18,10 @@ def loss(
   ref_logprobs: jax.Array,
   weights: jax.Array,
   *,
-  estimator: str = objective.RefKl.estimator,
-  mask_low: float = objective.RefKl.mask_low,
-  kl_tau: float = objective.RefKl.kl_tau,
-  max_log_ratio: float = objective.RefKl.max_log_ratio,
+  estimator: str,
+  mask_low: float,
+  kl_tau: float,
+  max_log_ratio: float,
 ) -> tuple[jax.Array, combine.Metrics]:
   """Returns the weighted KL to the reference of the member tokens.
 

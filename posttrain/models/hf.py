@@ -104,9 +104,11 @@ def tensors(cfg: schema.Model, reward: bool = False) -> dict[str, Tensor]:
   return by_name
 
 
-def shapes(cfg: schema.Model) -> dict[str, tuple[int, ...]]:
-  """Returns the shapes of all tensors of a model by their names."""
-  return {name: tensor.shape for name, tensor in tensors(cfg).items()}
+def shapes(
+  cfg: schema.Model, reward: bool = False
+) -> dict[str, tuple[int, ...]]:
+  """Returns the shapes of `tensors` by their names."""
+  return {name: tensor.shape for name, tensor in tensors(cfg, reward).items()}
 
 
 def load(
@@ -222,7 +224,7 @@ def save(
     array = _get(leaf, tensor.layer, tensor.transposed, dtypes[name], place)
     return np.asarray(array.addressable_data(0)).reshape(tensor.shape)
 
-  all_shapes = {name: tensor.shape for name, tensor in expected.items()}
+  all_shapes = shapes(cfg, 'reward' in params)
   write_shards(folder, all_shapes, dtypes, get, shard_bytes)
   if not processes.is_first():
     return

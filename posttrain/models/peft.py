@@ -22,26 +22,12 @@ from posttrain.util import disk
 
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 # Keys that may have any value: they do not change W + s A B, or are read.
-_FREE = {
-  'auto_mapping',
-  'base_model_name_or_path',
-  'eva_config',
-  'exclude_modules',
-  'inference_mode',
-  'layers_pattern',
-  'lora_alpha',
-  'lora_dropout',
-  'megatron_config',
-  'megatron_core',
-  'peft_version',
-  'qalora_group_size',
-  'r',
-  'revision',
-  'runtime_config',
-  'target_modules',
-  'task_type',
-  'use_rslora',
-}
+_FREE = (
+  'auto_mapping base_model_name_or_path eva_config exclude_modules '
+  'inference_mode layers_pattern lora_alpha lora_dropout megatron_config '
+  'megatron_core peft_version qalora_group_size r revision runtime_config '
+  'target_modules task_type use_rslora'
+).split()
 # Values of other keys that leave the base weights as they are.
 _PLAIN = {
   'peft_type': ('LORA',),

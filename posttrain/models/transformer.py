@@ -257,9 +257,6 @@ def num_params(cfg: schema.Model) -> int:
   return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes(cfg)))
 
 
-Params = Any
-
-
 def add_reward(params: Params, keep_lm_head: bool = False) -> Params:
   """Returns a transformer's parameters with a new reward head.
 

@@ -58,12 +58,10 @@ def choose(
     of the platform that the program is lowered for.
 
   Raises:
-    ValueError: the name is unknown.
     FieldError: an implementation other than 'auto' does not support the
       arguments or the platform.
   """
-  if impl not in schema.ATTENTION:
-    raise ValueError(f'impl must be one of {schema.ATTENTION}: got {impl!r}')
+  assert impl in schema.ATTENTION, impl
   if impl == 'xla':
     return impl
   here = here or platform()

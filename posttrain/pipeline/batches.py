@@ -25,6 +25,7 @@ import numpy as np
 
 from posttrain import schema, types
 from posttrain.chat import tokenizers
+from posttrain.data import row_files
 from posttrain.envs import base
 from posttrain.metrics import statistics
 from posttrain.util import errors
@@ -104,11 +105,6 @@ class Counts:
   failures: int = 0  # failed episodes, and failed calls of reward functions
   last: str = ''  # the last failure
 
-  @property
-  def is_broken(self) -> bool:
-    """Whether failures left it without any reward."""
-    return bool(self.failures) and not self.rewarded
-
 
 class Tally:
   """The counts of all environments of a stage that train on rewards."""
@@ -170,7 +166,7 @@ class Tally:
     Raises:
       TooManyErrors: it had none, because rewards or episodes failed.
     """
-    broken = [x for x in self._envs.values() if x.is_broken]
+    broken = [x for x in self._envs.values() if x.failures]
     if broken and not self.has_rewards:
       raise statistics.TooManyErrors(
         f'stage {stage!r} must get rewards: got none in {self._steps} steps, '
@@ -215,6 +211,17 @@ def metrics(batch: Batch) -> dict[str, float]:
     'batch/micro_batches': count,
     'batch/fill': tokens / max(count * rows * row_tokens, 1),
   }
+
+
+def epochs(name: str, source: Mapping[str, Any]) -> dict[str, float]:
+  """Returns {'epoch/<name>': passes over a source's items}, by its state.
+
+  {} for a source that is no `sources.Shuffled`.
+  """
+  if not source.keys() >= {'epoch', 'index', 'length'}:
+    return {}
+  passes = source['epoch'] + source['index'] / source['length']
+  return {f'epoch/{name}': passes}
 
 
 class StageData:
@@ -292,7 +299,9 @@ class StageData:
 
   def fingerprints(self) -> dict[str, str]:
     """Returns content hashes of the data, by the stage's key."""
-    return dict(self.hashes) | {
+    suite = self.stage.eval.suite_path
+    texts = {'eval.suite_path': row_files.fingerprint(suite)} if suite else {}
+    return {**self.hashes, **texts} | {
       f'envs.{name}.env.eval_path': self.envs[name]
       .source('eval', 0)
       .get_state()['fingerprint']

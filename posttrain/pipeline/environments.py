@@ -74,18 +74,12 @@ class Environment:
     return self.sampler.on_policy and self.algorithm.component == 'rl'
 
   @property
-  def scoring_reference(self) -> schema.Reference | None:
-    """The reference that the algorithm reads; None without one."""
-    algorithm = self.algorithm
-    reads = algorithm.kl_beta or algorithm.component == 'ref_kl'
-    return algorithm.reference if reads else None
-
-  @property
   def references(self) -> dict[schema.Reference, str]:
     """Models that score, judge or play, each with the stage's key for it."""
-    key, entry = f'envs.{self.name}', self.entry
+    key, entry, algorithm = f'envs.{self.name}', self.entry, self.algorithm
+    scores = algorithm.kl_beta or algorithm.component == 'ref_kl'
     by_key = {
-      f'{key}.algorithm.reference': self.scoring_reference,
+      f'{key}.algorithm.reference': algorithm.reference if scores else None,
       f'{key}.judge': entry.judge,
       **{
         f'{key}.rewards.{name}.judge': reward.judge
@@ -150,6 +144,7 @@ class Environment:
           f"{text}; raise row_tokens, or set 'drop', or for demonstrations "
           "'truncate', which cuts their end"
         )
+      text += '; those lose their end of turn' * (option == 'truncate')
       logging.getLogger('absl').warning('%s', text)
     if self.learns_by_trial:
       functions = [

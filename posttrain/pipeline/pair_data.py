@@ -266,6 +266,7 @@ class PairPipeline(batches.Pipeline):
       'batch/pairs': float(batch.pairs),
       'batch/answers': float(batch.answers),
       **batches.metrics(batch),
+      **batches.epochs('pairs', self._source.get_state()),
     }
     return batches.Item(batch, metrics, self.get_state())
 

@@ -210,7 +210,10 @@ class TokenPipeline(batches.Pipeline):
       losses = processes.gather(self._workers.losses)
       metrics['rollout/worker_restarts'] = sum(losses)
     self.tally.add_step(bool(np.any(batch.advantages)))
-    return batches.Item(batch, metrics, self.get_state(), errors, played)
+    state = self.get_state()
+    for name, own in state['envs'].items():
+      metrics |= batches.epochs(name, own['source'])
+    return batches.Item(batch, metrics, state, errors, played)
 
   def _score(
     self, stamped: dict[str, list[types.Sample]]

@@ -363,11 +363,6 @@ class Eval(bounds.Options):
     return (match[1], match[2]) if match and not self.selects_pairs else None
 
   @property
-  def lowest_is_best(self) -> bool:
-    """Whether `best` falls as the policy improves."""
-    return self.selects is not None and self.selects[0] == 'nll'
-
-  @property
   def selects_pairs(self) -> bool:
     """Whether `best` is measured on held-out pairs."""
     return bool(self.best and self.best.startswith('eval/pairs/'))

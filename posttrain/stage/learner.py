@@ -214,7 +214,7 @@ def make_spec(
     cfg=stage,
     seed=seed,
     mesh=mesh,
-    objective=objectives.make(stage.kind, model, env_names, stage.loss),
+    objective=objectives.TYPES[stage.kind](model, env_names, stage.loss),
     optimizer=optimizer,
     state_like=state_like,
     weights_like=weights_like,

@@ -555,7 +555,7 @@ def check_resume(
       stored = True
       if hashes and name in stages and host['step'] < new[name]['steps']:
         for key, own in stages[name].data.fingerprints().items():
-          if own != hashes.get(key):
+          if own != hashes.get(key, own):
             node = functools.reduce(operator.getitem, key.split('.'), new[name])
             data = node.get('path') if isinstance(node, dict) else node
             raise ValueError(

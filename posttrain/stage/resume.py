@@ -164,7 +164,8 @@ class Selection:
       ValueError: the stage's first evaluation does not measure the metric, or
         its value is not finite.
     """
-    key = str(self.cfg.best).replace('eval/', 'select/', 1)
+    best = str(self.cfg.best)
+    key = best.replace('eval/', 'select/', 1)
     value = metrics.get(key)
     if value is None or not math.isfinite(value):
       if self.step is None:
@@ -175,7 +176,7 @@ class Selection:
         )
       self.waited += 1
       return {'select/best_step': self.step}
-    sign = -1.0 if self.cfg.lowest_is_best else 1.0
+    sign = -1.0 if best.startswith('eval/nll/') else 1.0
     if self.value is None or sign * value > sign * self.value:
       self.step, self.value, self.waited = step, value, 0
     else:

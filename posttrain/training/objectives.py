@@ -186,17 +186,3 @@ TYPES: dict[str, Any] = {
   'preference': pair_objectives.Preference,
   'ranking': pair_objectives.Ranking,
 }
-
-
-def make(
-  kind: str, model: schema.Model, envs: tuple[str, ...], loss: schema.Loss
-) -> arrays.Objective:
-  """Builds the objective of a stage.
-
-  Args:
-    kind: the stage's kind, one of `TYPES`.
-    model: the model's options, with the vocabulary resolved.
-    envs: environment names in `env_ids` order.
-    loss: options of the losses.
-  """
-  return TYPES[kind](model, envs, loss)

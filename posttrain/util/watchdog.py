@@ -49,7 +49,7 @@ _WAITS_FOR = {
   'eval': 'the device',
 }
 _SHOWN = 3  # waits in a message
-_GRACE = 5.0  # seconds from the stacks to SIGKILL
+_GRACE = 5.0  # seconds from the stacks, or the log, to the end
 # The file: counter, whether the phase is in its first pass, bytes of the text;
 # the process and the three limits, 0 = none; the text.
 _STATE, _LIMITS = struct.Struct('Q?H'), struct.Struct('qddd')
@@ -229,15 +229,14 @@ def watch(
     _shared = before
 
 
-def end(reason: str, code: int, seconds: float = 5.0) -> NoReturn:
+def end(reason: str, code: int) -> NoReturn:
   """Ends this process, whatever its threads do.
 
   Args:
     reason: for the log.
     code: the exit code.
-    seconds: how long to wait for the log.
   """
-  limit = threading.Timer(seconds, os._exit, (code,))
+  limit = threading.Timer(_GRACE, os._exit, (code,))  # for the log
   limit.start()
   logging.getLogger('absl').error('watchdog: %s; exit %d', reason, code)
   for stream in (sys.stdout, sys.stderr):

@@ -277,6 +277,7 @@ def test_rewards_may_be_in_the_config_alone(folder):
     ('opd', '{folder},{file},teacher={folder}2', "teacher={folder}2'"),
     ('sft', '{folder},{file},epochs=', "'epochs='"),
     ('grpo', '{folder},epochs=2', 'epochs= once'),
+    ('dpo', '{folder},{file},epochs=0', 'epochs= above 0'),
     ('grpo', '{file},small,a:', "'a:'"),
     ('sft', '{file},{file},{file},tiny', 'two data sets'),
     ('sft', '{folder}/dat.jsonl', 'did you mean data.jsonl?'),

@@ -296,7 +296,7 @@ def test_every_key_is_read(tmp_path, monkeypatch):
   pair_data.PairData(from_answers, {}, fixtures.RENDERER, 0).split(made)
   for kind in typing.get_args(schema.PreferenceLoss):
     loss = schema.Loss(preference=kind())
-    objectives.make('preference', run.model, (), loss)
+    objectives.TYPES['preference'](run.model, (), loss)
     data = pair_data.PairData(
       dataclasses.replace(on_pairs, loss=loss), {}, fixtures.RENDERER, 0
     )

@@ -1,12 +1,13 @@
 """Inputs of the rl component, and its loss as one number."""
 
+import functools
 import typing
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posttrain.losses import rl
+from posttrain.losses import preference, ref_kl, rl
 from posttrain.schema import objective
 from posttrain.util import imports
 
@@ -21,6 +22,15 @@ def mirror(inputs):
   """A user's function: plain importance weighting, and a metric."""
   ratio = jnp.exp(inputs.logprobs - inputs.sampler_logprobs)
   return -inputs.advantages * ratio, {'ratio': ratio}
+
+
+sigmoid = functools.partial(preference.sigmoid, beta=0.1, label_smoothing=0.0)
+simpo = functools.partial(preference.simpo, beta=2.0, gamma=1.0)
+kto = functools.partial(
+  preference.kto, beta=0.1, desirable_weight=1.0, undesirable_weight=1.0
+)
+ranking = functools.partial(preference.ranking, center_coef=0.0)
+ref_kl_loss = functools.partial(ref_kl.loss, **vars(objective.RefKl()))
 
 
 KINDS = {kind.type: kind for kind in typing.get_args(objective.RlLoss)}

@@ -9,17 +9,16 @@ import pytest
 from jax.test_util import check_grads
 
 from posttrain.losses import preference
+from tests.losses import helpers
 
 # h of three pairs.
 CHOSEN = jnp.array([1.0, -2.0, 0.5])
 REJECTED = jnp.array([-1.0, -1.0, 0.5])
 PAIRED = {
-  'sigmoid': functools.partial(preference.sigmoid, beta=0.5),
-  'smoothed': functools.partial(
-    preference.sigmoid, beta=0.5, label_smoothing=0.2
-  ),
+  'sigmoid': functools.partial(helpers.sigmoid, beta=0.5),
+  'smoothed': functools.partial(helpers.sigmoid, beta=0.5, label_smoothing=0.2),
   'ipo': functools.partial(preference.ipo, beta=0.5),
-  'simpo': functools.partial(preference.simpo, beta=0.5, gamma=0.3),
+  'simpo': functools.partial(helpers.simpo, beta=0.5, gamma=0.3),
 }
 
 
@@ -54,7 +53,7 @@ def test_golden_kto():
   """Gains -0.5, 0.5, 0.25 around z = 1, in the middle one undesirable."""
   h, desirable = jnp.array([0.0, 2.0, 1.5]), jnp.array([True, False, True])
   np.testing.assert_allclose(
-    preference.kto(
+    helpers.kto(
       h, desirable, 1.0, beta=0.5, desirable_weight=2.0, undesirable_weight=3.0
     ),
     [2 * 0.62245933, 3 * 0.62245933, 2 * 0.43782350],
@@ -93,7 +92,7 @@ def test_gradients_of_kto_and_seq_logprob_by_finite_differences():
 
   def loss(x):
     h = preference.seq_logprob(x, mask)
-    return preference.kto(h, desirable, 0.1, beta=0.5).sum()
+    return helpers.kto(h, desirable, 0.1, beta=0.5).sum()
 
   check_grads(
     loss, (logprobs,), order=1, modes=('rev',), eps=1e-2, atol=2e-3, rtol=2e-3
@@ -104,20 +103,20 @@ def test_losses_of_a_policy_equal_to_the_reference():
   """d = 0: log 2, with gradients of +-beta / 2; KTO: half of the weight."""
   zero = jnp.zeros(4)
   for smoothing in (0.0, 0.3):
-    losses = preference.sigmoid(zero, zero, label_smoothing=smoothing)
+    losses = helpers.sigmoid(zero, zero, label_smoothing=smoothing)
     np.testing.assert_allclose(losses, np.log(2), rtol=1e-6)
   grads = jax.grad(
-    lambda c, r: preference.sigmoid(c, r, beta=0.4).sum(), argnums=(0, 1)
+    lambda c, r: helpers.sigmoid(c, r, beta=0.4).sum(), argnums=(0, 1)
   )(zero, zero)
   np.testing.assert_allclose(grads[0], -0.2, rtol=1e-6)
   np.testing.assert_allclose(grads[1], 0.2, rtol=1e-6)
   baseline = preference.kto_baseline(zero, zero == 0)
-  halves = preference.kto(zero, jnp.array([1, 0, 1, 0], bool), baseline)
+  halves = helpers.kto(zero, jnp.array([1, 0, 1, 0], bool), baseline)
   np.testing.assert_allclose(halves, 0.5)
 
 
 @pytest.mark.parametrize('beta', [1e-3, 1e-6])
-@pytest.mark.parametrize('function', [preference.sigmoid, preference.simpo])
+@pytest.mark.parametrize('function', [helpers.sigmoid, helpers.simpo])
 def test_the_gradient_vanishes_with_beta(function, beta):
   grad = jax.grad(lambda c: function(c, REJECTED, beta=beta).sum())(CHOSEN)
   assert 0 < np.abs(grad).max() < beta
@@ -125,7 +124,7 @@ def test_the_gradient_vanishes_with_beta(function, beta):
 
 def test_smoothing_is_the_mean_of_both_labels():
   both = [
-    preference.sigmoid(*pair, beta=0.5)
+    helpers.sigmoid(*pair, beta=0.5)
     for pair in ((CHOSEN, REJECTED), (REJECTED, CHOSEN))
   ]
   np.testing.assert_allclose(
@@ -147,9 +146,9 @@ def test_limits_of_kto():
   desirable = jnp.array([True, True, False, False])
   options = dict(desirable_weight=2.0, undesirable_weight=3.0)
   np.testing.assert_allclose(
-    preference.kto(far, desirable, 0.0, **options), [0, 2, 3, 0], atol=1e-6
+    helpers.kto(far, desirable, 0.0, **options), [0, 2, 3, 0], atol=1e-6
   )
-  grad = jax.grad(lambda h: preference.kto(h, desirable, 0.0, **options).sum())
+  grad = jax.grad(lambda h: helpers.kto(h, desirable, 0.0, **options).sum())
   np.testing.assert_array_equal(grad(far), np.zeros(4))  # saturated
   near = grad(jnp.zeros(4))
   assert (np.sign(near) == [-1, -1, 1, 1]).all()
@@ -158,9 +157,7 @@ def test_limits_of_kto():
   assert preference.kto_baseline(h, where) == 1.5
   assert preference.kto_baseline(-h, where) == 0
   assert preference.kto_baseline(h, jnp.zeros(3, bool)) == 0
-  assert (
-    jax.grad(lambda z: preference.kto(CHOSEN, CHOSEN > 0, z).sum())(0.3) == 0
-  )
+  assert jax.grad(lambda z: helpers.kto(CHOSEN, CHOSEN > 0, z).sum())(0.3) == 0
 
 
 @pytest.mark.parametrize('name', ['sigmoid', 'smoothed', 'simpo'])

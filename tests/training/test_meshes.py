@@ -40,12 +40,12 @@ SIZES = ((8, 1, 1), (1, 8, 1), (1, 2, 4), (2, 2, 2))
 def _objective(kind):
   if kind in ('sigmoid', 'kto'):
     loss = schema.Sigmoid() if kind == 'sigmoid' else schema.Kto()
-    return objectives.make(
-      'preference', MODEL, (), schema.Loss(preference=loss)
+    return objectives.TYPES['preference'](
+      MODEL, (), schema.Loss(preference=loss)
     )
   if kind == 'ranking':
     loss = schema.Loss(ranking=schema.Ranking(lm_coef=0.1))
-    return objectives.make('ranking', MODEL, (), loss)
+    return objectives.TYPES['ranking'](MODEL, (), loss)
   return objectives.TokenComponents(MODEL, ('arithmetic',))
 
 
