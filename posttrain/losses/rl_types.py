@@ -252,12 +252,12 @@ def cispo(
     MiniMax, "MiniMax-M1", arXiv 2506.13585. Khatri et al., "The Art of
     Scaling Reinforcement Learning Compute for LLMs", arXiv 2510.13786.
   """
-  low, high = 1 - options.low, 1 + options.high
-  weight = jax.lax.stop_gradient(jnp.clip(ratio.value, low, high))
+  least, most = 1 - options.low, 1 + options.high
+  weight = jax.lax.stop_gradient(jnp.clip(ratio.value, least, most))
   return -weight * inputs.advantages * inputs.logprobs, {
     **ratios.masking_metrics(ratio, jnp.zeros_like(ratio.member)),
-    'clip_low': combine.pair(ratio.value < low, ratio.member),
-    'clip_high': combine.pair(ratio.value > high, ratio.member),
+    'clip_low': combine.pair(ratio.value < least, ratio.member),
+    'clip_high': combine.pair(ratio.value > most, ratio.member),
   }
 
 

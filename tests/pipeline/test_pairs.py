@@ -78,7 +78,9 @@ def texts(batch):
 
 def test_an_epoch_has_every_pair_once(file):
   made = pipeline(file, eval_fraction=0.0)
-  seen = [x for _ in range(3) for x in texts(next(made).batch)]
+  items = [next(made) for _ in range(3)]
+  assert items[-1].metrics['epoch/pairs'] == 1
+  seen = [x for item in items for x in texts(item.batch)]
   wanted = [(0, row['chosen']) for row in ROWS]
   wanted += [(1, row['rejected']) for row in ROWS]
   assert sorted(seen) == sorted(wanted)

@@ -40,6 +40,8 @@ def test_a_batch_holds_every_completion_token_once():
   batch = item.batch
   assert batch.ids.shape == (4, 2, 128)  # room for 8 samples, a row each
   assert item.metrics['batch/samples'] == 8
+  (epochs,) = (x for k, x in item.metrics.items() if k.startswith('epoch/'))
+  assert epochs == 8 / 100
   np.testing.assert_array_equal(batch.ce_weights, batch.mask)
   assert batch.ce_count == batch.mask.sum()
   assert item.metrics['batch/completion_tokens'] == batch.mask.sum()
@@ -93,6 +95,7 @@ def test_all_rows_are_checked_and_counted(
     return
   data.check()
   assert re.search(text, caplog.text)
+  assert ('end of turn' in caplog.text) == (too_long == 'truncate')
   (line, *shown) = data.shown(color=False)
   assert f'{long} of {count} have more than 64' in line
   answer = '[[Yes.<|end|>]]' if type == 'dataset' else ''

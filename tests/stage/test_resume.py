@@ -150,6 +150,7 @@ def test_changed_data_are_refused_by_name_and_moved_ones_are_not(
       kind=kind,
       envs={'x': entry} if kind == 'tokens' else {},
       pairs=schema.PairFile(**file),
+      eval=schema.Eval(suite_path=str(path)),
       steps=4,
     )
     run = schema.Run(stages={'a': stage})
