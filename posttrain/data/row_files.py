@@ -505,11 +505,8 @@ class Examples(Sequence[rows.RawRow]):
     return len(self._source)
 
   def __getitem__(self, index: int) -> rows.RawRow:
-    where = f'{self._where}:{index + 1}'
-    return _row(self._source[index]), where
-
-  def __iter__(self) -> Iterator[rows.RawRow]:
-    return (self[index] for index in range(len(self)))
+    index = range(len(self))[index]
+    return _row(self._source[index]), f'{self._where}:{index + 1}'
 
 
 def _row(example: Mapping[str, Any]) -> Mapping[str, Any]:

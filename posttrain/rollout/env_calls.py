@@ -318,7 +318,7 @@ class Source:
     """Continues where `get_state` was called."""
     self._call(functools.partial(self._source.set_state, state))
 
-  def _call(self, call: Callable[[], Any]) -> Any:
+  def _call(self, call: calls.Thunk) -> Any:
     def attempt():
       # Quotes an error within the time limit, as its `str` may hang.
       try:

@@ -151,7 +151,7 @@ class Remote:
     self,
     cfg: schema.Rollout,
     options: Mapping[str, schema.Env],
-    start: Callable[[Callable[[], Any], int], 'Handle'],
+    start: Callable[[calls.Thunk, int], 'Handle'],
   ):
     """Starts nothing yet.
 
@@ -399,7 +399,7 @@ def check(key: str) -> None:
 class _Actor:
   """A host in its process."""
 
-  def __init__(self, make: Callable[[], Any]):
+  def __init__(self, make: calls.Thunk):
     self._host = make()
 
   def start(self) -> None:
@@ -412,7 +412,7 @@ class _Actor:
 class Handle:
   """A worker process that starts or runs."""
 
-  def __init__(self, make: Callable[[], Any], concurrency: int):
+  def __init__(self, make: calls.Thunk, concurrency: int):
     """Begins to start an actor with a host.
 
     Args:
