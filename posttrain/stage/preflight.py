@@ -211,7 +211,7 @@ def resolve_sizes(
   `batch.micro_batch_tokens`: as many rows per device of data x fsdp as 2,048
   tokens hold, at least one; rows that fit their samples (`batch.fit`) are
   joined to one per device. `rollout.slots`: as many as a step has samples, at
-  most 256 per device of data x fsdp, and 4 for evaluations alone where
+  most 256 per device of data x fsdp, and 8 for evaluations alone where
   computing is slow. `eval.prompts`: as many as
   `eval.max_sampled_tokens` allow.
 
@@ -239,7 +239,7 @@ def resolve_sizes(
     group_size = max(sizes, default=1)
     each = -(-batch.prompts_per_step * group_size // devices)
     samples = any(x.sampler.type == 'policy' for x in stage.envs.values())
-    most = MAX_SLOTS if samples or not is_slow else 4
+    most = MAX_SLOTS if samples or not is_slow else 8
     rollout = dataclasses.replace(rollout, slots=devices * min(each, most))
   sampled, prompts = evaluation.max_sampled_tokens, evaluation.prompts
   if sampled is None and is_slow:
