@@ -22,6 +22,7 @@ from posttrain.training import objectives
 from posttrain.util import preemption
 from tests import fixtures, toys
 from tests.rollout import test_pairing
+from tests.training import test_objectives
 
 ROWS = [
   {'prompt': 'Say yes.', 'completion': 'yes'},
@@ -301,11 +302,13 @@ def test_every_key_is_read(tmp_path, monkeypatch):
       dataclasses.replace(on_pairs, loss=loss), {}, fixtures.RENDERER, 0
     )
     assert len(data.references) == (kind is not schema.SimPo)
-  # Losses that no stage of it has; that every option which the objective
-  # reads reaches its type is `test_objectives`'.
-  custom = schema.CustomRl(import_path='tests.losses.helpers:mirror')
-  for rl in (schema.Ipo(), schema.Gspo(), schema.Cispo(), custom):
-    objectives.TokenComponents(run.model, tuple(envs), schema.Loss(rl=rl))
+  # Losses that no stage of it has; one type's reading of a shared option is
+  # that of all.
+  test_objectives.test_every_type_reads_its_options(monkeypatch)
+  types_of_rl = typing.get_args(schema.RlLoss)
+  shared = set().union(*(read[kind] for kind in types_of_rl))
+  for kind in types_of_rl:
+    read[kind] |= shared & set(kind.__mro__[1].__annotations__)
   # Workers in Ray, none of which starts here.
   remote.Remote(stage.rollout, {}, start=lambda make, calls: None)
   unread = {
@@ -395,7 +398,8 @@ def _recorder(kind, read):
   def get(self, name):
     reader = sys._getframe(1).f_globals.get('__name__', '')
     if not reader.startswith(ours):
-      read[kind].add(name)
+      fields = (field.name for field in dataclasses.fields(kind))
+      read[kind].update(fields if name == '__dict__' else [name])
     return object.__getattribute__(self, name)
 
   return get
