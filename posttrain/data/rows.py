@@ -29,8 +29,8 @@ FORM = (
   "'prompt' and 'completion', or 'messages', or 'prompt' alone where answers "
   'are sampled'
 )
-# Texts of flags: false and true ones in turns.
 _UNREAD = ('images', 'image', 'audio', 'videos')  # columns
+# Texts of flags: false and true ones in turns.
 _FLAGS = ('false', 'true', '0', '1', '0.0', '1.0', 'no', 'yes')
 COLUMNS_KEY = 'config.STAGE.envs.ENV.env.columns'
 
