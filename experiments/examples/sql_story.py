@@ -15,16 +15,14 @@ gets the learning curves of the first run.
 import itertools
 import json
 import pathlib
-import random
 import re
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from experiments.benchmarks import timing
-from posttrain import config, types
+from posttrain import config
 from posttrain.envs import registry, sql
-from posttrain.envs.sql import dialogue
 from posttrain.evaluation import answers
 from posttrain.metrics import estimates, writers
 from posttrain.report import curves
@@ -102,20 +100,6 @@ def _points(pairs: Sequence[tuple[float, float]]) -> str:
   return '{:+.1f} ({:+.1f} to {:+.1f})'.format(*(100 * x for x in bounds))
 
 
-def chance(task: types.Task, rng: random.Random) -> sql.Turns:
-  """Plays random actions, with words of earlier results."""
-  known_words = ['id', 'name', '1']
-  names = sql.tables(task)
-  while True:
-    kind, table = rng.choice(dialogue.TYPES), rng.choice(names)
-    argument = {
-      'QUERY': f'SELECT {rng.choice(known_words)} FROM {table}',
-      'ANSWER': rng.choice(known_words),
-    }.get(kind, table)
-    observation = yield kind, argument
-    known_words += re.findall(r'\w+', sql.shown_result(observation) or '')
-
-
 def transcripts(run: pathlib.Path, first: int, count: int) -> str:
   """Returns episodes of some tasks, by random actions and after each stage."""
   cfg = config.build(
@@ -125,8 +109,8 @@ def transcripts(run: pathlib.Path, first: int, count: int) -> str:
   env = registry.make(NAMES[0], cfg.stages[stages[-1][0]].envs[NAMES[0]].env)
   parts = []
   for task in env.source('eval', cfg.seed).take(first + count)[first:]:
-    played = sql.play(env, task, chance, seed=cfg.seed)
-    attempts = {'random actions': vars(answers.of(played))} | {
+    chance = sql.play(env, task, sql.chance, seed=cfg.seed)
+    attempts = {'random actions': vars(answers.of(chance))} | {
       f'after {stage}': next(
         row
         for row in episodes(run, stage, step)

@@ -14,8 +14,11 @@
     assistant  ANSWER 7
 
 Players play without a model. They are generators: observations are sent to
-them, and they yield turns. `oracle` is the teacher: it describes tables, runs
-the gold SQL, and answers with its result; it writes the demonstrations.
+them, and they yield turns.
+
+    oracle    the teacher: describes tables, runs the gold SQL, answers with its
+              result; it writes the demonstrations
+    chance    random actions, with tables and columns from the observations
 """
 
 import contextlib
@@ -286,6 +289,20 @@ def oracle(teacher: schema.SqlTeacher) -> Player:
     yield 'ANSWER', answer
 
   return player
+
+
+def chance(task: types.Task, rng: random.Random) -> Turns:
+  """Plays random actions, with words of earlier results."""
+  known_words = ['id', 'name', '1']
+  names = tables(task)
+  while True:
+    kind, table = rng.choice(dialogue.TYPES), rng.choice(names)
+    argument = {
+      'QUERY': f'SELECT {rng.choice(known_words)} FROM {table}',
+      'ANSWER': rng.choice(known_words),
+    }.get(kind, table)
+    observation = yield kind, argument
+    known_words += re.findall(r'\w+', shown_result(observation) or '')
 
 
 def shown_result(observation: str) -> str | None:

@@ -2,7 +2,6 @@
 
 import pytest
 
-from experiments.examples import sql_story
 from posttrain import schema
 from posttrain.envs import registry, sql
 from posttrain.envs.sql import dialogue, functions
@@ -10,7 +9,7 @@ from posttrain.envs.sql import dialogue, functions
 PLAYERS = {
   'oracle': sql.oracle(schema.SqlTeacher(error=0.5, detour=0.5)),
   'astray': sql.oracle(schema.SqlTeacher(haste=1.0)),
-  'chance': sql_story.chance,
+  'chance': sql.chance,
 }
 
 
