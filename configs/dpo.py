@@ -44,7 +44,7 @@ DPO = schema.Stage(
   # What is learned: which of two answers is preferred.
   pairs=schema.PairFile(path=str(EXAMPLE), too_long='drop'),
   # How the answers to the suite are decoded.
-  rollout=schema.Rollout(slots=16, prefill_rows=16, prefill_tokens=64),
+  rollout=schema.Rollout(slots=None, prefill_rows=16, prefill_tokens=64),
   # How it trains.
   steps=200,
   batch=schema.Batch(prompts_per_step=32, row_tokens=2048),

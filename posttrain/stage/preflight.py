@@ -211,8 +211,8 @@ def resolve_sizes(
   `batch.micro_batch_tokens`: as many rows per device of data x fsdp as 2,048
   tokens hold, at least one; rows that fit their samples (`batch.fit`) are
   joined to one per device. `rollout.slots`: as many as a step has samples, at
-  most 256 per device of data x fsdp, and 8 for evaluations alone where
-  computing is slow. `eval.prompts`: as many as
+  most 256 per device of data x fsdp; where evaluations alone decode, at most 16
+  on pairs of a file, and 8 where computing is slow. `eval.prompts`: as many as
   `eval.max_sampled_tokens` allow.
 
   Args:
@@ -238,8 +238,10 @@ def resolve_sizes(
     sizes = (x.group_size for x in stage.envs.values() if x.ratio)
     group_size = max(sizes, default=1)
     each = -(-batch.prompts_per_step * group_size // devices)
-    samples = any(x.sampler.type == 'policy' for x in stage.envs.values())
-    most = MAX_SLOTS if samples or not is_slow else 8
+    of_file = isinstance(stage.pairs, schema.PairFile)
+    most = 16 if of_file else MAX_SLOTS
+    if of_file or {x.sampler.type for x in stage.envs.values()} == {'dataset'}:
+      most = 8 if is_slow else most
     rollout = dataclasses.replace(rollout, slots=devices * min(each, most))
   sampled, prompts = evaluation.max_sampled_tokens, evaluation.prompts
   if sampled is None and is_slow:
