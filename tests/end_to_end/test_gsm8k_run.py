@@ -82,7 +82,7 @@ def test_sft_on_the_real_file(folder, runs):
   assert steps[0]['batch/ce_tokens'] > 200
   host = store.read_host(str(runs / 'sft'))
   assert host['start'] == str(folder.resolve())
-  assert host['config']['model']['dtype'] == 'bfloat16'
+  assert host['model']['dtype'] == 'bfloat16'
 
 
 def test_grpo_with_lora_on_the_real_file(runs):
