@@ -189,7 +189,7 @@ def first_fit(
 
 # Positions that are computed in vain before another width is compiled, which
 # takes a CPU about as long.
-_COMPILED = 2048
+_COMPILED = 768
 _SPARE = 1.15  # positions per position of the best width that are not in vain
 
 

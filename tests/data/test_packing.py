@@ -76,10 +76,10 @@ def test_positions_segments_and_pads():
   'count, mean, spread, most, rows, widths',
   [
     (8, 67, 0.1, 2048, 1, 1),  # chats that are alike
-    (8, 67, 0.5, 2048, 1, 2),
+    (8, 67, 0.5, 2048, 1, 4),
     (16, 84, 0.2, 2048, 1, 2),
-    (32, 300, 0.5, 2048, 1, 1),  # several micro-batches
-    (8, 120, 0.3, 512, 2, 2),  # two devices
+    (32, 300, 0.5, 2048, 1, 2),  # several micro-batches
+    (8, 120, 0.3, 512, 2, 3),  # two devices
     (4, 1500, 0.2, 2048, 1, 3),  # a row each
   ],
 )
@@ -100,7 +100,7 @@ def test_rows_are_as_long_as_the_samples_of_most_steps_need(
     needed += sum(sizes)
     computed += -(-len(bins) // rows) * rows * width
     states.append(width)
-  assert len(set(states)) <= widths and computed <= 1.3 * needed
+  assert len(set(states)) <= widths and computed <= 1.25 * needed
 
 
 def test_a_long_sample_gets_a_longer_row_at_once():
