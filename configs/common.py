@@ -176,8 +176,6 @@ def count_epochs(
   rows = len(row_files.objects(data.path)) * (1 - held_out)
   per_step = stage.batch.get_oneway_ref('prompts_per_step')
   stage.steps = (max(1, round(own.epochs * rows)) + per_step - 1) // per_step
-  if stage.optim.warmup_steps >= stage.steps:
-    stage.optim.warmup_steps = stage.steps // 10
 
 
 def shrink_training(

@@ -38,7 +38,7 @@ from typing import Any
 from posttrain.config import names
 from posttrain.evaluation import comparison
 from posttrain.metrics import writers
-from posttrain.util import commands
+from posttrain.util import commands, watchdog
 
 
 @dataclasses.dataclass
@@ -67,6 +67,7 @@ class Flags:
 PARSER = commands.Parser(Flags, __doc__, names.flag)
 
 
+@watchdog.phase('eval', first=True)
 def measure(
   flags: Flags,
 ) -> tuple[comparison.Measurement, comparison.Measurement | None]:
@@ -112,6 +113,11 @@ def _policies(
   folders = [folder, *_rival(against, player.check)]
   tasks_of = evaluator.Evaluator(
     components.eval_tasks, player.driver, player.measures()
+  )
+  print(
+    f'evaluates with at most {tasks_of.most_tokens():,} sampled tokens; '
+    f'config.{name}.eval.prompts and config.{name}.eval.max_tokens bound them',
+    file=sys.stderr,
   )
   pairs_of = None
   if components.stage.kind == 'preference':

@@ -29,7 +29,7 @@ import numpy as np
 
 from posttrain.checkpoints import policies
 from posttrain.decode import requests
-from posttrain.util import commands
+from posttrain.util import commands, watchdog
 
 SLOTS = 32  # sequences that are decoded at a time, at most
 
@@ -126,6 +126,7 @@ def answer(flags: Flags) -> dict[str, Any]:
   }
 
 
+@watchdog.phase('decode', first=True)
 def answers(
   policy: policies.Policy,
   prompts: Sequence[np.ndarray],

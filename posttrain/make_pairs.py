@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posttrain import schema
-from posttrain.util import commands
+from posttrain.util import commands, watchdog
 
 
 @dataclasses.dataclass
@@ -96,6 +96,7 @@ def make(flags: Flags) -> None:
   print(f'{counts}; in {flags.output}')
 
 
+@watchdog.phase('rollout', first=True)
 def _sample(flags: Flags) -> tuple[list[Any], str]:
   """Samples a policy's answers; returns their pairs and a line of counts."""
   from posttrain.checkpoints import weights

@@ -69,9 +69,14 @@ MISTAKES = (
     "'row.jsonl'; did you mean rows.jsonl?",
   ),
   (
-    'sft:small,rows.jsonl --config.steps=5',
+    'sft:small,rows.jsonl --config.steps=5 --config.optim.warmup_steps=5',
     'config.sft.optim.warmup_steps',
-    '--config=sft sets it',
+    '5 updates',
+  ),
+  (
+    f'{GRPO} --config.batch.row_tokens=256',
+    'config.grpo.envs.data.sampler.max_tokens',
+    '--config=grpo sets it',
   ),
   (f'{GRPO} --config.lora.rank=16', 'config.grpo.lora.rank', '16'),
   (

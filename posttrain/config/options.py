@@ -158,10 +158,19 @@ def override_all(
   """Applies overrides in their order.
 
   Where they name other weights to begin with, the model, the tokenizer and the
-  template of these come along, unless an override sets them too.
+  template of these come along, unless an override sets them too. A warm-up that
+  the recipe sets, and that the stage is too short for, is a tenth of it.
   """
   for key, text in overrides:
     override(config, key, text)
+  for name in config.get('stages', ()):
+    # `build` reports what is missing, or of another type.
+    with contextlib.suppress(AttributeError, KeyError, TypeError):
+      stage = config[name]
+      updates = stage.steps * stage.updates_per_rollout
+      own = 'warmup_steps' in str(overrides)
+      if stage.optim.warmup_steps >= updates and not own:
+        stage.optim.warmup_steps = updates // 10
   first = config.get('stages', ('',))[0]
   given = dict(overrides)
   path = given.get(f'{first}.init', given.get('init', 'random'))

@@ -196,10 +196,12 @@ class Evaluator:
     self._driver, self._scorer = driver, scorer
     self._measures = measures
 
-  def played(self, brief: bool) -> int:
-    """Returns the number of tasks and prompts that `measure` answers."""
+  def most_tokens(self, brief: bool = False) -> int:
+    """Returns how many tokens `measure` samples at most; 0 = none."""
     _, sets, prompts = self._sets(brief)
-    return sum(len(x.tasks) for x in sets) + len(prompts)
+    turns = sum(len(x.tasks) * x.env.max_turns for x in sets)
+    times = 1 if brief else 1 + self._cfg.samples
+    return (turns * times + len(prompts)) * self._cfg.max_tokens
 
   def measure(self, brief: bool = False) -> Evaluation:
     """Plays every task with the engine's weights; warns of failed episodes.

@@ -216,17 +216,18 @@ class Job:
     sampling, cfg = self.sampling, self.cfg.eval
     # The first one leaves out what can wait.
     brief = step == 0 and cfg.max_sampled_tokens is not None
-    evaluation, played = sampling.evaluation, sampling.evaluation.played(brief)
+    evaluation = sampling.evaluation
+    tokens = evaluation.most_tokens(brief)
     if step == 0:
-      tokens = played * (1 + (not brief) * cfg.samples) * cfg.max_tokens
       self.logbook.shown.say(
-        f'evaluates the start, with at most {tokens:,} sampled tokens'
+        f'evaluates the start, with at most {tokens:,} sampled tokens; '
+        f'config.{self.name}.eval.max_sampled_tokens bounds them'
       )
     with self.logbook.clock('eval'):
       metrics, answers, suite = {}, [], []
       if evaluation.tasks.any:
         policy = self.learner.policy(params)
-        sampling.decoder.set_params(policy, step, decodes=played > 0)
+        sampling.decoder.set_params(policy, step, decodes=tokens > 0)
         try:
           results = evaluation.measure(brief)
         except statistics.TooManyErrors as error:

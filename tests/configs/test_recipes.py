@@ -310,6 +310,20 @@ def test_epochs_are_counted_in_steps(overrides, steps, folder):
 
 
 @pytest.mark.parametrize(
+  ('overrides', 'warmup_steps'),
+  [
+    ({'steps': '20'}, 10),
+    ({'steps': '5'}, 0),
+    ({'sft.steps': '10', 'updates_per_rollout': '1'}, 1),
+    ({'steps': '8', 'optim.warmup_steps': '7'}, 7),
+  ],
+)
+def test_a_short_stage_has_a_short_warm_up(overrides, warmup_steps):
+  run = main.load('arithmetic_sft', [*overrides.items()])
+  assert run.stages['sft'].optim.warmup_steps == warmup_steps
+
+
+@pytest.mark.parametrize(
   ('teacher', 'reference'),
   [
     ('{folder}', '{folder}'),

@@ -249,9 +249,11 @@ def test_a_brief_evaluation_plays_what_is_graded_alone(tmp_path):
     values, answers, suite, _ = evaluator.measure(brief=True)
     assert len(driver.all_rollouts) == len(answers) == count and not suite
     assert ('eval/pass_rate/toy' in values) == bool(count)
-    assert evaluator.played(brief=True) == count
-    assert (
-      evaluator.played(brief=False) == len(evaluator.tasks.by_env['toy'][1]) + 3
+    length, tasks = evaluator.tasks.cfg.max_tokens, evaluator.tasks.by_env
+    times = 1 + evaluator.tasks.cfg.samples
+    assert evaluator.most_tokens(brief=True) == count * length
+    assert evaluator.most_tokens() == (
+      (len(tasks['toy'][1]) * times + 3) * length
     )
 
 

@@ -9,6 +9,7 @@ import jax
 import pytest
 
 from posttrain import evaluate, generate, main, make_pairs
+from posttrain.checkpoints import policies, weights
 from posttrain.serve import __main__ as serve
 from posttrain.stage import job
 from posttrain.util import errors, memory, watchdog
@@ -62,6 +63,26 @@ def test_every_command_explains_it_in_one_line(command, remedies, capsys):
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith('error: this command must fit into the memory')
   assert all(f'lower {x}' in line for x in remedies)
+
+
+@pytest.mark.parametrize(
+  ('phase', 'call'),
+  [
+    ('load', lambda full: policies.load('x')),
+    ('decode', lambda full: generate.answers(full, [], 1, full, 0)),
+    ('eval', evaluate.measure),
+    ('rollout', make_pairs._sample),
+  ],
+)
+def test_commands_name_their_phase(phase, call, monkeypatch):
+  class Full:
+    def __getattr__(self, name):
+      raise jax.errors.JaxRuntimeError(*OOM.args)
+
+  monkeypatch.setattr(weights, 'find', lambda path: Full().bytes)
+  with pytest.raises(memory.OutOfDeviceMemory, match=f'this, phase {phase} mu'):
+    with memory.explain_oom('this', lambda phase: ()):
+      call(Full())
 
 
 @pytest.mark.parametrize(
