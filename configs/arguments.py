@@ -312,7 +312,8 @@ def _form(rewards: bool, lora: bool, teacher: bool) -> str:
   functions += f', {_TEACHER}DIR|RUN|http://HOST:PORT/v1' if teacher else ''
   return (
     'its parts are a HuggingFace directory or the workdir of a run (or a '
-    f'preset, such as small), data ({", ".join(row_files.ENDINGS)}, or '
-    f'tfds:NAME), others that are held out{functions}, epochs=N, {words}, as '
-    f'in RECIPE:DIR,data.jsonl{",module:function" if rewards else ""}'
+    f'preset, such as small), data ({", ".join(row_files.ENDINGS)}, '
+    "tfds:NAME, or a folder; of files in .json a pattern, 'FOLDER/*.json'), "
+    f'others that are held out{functions}, epochs=N, {words}, as in '
+    f'RECIPE:DIR,data.jsonl{",module:function" if rewards else ""}'
   )

@@ -23,7 +23,6 @@ import dataclasses
 import functools
 import pathlib
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from posttrain import schema
@@ -100,6 +99,7 @@ def make(flags: Flags) -> None:
 def _sample(flags: Flags) -> tuple[list[Any], str]:
   """Samples a policy's answers; returns their pairs and a line of counts."""
   from posttrain.checkpoints import weights
+  from posttrain.evaluation import evaluator
   from posttrain.rollout import pairing
   from posttrain.stage import from_checkpoint
 
@@ -119,47 +119,34 @@ def _sample(flags: Flags) -> tuple[list[Any], str]:
       f'{sorted(stage.envs)}'
     )
 
-  player = from_checkpoint.player(
-    run,
-    name,
-    folder,
-    lambda renderer, data: _max_length(renderer, data.envs, stage, flags),
-  )
+  def drawn(data) -> dict[str, Any]:
+    """Returns the environments that the stage draws tasks from."""
+    return {k: env for k, env in data.envs.items() if stage.envs[k].ratio}
+
+  def longest(renderer, data) -> int:
+    """Returns the length of the longest question with its answer, in tokens."""
+    return max(
+      evaluator.max_episode_length(
+        renderer,
+        env,
+        pairing.first_tasks(
+          env, flags.pairs, flags.seed, stage.rollout.env_timeout
+        ),
+        stage.eval,
+      )
+      for env in drawn(data).values()
+    )
+
+  player = from_checkpoint.player(run, name, folder, longest)
   player.load(folder)
   pairs, count = pairing.make(
-    _drawn(player.components.data.envs, stage),
+    drawn(player.components.data),
     player.driver,
     flags.pairs,
     flags.seed,
     stage.rollout.max_error_share,
   )
   return pairs, count.line()
-
-
-def _drawn(envs: Mapping[str, Any], stage: schema.Stage) -> dict[str, Any]:
-  """Returns the environments that the stage draws tasks from."""
-  return {k: env for k, env in envs.items() if stage.envs[k].ratio}
-
-
-def _max_length(
-  renderer: Any, envs: Mapping[str, Any], stage: schema.Stage, flags: Flags
-) -> int:
-  """Returns the length of the longest question with its answer, in tokens."""
-  from posttrain.evaluation import evaluator
-  from posttrain.rollout import pairing
-
-  lengths = [
-    evaluator.max_episode_length(
-      renderer,
-      env,
-      pairing.first_tasks(
-        env, flags.pairs, flags.seed, stage.rollout.env_timeout
-      ),
-      stage.eval,
-    )
-    for env in _drawn(envs, stage).values()
-  ]
-  return max(lengths, default=0)
 
 
 # Returns the exit code; takes the arguments, None = those of the process.

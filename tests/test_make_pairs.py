@@ -6,8 +6,9 @@ import re
 import pytest
 
 from posttrain import main, make_pairs, schema
+from posttrain.checkpoints import weights
 from posttrain.data import preferences
-from posttrain.stage import preflight
+from posttrain.stage import from_checkpoint, preflight
 from tests.envs import test_gsm8k
 
 
@@ -40,7 +41,7 @@ def test_gsm8k_solutions_become_pairs(tmp_path, capsys):
   assert len(preferences.read(output)) == 2
 
 
-def test_capacity_fits_the_longest_sampled_question(tmp_path):
+def test_capacity_fits_the_longest_sampled_question(tmp_path, monkeypatch):
   """Training questions may be longer than those of evaluations."""
   train, held_out = (
     test_gsm8k.write(
@@ -54,13 +55,21 @@ def test_capacity_fits_the_longest_sampled_question(tmp_path):
     envs={'words': schema.EnvEntry(env=env)}, eval=schema.Eval(max_tokens=50)
   )
   run = schema.Run(model=schema.PRESETS['tiny'], stages={'sft': stage})
-  flags = make_pairs.Flags(output='x', checkpoint='y', prompts=1)
+  flags = make_pairs.Flags(
+    output=str(tmp_path / 'x'), checkpoint='y', prompts=1
+  )
 
-  def longest(renderer, data):
-    return make_pairs._max_length(renderer, data.envs, stage, flags)
+  def player(run, name, folder, longest):
+    made = preflight.make(preflight.resolve(run), name, longest)
+    raise RuntimeError(f'capacity {made.capacity}')
 
-  made = preflight.make(preflight.resolve(run), 'sft', longest)
-  assert 350 < made.capacity < 500
+  monkeypatch.setattr(weights, 'find', lambda path: path)
+  monkeypatch.setattr(
+    from_checkpoint, 'stage_of', lambda *_, **__: (run, 'sft')
+  )
+  monkeypatch.setattr(from_checkpoint, 'player', player)
+  with pytest.raises(RuntimeError, match='capacity (3[5-9]|4)'):
+    make_pairs.make(flags)
 
 
 def test_answers_of_a_policy_become_pairs(tmp_path, capsys):

@@ -48,12 +48,14 @@ def kind(cfg: schema.Algorithm, key: str = 'algorithm') -> type[base.Algorithm]:
   if not isinstance(own, type):
     return TYPES[cfg.type]
   if not (
-    issubclass(own, base.Algorithm) and own.component in types.COMPONENTS
+    issubclass(own, base.Algorithm)
+    and own.component in types.COMPONENTS
+    and (own.component != 'rl' or own.assign != base.Algorithm.assign)
   ):
     raise ValueError(
       f'{key}.import_path must name a function, or a subclass of '
-      f'algorithms.base.Algorithm with a component of {types.COMPONENTS}: got '
-      f'{own}'
+      f'algorithms.base.Algorithm with a component of {types.COMPONENTS}, and '
+      f'with assign where that is rl: got {own}'
     )
   return own
 

@@ -397,6 +397,17 @@ class Renderer:
     if continued:  # without what follows the content
       text = text.removesuffix(''.join(piece.text for piece in pieces[-2:]))
       *_, (header, *_), (given, *_) = pieces = pieces[:-2]
+    if '</think>' in header and given.lstrip().startswith(tool_calls.THOUGHT):
+      # Templates put an empty thought before it, but not once it is closed.
+      *before, last = messages
+      closed = (*before, {**last, 'content': f'{given}</think>'})
+      opened = self.extend(
+        rendered, messages[:start], before[start:], add_generation_prompt=True
+      )
+      shown = opened.text + given
+      if self._template.text(closed).startswith(shown):
+        piece = templates.Piece(given, 'assistant', True, message=len(before))
+        return self._encode(opened, [piece], shown, open=True, given=given)
     result = self._encode(
       rendered,
       pieces,

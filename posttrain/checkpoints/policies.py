@@ -12,7 +12,7 @@ import numpy as np
 
 from posttrain import schema, types
 from posttrain.chat import rendering
-from posttrain.util import errors, watchdog
+from posttrain.util import errors
 
 DEFAULT_MAX_TOKENS = 256  # of an answer, for weights that are not of a run
 
@@ -39,7 +39,6 @@ class Policy:
     return self.renderer.tokenizer.decode(ids)
 
 
-@watchdog.phase('load', first=True)
 def load(
   path: str,
   *,

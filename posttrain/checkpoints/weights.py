@@ -29,7 +29,7 @@ from posttrain.chat import rendering
 from posttrain.checkpoints import store
 from posttrain.data import sources
 from posttrain.models import hf, hf_config, lora, peft, transformer
-from posttrain.util import disk, errors, hub
+from posttrain.util import disk, errors, hub, watchdog
 
 Params = Any
 
@@ -337,6 +337,7 @@ def check_kind(checkpoint: Checkpoint, reward: bool) -> None:
     )
 
 
+@watchdog.phase('load', first=True)
 def load(folder: str, like: Params, *, average: bool = False) -> Params:
   """Reads weights into the shapes, dtypes and shardings of `like`.
 

@@ -168,8 +168,8 @@ def override_all(
     with contextlib.suppress(AttributeError, KeyError, TypeError):
       stage = config[name]
       updates = stage.steps * stage.updates_per_rollout
-      own = 'warmup_steps' in str(overrides)
-      if stage.optim.warmup_steps >= updates and not own:
+      is_recipes = 'warmup_steps' not in str(overrides)
+      if is_recipes and stage.optim.warmup_steps >= updates:
         stage.optim.warmup_steps = updates // 10
   first = config.get('stages', ('',))[0]
   given = dict(overrides)

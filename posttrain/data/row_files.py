@@ -479,8 +479,9 @@ class Examples(Sequence[rows.RawRow]):
     ]
     if len(known) != 1:
       raise ValueError(
-        f'a TFDS folder must hold one data set: got {[*map(str, known)]} in '
-        f'{folder!r}'
+        'a folder must hold .jsonl, .parquet, .arrow or .csv, or one TFDS data '
+        f'set: got {[*map(str, known)]} in {folder!r}; of files in .json name '
+        "a pattern, as 'DIR/*.json'"
       )
     builder = tfds.builder_from_directory(known[0])
     names = _HELD_OUT if split == 'eval' else (split,)

@@ -13,7 +13,7 @@ import numpy as np
 
 from posttrain import schema, types
 from posttrain.data import preferences
-from posttrain.envs import base
+from posttrain.envs import base, rows
 from posttrain.metrics import statistics
 from posttrain.rollout import env_calls, episodes
 from posttrain.util import errors
@@ -25,6 +25,8 @@ _ADVICE = {
   'train': 'sample another policy, or raise pairs.samples',
   'eval': 'raise pairs.eval_prompts or pairs.samples, or set eval_prompts to '
   'None: a share of the training prompts is held out then',
+  'ungraded': 'an environment must grade answers as right or wrong, as gsm8k '
+  'does; values of reward functions are no grades',
 }
 
 
@@ -123,9 +125,10 @@ def make(
       ]
   statistics.failures(all_rollouts, max_error_share)
   if not pairs:
+    advice = _ADVICE['ungraded' if count.ungraded else split]
     raise ValueError(
       f'answers to the {split} split must be both correct and incorrect to '
-      f'make pairs: got {count.line()}; {_ADVICE[split]}'
+      f'make pairs: got {count.line()}; {advice}'
     )
   return pairs, count
 
@@ -143,8 +146,15 @@ def first_tasks(
   be shown by different ones.
 
   Raises:
-    ValueError: a task has tools, which pairs do not store.
+    ValueError: the environment grades nothing, or a task has tools, which pairs
+      do not store.
   """
+  if isinstance(env, rows.Rows):
+    raise ValueError(
+      f'envs.{env.name}.env must grade answers to make pairs: got rows; '
+      f'{_ADVICE["ungraded"]}; or write pairs into a file of rows with chosen '
+      'and rejected, for the recipe dpo'
+    )
   count = cfg.eval_prompts if split == 'eval' else cfg.prompts
   source, tasks = env_calls.Source(env, split, seed, timeout), {}
   for _ in range(len(source)):

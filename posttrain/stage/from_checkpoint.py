@@ -38,7 +38,7 @@ from posttrain.models import transformer
 from posttrain.pipeline import pair_data
 from posttrain.rollout import frozen_models
 from posttrain.stage import models, pairs, preflight
-from posttrain.util import memory, preemption, watchdog
+from posttrain.util import memory, preemption
 
 PAIRS = 'pairs'  # stands for an environment in the names of the values
 
@@ -147,7 +147,6 @@ class Player:
     """
     weights.check(folder, self.components.model, self.components.renderer)
 
-  @watchdog.phase('load', first=True)
   def load(self, folder: str) -> None:
     """Plays with the weights of a folder, averaged where a run has averages."""
     self.set_params(weights.load(folder, self._like, average=True))

@@ -77,5 +77,6 @@ def test_a_missing_function_raises():
     schema.Custom()
   with pytest.raises(ValueError, match='algorithm.import_path must'):
     make('nothing')
-  with pytest.raises(ValueError, match='subclass of algorithms.base.Algorithm'):
-    make('NoAlgorithm')
+  for name in ('NoAlgorithm', 'NoCredit'):
+    with pytest.raises(ValueError, match=f'with assign where that .*{name}'):
+      make(name)

@@ -189,6 +189,29 @@ def test_a_continued_turn_has_the_text_of_transformers(folders, name):
   assert np.array_equal(longer.ids[: len(sampled)], sampled.ids)
 
 
+@pytest.mark.parametrize(
+  'content', ['<think>\nHm', '<think>\nHm, ', '<think>\n']
+)
+@pytest.mark.parametrize('name', ['qwen3', 'qwen3_training', 'lfm2_5', FORCED])
+def test_an_open_thought_is_continued_as_the_whole_turn_begins(
+  folders, name, content
+):
+  chat = load(folders, name)
+  begun, rest = (
+    {'role': 'assistant', 'content': x}
+    for x in (content, '132.\n</think>\n\nIt is 132.')
+  )
+  prompt = chat.render([S, U, begun], add_generation_prompt=True)
+  before = chat.render([S, U], add_generation_prompt=True)
+  assert prompt.text == before.text.removesuffix('<think>\n') + content
+  if name == FORCED:  # its whole turns have no thought
+    return
+  (sample,) = chat.demonstrate([S, U, begun, rest], 3)
+  assert sample.text.startswith(prompt.text)
+  trained = text(chat, sample.ids[sample.sampled])
+  assert trained.startswith('132.\n</think>\n\nIt is 132.')
+
+
 @NAMES
 def test_eos_and_stop_tokens_are_those_of_the_model(folders, name):
   chat, tokens = load(folders, name), TOKENS[name]

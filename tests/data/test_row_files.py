@@ -264,6 +264,22 @@ def test_jsonl_that_was_written_from_a_table_reads_as_the_table(tmp_path):
   assert both[0][1]['messages'][1]['tool_calls'] == [other]
 
 
+def test_a_folder_of_json_is_named_by_a_pattern(tmp_path):
+  write(tmp_path / 'a.json', [{'prompt': 'a'}, {'prompt': 'b'}])
+  with pytest.raises(ValueError, match=r'DIR/\*\.json'):
+    row_files.objects(tmp_path)
+  assert len(row_files.objects(tmp_path / '*.json')) == 2
+
+
+def test_nulls_in_arguments_of_json_text_stay(tmp_path):
+  call = {'name': 'f', 'arguments': '{"a": null, "b": {"c": null}}'}
+  turn = {**ASSISTANT, 'tool_calls': [{'function': call}]}
+  path = write(tmp_path / 'a.jsonl', {'messages': [USER, turn]})
+  (row,) = row_files.read(path)
+  (read,) = row.completion[0]['tool_calls']
+  assert read['function']['arguments'] == {'a': None, 'b': {'c': None}}
+
+
 @pytest.mark.parametrize(
   ('prompt', 'is_right'), [('hé', True), ([USER], True), ('Be brief.', False)]
 )

@@ -57,7 +57,7 @@ def test_bad_folders_splits_and_messages_are_refused(folder, tmp_path):
     row_files.write_tfds({'train': [MULTI]}, 'toy_rows', root)
   with pytest.raises(ValueError, match="must have a split .*'train'"):
     row_files.read(version, split='nope')
-  with pytest.raises(ValueError, match='must hold one data set: got '):
+  with pytest.raises(ValueError, match='one TFDS data set: got '):
     row_files.read(tmp_path)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from posttrain import schema, types
 from posttrain.data import sources
+from posttrain.envs import rows
 from posttrain.rollout import pairing
 
 RIGHT, WRONG = 'yes', 'no'
@@ -164,3 +165,12 @@ def test_failed_episodes_have_a_budget():
     make([RIGHT, 'error', 'error'])
   pairs, count, _ = make([RIGHT, WRONG, 'error'])
   assert len(pairs) == count.errors == 6
+
+
+def test_answers_that_nothing_grades_are_not_the_policys_fault(tmp_path):
+  with pytest.raises(ValueError, match='12 not graded.* reward functions are'):
+    make(['ungraded', 'ungraded'])
+  (tmp_path / 'rows.jsonl').write_text('{"prompt": "a"}\n')
+  env = rows.Rows('e', schema.Rows(path=str(tmp_path / 'rows.jsonl')))
+  with pytest.raises(ValueError, match=r'envs\.e\.env must grade answers'):
+    pairing.first_tasks(env, schema.MadePairs(), 0, 5.0)

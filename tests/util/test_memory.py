@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from posttrain import evaluate, generate, main, make_pairs
-from posttrain.checkpoints import policies, weights
+from posttrain.checkpoints import weights
 from posttrain.serve import __main__ as serve
 from posttrain.stage import job
 from posttrain.util import errors, memory, watchdog
@@ -68,7 +68,7 @@ def test_every_command_explains_it_in_one_line(command, remedies, capsys):
 @pytest.mark.parametrize(
   ('phase', 'call'),
   [
-    ('load', lambda full: policies.load('x')),
+    ('load', lambda full: weights.load('x', None)),
     ('decode', lambda full: generate.answers(full, [], 1, full, 0)),
     ('eval', evaluate.measure),
     ('rollout', make_pairs._sample),
@@ -79,7 +79,7 @@ def test_commands_name_their_phase(phase, call, monkeypatch):
     def __getattr__(self, name):
       raise jax.errors.JaxRuntimeError(*OOM.args)
 
-  monkeypatch.setattr(weights, 'find', lambda path: Full().bytes)
+  monkeypatch.setattr(weights, 'read', lambda path: Full().bytes)
   with pytest.raises(memory.OutOfDeviceMemory, match=f'this, phase {phase} mu'):
     with memory.explain_oom('this', lambda phase: ()):
       call(Full())
