@@ -218,9 +218,10 @@ class Job:
     brief = step == 0 and cfg.max_sampled_tokens is not None
     evaluation = sampling.evaluation
     tokens = evaluation.most_tokens(brief)
-    if step == 0:
+    if step == 0 or cfg.max_sampled_tokens is not None:
       self.logbook.shown.say(
-        f'evaluates the start, with at most {tokens:,} sampled tokens; '
+        f'evaluates {f"step {step}" if step else "the start"}, with at most '
+        f'{tokens:,} sampled tokens; '
         f'config.{self.name}.eval.max_sampled_tokens bounds them'
       )
     with self.logbook.clock('eval'):
