@@ -168,8 +168,10 @@ def override_all(
     with contextlib.suppress(AttributeError, KeyError, TypeError):
       stage = config[name]
       updates = stage.steps * stage.updates_per_rollout
-      is_recipes = 'warmup_steps' not in str(overrides)
-      if is_recipes and stage.optim.warmup_steps >= updates:
+      if (
+        'warmup_steps' not in str(overrides)
+        and stage.optim.warmup_steps >= updates
+      ):
         stage.optim.warmup_steps = updates // 10
   first = config.get('stages', ('',))[0]
   given = dict(overrides)

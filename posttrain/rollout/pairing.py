@@ -25,8 +25,8 @@ _ADVICE = {
   'train': 'sample another policy, or raise pairs.samples',
   'eval': 'raise pairs.eval_prompts or pairs.samples, or set eval_prompts to '
   'None: a share of the training prompts is held out then',
-  'ungraded': 'an environment must grade answers as right or wrong, as gsm8k '
-  'does; values of reward functions are no grades',
+  'ungraded': 'pairs need grades of right and wrong, as gsm8k has them; values '
+  'of reward functions are none',
 }
 
 
@@ -151,7 +151,7 @@ def first_tasks(
   """
   if isinstance(env, rows.Rows):
     raise ValueError(
-      f'envs.{env.name}.env must grade answers to make pairs: got rows; '
+      f'envs.{env.name}.env must grade answers: got rows; '
       f'{_ADVICE["ungraded"]}; or write pairs into a file of rows with chosen '
       'and rejected, for the recipe dpo'
     )
