@@ -5,6 +5,7 @@ or a user's own model, data and rewards (`parse_own`).
 """
 
 import dataclasses
+import glob
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -286,7 +287,7 @@ def _kind_of(part: str, rewards: bool, teacher: bool, form: str) -> str:
   elif row_files.is_tfds(part):
     return 'file'
   elif part.lower().endswith(row_files.ENDINGS):
-    if row_files.files(path):
+    if glob.glob(path):
       return 'file'
   elif part in schema.PRESETS:
     return 'preset'

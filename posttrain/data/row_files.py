@@ -26,6 +26,7 @@ but is not that of insertion; texts come back as bytes.
 
 import array
 import bisect
+import collections
 import contextlib
 import csv
 import glob
@@ -48,6 +49,9 @@ TABLES = ('.parquet', '.arrow', '.feather', '.csv')
 ENDINGS = ('.jsonl', '.json', *TABLES)
 # Names of a held-out split, in order of preference.
 _HELD_OUT = ('eval', 'validation', 'valid', 'val', 'dev', 'test')
+_SPLIT = re.compile(
+  rf'(?:.*[\W_])?(train|{"|".join(_HELD_OUT)})(?:ing)?(?:[\W_]|$)'
+)
 _MAX_FIELD = 2**26  # bytes of a row in CSV
 _BATCH = 1024  # rows that are converted at a time
 
@@ -85,17 +89,11 @@ def objects(path: str | pathlib.Path, split: str = 'train') -> Objects:
     split: 'train' or 'eval', of a folder, or a TFDS name that has none.
 
   Raises:
-    ValueError: as `Lines`, `Table` and `Examples`.
+    ValueError: as `files`, `Lines`, `Table` and `Examples`.
   """
   parts = [_open(x) for x in files(path, split)]
-  if not parts and (is_tfds(path) or os.path.isdir(path)):
-    return Examples(path, split)
   if not parts:
-    raise ValueError(
-      f'a file of rows ({", ".join(ENDINGS)}) must exist: got '
-      f'{os.fspath(path)!r:.200}'
-      f'{errors.near_path(os.fspath(path))}'
-    )
+    return Examples(path, split)
   return Files(parts) if parts[1:] else parts[0]
 
 
@@ -116,33 +114,43 @@ def files(path: str | pathlib.Path, split: str = 'train') -> list[pathlib.Path]:
   """Returns the files of a data set, in order; [] of a TFDS data set.
 
   Args:
-    path: a file; files and patterns, as 'data/train-*.parquet', with commas
-      between them; or a folder, of whose files those count that have the
-      split's name in front, or their folder; without any, those without a
-      split's name.
+    path: a file; files, folders and patterns, as 'data/train-*.parquet', with
+      commas between them; or a folder, of whose files those count that have
+      the split's name as the last such word in their own or their folder's;
+      without any, those without a split's name.
     split: 'train' or 'eval'.
+
+  Raises:
+    ValueError: a pattern matches no file.
   """
   folder = pathlib.Path(path).expanduser()
   if folder.is_file():
     return [folder]
+  if is_tfds(path):
+    return []
   if not folder.is_dir():
-    patterns = str(folder).split(',')
-    return [pathlib.Path(x) for p in patterns for x in sorted(glob.glob(p))]
-  parts = sorted(
-    file
-    for depth in ('*', '*/*')
-    for file in folder.glob(depth)
-    if file.suffix.lower() in ('.jsonl', *TABLES)  # others have notes in .json
-  )
-
-  def named(*splits: str) -> list[pathlib.Path]:
-    start = re.compile(rf'(.*/)?({"|".join(splits)})([\W_]|$)')
-    return [x for x in parts if start.match(str(x.relative_to(folder)))]
-
-  train, held_out = named('train'), filter(None, map(named, _HELD_OUT))
-  if split != 'train':
-    return next(held_out, [] if train else parts)
-  return train or [x for x in parts if x not in named(*_HELD_OUT)]
+    parts = []
+    for name in os.fspath(path).split(','):
+      matches = sorted(glob.glob(os.path.expanduser(name)))
+      chosen = [file for match in matches for file in files(match, split)]
+      if not chosen:
+        raise ValueError(
+          'a file of data, or a folder of such files, must exist: got '
+          f'{name!r:.200}{errors.near_path(name)}'
+        )
+      parts += chosen
+    return parts
+  by_split = collections.defaultdict(list)
+  for file in sorted([*folder.glob('*'), *folder.glob('*/*')]):
+    # Others have notes in .json; the datasets library has its cache there.
+    is_cache = file.match('cache-*.arrow')
+    if file.suffix.lower() in ('.jsonl', *TABLES) and not is_cache:
+      split_name = _SPLIT.match(str(file.relative_to(folder)).lower())
+      by_split[split_name and split_name[1]].append(file)
+  others = by_split.pop(None, [])
+  if split == 'train' or not by_split:
+    return by_split.get('train', others)
+  return next(filter(None, map(by_split.get, _HELD_OUT)), [])
 
 
 def fingerprint(path: str | pathlib.Path, split: str = 'train') -> str:

@@ -16,14 +16,13 @@ that cannot be graded has reward None and is left out of its group; it is never
 
 import abc
 import dataclasses
-import glob
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from posttrain import types
-from posttrain.data import sources
+from posttrain.data import row_files, sources
 from posttrain.util import errors
 
 SPLITS = ('train', 'eval')
@@ -146,7 +145,7 @@ class OneTurn:
 
 
 def find(env: str, field: str, path: str, hint: str = '') -> pathlib.Path:
-  """Returns an existing data file or folder, with variables and ~ expanded.
+  """Returns the path of existing data, with variables and ~ expanded.
 
   Args:
     env: the environment's name.
@@ -155,17 +154,17 @@ def find(env: str, field: str, path: str, hint: str = '') -> pathlib.Path:
     hint: where the file is from, and in which form, after '; ', for errors.
 
   Raises:
-    ValueError: the file does not exist; names the key.
+    ValueError: a file does not exist; names the key.
   """
   file = pathlib.Path(os.path.expandvars(path)).expanduser()
-  if not file.exists() and not glob.glob(str(file)):
-    hint = errors.near_path(str(file)) + hint
+  try:
+    row_files.files(file)
+  except ValueError as error:
     if '$' in path:
       hint += f'; the variable in {path} must name a folder of data'
     raise ValueError(
-      f'envs.{env}.env.{field} must name an existing file: got {str(file)!r}'
-      f'{hint}'
-    )
+      f'envs.{env}.env.{field} must name existing data: {error}{hint}'
+    ) from None
   return file
 
 

@@ -8,6 +8,7 @@ import pytest
 from pyarrow import feather, parquet
 
 from posttrain.data import row_files
+from posttrain.envs import base
 
 USER = {'role': 'user', 'content': 'hé'}
 ASSISTANT = {'role': 'assistant', 'content': 'yo'}
@@ -134,8 +135,13 @@ def test_errors_name_file_and_line(tmp_path, row, words):
 
 
 def test_missing_and_empty_files_are_refused(tmp_path):
-  with pytest.raises(ValueError, match='must exist'):
-    row_files.read(tmp_path / 'none.jsonl')
+  good = write(tmp_path / 'good.jsonl', {'prompt': 'a'})
+  for path in ('none.jsonl', f'{good},none.jsonl', f'none-*.jsonl,{good}'):
+    for named in (row_files.files, lambda x: base.find('e', 'path', x)):
+      with pytest.raises(ValueError, match="must exist: got 'none"):
+        named(path)
+  both = f'{good},{good}'
+  assert len(row_files.objects(base.find('e', 'path', both))) == 2
   for name, content in (('rows.jsonl', ''), ('rows.csv', 'prompt\n')):
     with pytest.raises(ValueError, match=f'{name}: .* must hold rows'):
       row_files.read(write(tmp_path / name, content))
@@ -308,6 +314,10 @@ def test_a_prompt_beside_messages_repeats_their_beginning(
     ('test/0.jsonl train/0.jsonl train/1.jsonl', '', '23', '1'),
     ('a.jsonl test.jsonl', '', '1', '2'),
     ('train.jsonl', '', '1', ''),
+    ('a_train.jsonl a_test.jsonl', '', '1', '2'),
+    ('Train.jsonl testing.jsonl', '', '1', '2'),
+    ('x.jsonl cache-0.arrow', '', '1', '1'),
+    ('d/x.jsonl d/train.jsonl d/test.jsonl', '[d]', '2', '3'),
   ],
 )
 def test_several_files_are_one_data_set(tmp_path, names, path, train, held_out):
