@@ -78,9 +78,11 @@ _THOUGHTS = re.compile(
   r'|\A(?!\s*(?:<tool_call>|<\|python_tag\|>|\{))(?:(?!<think>).)*?</think>',
   re.DOTALL,
 )
-_TAG = re.compile(r'</?tool_call>')
-_TAGGED = re.compile(r'<tool_call>(.*?)(?:</tool_call>|$)', re.DOTALL)
-_SPACE = re.compile(r'\s*')
+_TAGGED = re.compile(
+  r'(?P<open><tool_call>)(?P<call>.*?)'
+  r'(?:(?P<close></tool_call>)|(?=<tool_call>)|\Z)|</tool_call>',
+  re.DOTALL,
+)
 # Start of a Llama 3 call whose JSON cannot be read; other objects are answers.
 _LLAMA_START = re.compile(r'\s*\{\s*"(?:name|type)"\s*:')
 # Start of a possible plain call, followed by JSON.
@@ -141,32 +143,51 @@ def parse(text: str, format: str, names: Collection[str]) -> list[Call]:
   return calls
 
 
-def outside_thoughts(text: str) -> str:
+def outside_thoughts(text: str, ends: bool = True) -> str:
   """Returns a turn with spaces in place of its thoughts and their tags.
 
   A thought is `<think>...</think>`; the first one may begin in the prompt, and
   the last one need not end. A tag within a JSON object is text, and a turn that
   begins with a call does not begin with a thought.
+
+  Args:
+    text: the turn.
+    ends: whether an object that is open at the end is not one of JSON.
   """
   if 'think>' not in text:
     return text
-  masked, position = list(text), 0  # braces in place of JSON
+  shown = list(text)
+  for thought in _THOUGHTS.finditer(_masked(text, ends)):
+    shown[slice(*thought.span())] = ' ' * len(thought[0])
+  return ''.join(shown)
+
+
+def _masked(text: str, ends: bool = True) -> str:
+  """Returns a text with braces in place of JSON objects."""
+  masked, position = list(text), 0
   while (begin := text.find('{', position)) >= 0:
     value = _read(text, begin)
     position = max(value.end, begin + 1)
-    if not value.error:
+    if not value.error or not ends and value.end == len(text):
       masked[begin:position] = '{' * (position - begin)
-  shown = list(text)
-  for thought in _THOUGHTS.finditer(''.join(masked)):
-    shown[slice(*thought.span())] = ' ' * len(thought[0])
-  return ''.join(shown)
+  return ''.join(masked)
 
 
 def start(text: str, format: str, names: Collection[str]) -> int:
   """Returns where the first call of a turn that goes on may begin."""
   pattern = _STARTS[format].replace('%s', '|'.join(map(re.escape, names)))
-  match = re.search(pattern, outside_thoughts(text))
-  return match.start(1) if match else len(text)
+  # An open object may become one of JSON, with tags as text, or not.
+  views = outside_thoughts(text), outside_thoughts(text, False)
+  shown, position = ''.join(map(max, *views)), 0
+  masked = _masked(shown)
+  while match := re.compile(pattern).search(masked, position):
+    begin = match.start(1)
+    value = _read(shown, begin)
+    is_open = value.error and value.end == len(text)
+    if masked[begin] != '{' or is_open or _is_call(value.value, names):
+      return begin
+    position = max(value.end, begin + 1)
+  return len(text)
 
 
 def write(messages: types.Messages, style: 'Style') -> types.Messages:
@@ -196,54 +217,48 @@ def write(messages: types.Messages, style: 'Style') -> types.Messages:
 
 def _hermes(text: str, names: Collection[str]) -> Iterator[Call]:
   del names
-  position = 0
-  while tag := _TAG.search(text, position):
-    position = tag.end()
-    if tag[0] == _CLOSE:
+  for part in _TAGGED.finditer(_masked(text)):
+    body = text[slice(*part.span('call'))].strip()
+    read = _read(body, 0)
+    if not part['open']:
       yield _malformed(f'a call must begin with {_OPEN!r}')
-      continue
-    read = _read(text, position)
-    end = _skip(text, read.end)
-    if read.error:
+    elif read.error:
       yield _malformed(read.error)
-    elif text.startswith(_CLOSE, end):
+    elif part['close'] and read.end == len(body):
       yield _call(read.value, ('arguments',))
     else:
       yield _malformed(f'a call must end with {_CLOSE!r}')
-    # The closing tag of a malformed call is not another error.
-    after = _TAG.search(text, end)
-    if after is None:
-      return
-    position = after.end() if after[0] == _CLOSE else after.start()
 
 
 def _llama3(text: str, names: Collection[str]) -> Iterator[Call]:
-  text = text.strip().removesuffix(';').rstrip()
-  tagged = text.startswith(_PYTHON)
-  position = _skip(text, len(_PYTHON) if tagged else 0)
-  if not tagged and not text.startswith('{', position):
-    return
-  read = _read(text, position)
-  if not tagged and not (
-    _LLAMA_START.match(text, position)
-    if read.error
-    else 'parameters' in read.value or _is_call(read.value, names)
+  text = text.strip().removesuffix(';')
+  rest = text.removeprefix(_PYTHON).strip()
+  read = _read(rest, 0)
+  if not text.startswith(_PYTHON) and not (
+    rest.startswith('{')
+    and (
+      _LLAMA_START.match(rest)
+      if read.error
+      else 'parameters' in read.value or _is_call(read.value, names)
+    )
   ):
     return  # an answer in JSON
   while not read.error:
     yield _call(read.value, ('parameters', 'arguments'))
-    position = _skip(text, read.end)
-    if position == len(text):
+    rest = rest[read.end :].lstrip()
+    if not rest:
       return
-    if text[position] != ';':
+    if rest[0] != ';':
       yield _malformed('a call must be followed by nothing, or by ; and a call')
       return
-    read = _read(text, position + 1)
+    rest = rest[1:].lstrip()
+    read = _read(rest, 0)
   yield _malformed(read.error)
 
 
 def _plain(text: str, names: Collection[str]) -> Iterator[Call]:
-  tagged = _TAGGED.findall(text)
+  parts = _TAGGED.finditer(_masked(text))
+  tagged = [text[slice(*x.span('call'))] for x in parts if x['open']]
   unreadable = f'{_UNREADABLE}: write {_HOW["plain"]}'
   for part in tagged or [text]:
     position, some = 0, False
@@ -285,11 +300,12 @@ def _read(text: str, begin: int) -> _Json:
   An error is at the first character that is not JSON, so that what follows can
   be read from there on.
   """
-  begin = _skip(text, begin)
   try:
     return _Json(*_DECODER.raw_decode(text, begin))
   except json.JSONDecodeError as error:
-    is_open = error.msg.startswith('Unterminated')
+    is_open = re.fullmatch(r'[\w\\-]*', text[error.pos :]) or (
+      error.msg.startswith('Unterminated')
+    )
     reason = f'{error.msg} at character {error.pos - begin + 1} of its JSON'
     return _Json(
       None, len(text) if is_open else error.pos, f'{_UNREADABLE}: {reason}'
@@ -335,13 +351,6 @@ def _malformed(error: str, name: str = '') -> Call:
   return Call(name, {}, error)
 
 
-def _skip(text: str, position: int) -> int:
-  """Returns the place of the next character that is no space."""
-  match = _SPACE.match(text, position)
-  assert match is not None
-  return match.end()
-
-
 # Messages and a tool by which a template is examined.
 _CALL = Call('probe', {'a': 1})
 _SCHEMA = {'type': 'object', 'properties': {'a': {'type': 'integer'}}}
@@ -368,7 +377,7 @@ _CALLING = {
 class Style(NamedTuple):
   """The format of calls, and the role of their results."""
 
-  format: str  # one of `FORMATS`, or 'text': calls are not read
+  format: str  # one of `FORMATS`
   role: str  # of the messages with results: 'tool' or 'user'
   renders: bool = False  # whether the template renders calls in this format
 
@@ -515,8 +524,10 @@ def make_template(
   bos: str,
   stops: Sequence[str],
   described: types.Tools,
-) -> tuple[Any, Style]:
-  """Returns a template that describes tools and the format of calls.
+) -> tuple[Any, Style | None]:
+  """Returns a template that describes tools, and the format of calls.
+
+  There is none in the format 'text': calls are not read.
 
   Args:
     template: the template, without tools.
@@ -559,10 +570,10 @@ def make_template(
         "'auto'; 'plain' tells of tools in a system message instead"
       )
   format = 'plain' if format == 'auto' else format
-  style = Style(format, role, format in known)
+  style = None if format == 'text' else Style(format, role, format in known)
   if native:
     return template.with_variables({'tools': schemas}), style
-  description = describe(schemas, style.format)
+  description = describe(schemas, format)
   if isinstance(template, templates.BuiltIn):
     head = templates.BUILT_IN.format(
       role='system', content=description, end=stops[0]

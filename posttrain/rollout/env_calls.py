@@ -166,12 +166,12 @@ class Calls(EpisodeCalls):
     Args:
       text: the turn.
       truncated: whether it was cut off before its end.
-      style: how the policy calls tools; None if the task has none.
+      style: how the policy calls tools; None if its calls are not read.
 
     Returns:
       The new messages, the reward, and whether the episode is done.
     """
-    if self._turns is not None and style and style.format != 'text':
+    if self._turns is not None and style is not None:
       assert self._episode is not None
       self.method = 'call'
       results = self._turns.play(self._episode, text, truncated, style)

@@ -85,7 +85,8 @@ class Flags:
   tool_format: str = commands.flag(
     'auto',
     "How the policy writes calls of tools: as its template, 'auto', or as in "
-    "training, 'hermes', 'llama3' or 'plain'.",
+    "training; 'text' = calls are not read, as in rows with tools.",
+    choices=('auto', 'hermes', 'llama3', 'plain', 'text'),
   )
   compilation_cache: str | None = commands.compilation_cache()
 

@@ -338,7 +338,8 @@ class Call:
     text = tools.turn + choice.text
     if choice.finish == 'stop':
       calls = tool_calls.parse(text, tools.format, tools.names)
-      if calls and not any(call.error for call in calls):
+      unread = [x for x in calls if x.error or x.name not in tools.names]
+      if calls and not unread:
         choice.finish = 'tool_calls'
         choice.calls = [
           {
@@ -373,7 +374,8 @@ class Call:
     fields: dict[str, Any] = {'text': text}
     if self._request.chat:
       content = self._content(choice)
-      text, choice.sent = content[choice.sent :], len(content)
+      text = content[choice.sent :]
+      choice.sent += len(text)
       delta: dict[str, Any] = {'content': text} if text else {}
       if choice.calls:
         delta['tool_calls'] = [

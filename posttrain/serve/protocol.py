@@ -426,7 +426,7 @@ def _conversation(
     described = types.Tools(tools, served.tool_format) if tools else None
     renderer = renderer.with_tools(described, variables)
     field = 'messages'
-    messages = renderer.normalize(messages, own[: 3 if tools else 1])
+    messages = renderer.normalize(messages, own if renderer.style else own[:1])
     if renderer.style is not None:
       messages = tool_calls.write(messages, renderer.style)
     rendered = renderer.render(

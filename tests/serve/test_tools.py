@@ -7,9 +7,11 @@ import types as std
 
 import pytest
 
+from posttrain import types
 from posttrain.chat import rendering, tokenizers
 from posttrain.checkpoints import policies
 from posttrain.rollout import episodes
+from posttrain.serve import __main__ as program
 from posttrain.serve import call, protocol, worker
 from tests import fixtures
 from tests.chat import test_real_templates as real
@@ -114,9 +116,20 @@ TEXTS = {
   'divide({"a": 1}) and {"name": "divide", "arguments": {"a": 2}}': '',
   '<think>divide({"a": 1})</think>It is 4.': None,
   'divide({"a": ': None,
-  'dividend <tool_call>{"name": "no", "arguments": {}}</tool_call>': (
-    'dividend '
+  'dividend <tool_call>{"name": "divide"}</tool_call>': 'dividend ',
+  # Names that the request has not are text, and so is the turn.
+  'dividend <tool_call>{"name": "no", "arguments": {}}</tool_call>': None,
+  'Use console.log({"a": 1}) here.': None,
+  'log({"a": 1}) or divide({"a": 2})': None,
+  # What was sent stays sent, whatever follows.
+  'Say {"x": "</think>"} {1}': None,
+  'A set {1, 2} or {"a": tru} {"b": 1}: divide({"a": 1})': (
+    'A set {1, 2} or {"a": tru} {"b": 1}: '
   ),
+  '<think>{"x": "b</think>So: divide({"a": 1})': '<think>{"x": "b</think>So: ',
+  # Tags within JSON are text.
+  'divide({"a": "<tool_call>divide()</tool_call>"})': '',
+  'divide({"a": "see <tool_call> here"})': '',
 }
 
 
@@ -183,6 +196,22 @@ def test_a_format_of_training_may_be_named():
   served._texts = ['x']
   again, _ = chat(served, (USER, answer, result), tools=TOOLS)
   assert f'So: {WRITTEN["hermes"]}<|end|>' in again.prompts[0].text
+
+
+def test_rows_with_tools_are_served_with_their_prompt(capsys):
+  served = Scripted(texts=[WRITTEN['plain']])
+  served.tool_format = 'text'
+  request, response = chat(served, tools=TOOLS)
+  described = types.Tools(tuple(TOOLS), 'text')
+  renderer = fixtures.RENDERER.with_tools(described)
+  expected = renderer.render((USER,), add_generation_prompt=True)
+  assert request.prompts[0].text == expected.text
+  assert message(response)[0]['content'] == WRITTEN['plain']
+  called = {'tool_calls': [{'name': 'divide', 'arguments': ARGUMENTS}]}
+  with pytest.raises(protocol.Refused, match='tool_calls must be left out'):
+    chat(served, (USER, {'role': 'assistant', **called}, USER), tools=TOOLS)
+  assert program.main(['--checkpoint=no', '--tool_format=xml']) == 2
+  assert "invalid choice: 'xml'" in capsys.readouterr().err
 
 
 def test_a_turn_at_the_end_is_continued():
