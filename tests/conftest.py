@@ -6,10 +6,12 @@ an optimization, in a quarter of the time; the others as runs do.
 """
 
 import ctypes
+import gc
 import importlib.metadata
 import os
 import pathlib
 import re
+import tempfile
 
 import pytest
 
@@ -33,6 +35,13 @@ def pytest_configure(config):
       os.environ['XLA_FLAGS'] = f'{flags} {FLAG}'
   import jax
 
+  if not wanted:
+    # What one test has compiled, no other of this process compiles again.
+    folder = tempfile.TemporaryDirectory()
+    config.add_cleanup(folder.cleanup)
+    jax.config.update('jax_compilation_cache_dir', folder.name)
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.05)
+    gc.set_threshold(10_000)  # fewer searches for garbage
   jax.config.update('jax_numpy_rank_promotion', 'raise')
 
 

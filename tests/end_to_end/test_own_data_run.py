@@ -81,7 +81,7 @@ def test_sft_reports_the_loss_on_held_out_rows(tmp_path, capsys):
 def forward(policy, part: rendering.Rendered) -> np.ndarray:
   """Returns the logits of all positions, f64[T, V]."""
   ids = np.array(part.ids)[None]
-  hidden, _ = transformer.trunk(
+  hidden, _ = jax.jit(transformer.trunk, static_argnums=1)(
     policy.params,
     policy.model,
     ids,

@@ -6,11 +6,15 @@ import socket
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from posttrain import export, main
+from posttrain.chat import rendering
 from posttrain.metrics import writers
+from posttrain.models import hf, transformer
 from posttrain.util import errors
+from tests import fixtures
 
 SMALL = {
   'metrics.progress': False,
@@ -86,8 +90,9 @@ def test_two_processes_do_what_one_does(tmp_path, capsys):
   A KL penalty on other weights than the run's own trains the policy.
   """
   one, two, other = (tmp_path / name for name in ('one', 'two', 'other'))
-  assert main.main(flags(other, **{'seed': 1, 'grpo.steps': 1})) == 0
-  capsys.readouterr()
+  params = transformer.init(jax.random.key(1), fixtures.MODEL)
+  hf.save(params, fixtures.MODEL, other, dtype='float32')
+  rendering.write(fixtures.RENDERER, other)
   algorithm = 'grpo.envs.arithmetic.algorithm'
   leash = {f'{algorithm}.kl_beta': 0.5, f'{algorithm}.reference': other}
   processes = _start(flags(two, **leash), 2)
