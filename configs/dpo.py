@@ -61,11 +61,11 @@ def get_config(argument: str = ''):
   own = arguments.parse_own(argument)
   config = common.run_from(own.folder, {'dpo': DPO}, own.preset)
   common.name_pairs(config.dpo.pairs, own)
-  common.count_epochs(config.dpo, config.dpo.pairs, own)
   if 'lora' in own.words:
     common.use_lora(config.dpo, lr=5e-6)
   if 'tiny' in own.words:
     shrink(config)
+  common.count_epochs(config.dpo, config.dpo.pairs, own)
   return config
 
 

@@ -89,7 +89,6 @@ def get_config(argument: str = ''):
   config = common.run_from(own.folder, {'grpo': GRPO}, own.preset)
   entry = config.grpo.envs.data
   common.name_rows(entry.env, own)
-  common.count_epochs(config.grpo, entry.env, own)
   # Evaluated and sampled answers have one limit, unless eval.max_tokens is set.
   config.grpo.eval.max_tokens = entry.sampler.get_oneway_ref('max_tokens')
   if own.data is None:
@@ -99,6 +98,7 @@ def get_config(argument: str = ''):
     common.use_lora(config.grpo, lr=1e-5)
   if 'tiny' in own.words:
     shrink(config)
+  common.count_epochs(config.grpo, entry.env, own)
   return config
 
 

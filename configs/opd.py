@@ -66,7 +66,6 @@ def get_config(argument: str = ''):
   config = common.run_from(own.folder, {'opd': OPD}, own.preset)
   entry = config.opd.envs.data
   common.name_rows(entry.env, own)
-  common.count_epochs(config.opd, entry.env, own)
   config.opd.eval.max_tokens = entry.sampler.get_oneway_ref('max_tokens')
   if isinstance(own.teacher, str):
     entry.algorithm.reference = own.teacher
@@ -77,6 +76,7 @@ def get_config(argument: str = ''):
     common.use_lora(config.opd, lr=1e-5)
   if 'tiny' in own.words:
     shrink(config)
+  common.count_epochs(config.opd, entry.env, own)
   return config
 
 

@@ -54,9 +54,9 @@ def get_config(argument: str = ''):
   own = arguments.parse_own(argument, lora=False)
   config = common.run_from(own.folder, {'rm': REWARD_MODEL}, own.preset)
   common.name_pairs(config.rm.pairs, own)
-  common.count_epochs(config.rm, config.rm.pairs, own)
   if 'tiny' in own.words:
     shrink(config)
+  common.count_epochs(config.rm, config.rm.pairs, own)
   return config
 
 

@@ -64,13 +64,13 @@ def get_config(argument: str = ''):
   own = arguments.parse_own(argument)
   config = common.run_from(own.folder, {'sft': SFT}, own.preset)
   common.name_rows(config.sft.envs.data.env, own)
-  common.count_epochs(config.sft, config.sft.envs.data.env, own)
   if own.folder is None:  # random weights need larger steps
     config.sft.optim.lr = 1e-3
   if 'lora' in own.words:
     common.use_lora(config.sft, lr=1e-4)
   if 'tiny' in own.words:
     shrink(config)
+  common.count_epochs(config.sft, config.sft.envs.data.env, own)
   return config
 
 

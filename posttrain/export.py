@@ -150,8 +150,9 @@ def _save_hf(flags: Flags, folder: str, checkpoint: Any) -> str:
   shapes = sharding.spread(weights.shapes(folder, model))
   params = weights.load(folder, shapes, average=True)
   dtype = flags.dtype or model.dtype
-  hf.save(params, model, flags.folder, like=like, dtype=dtype)
   renderer = checkpoint.renderer()
+  pad = renderer and renderer.tokenizer.pad_id
+  hf.save(params, model, flags.folder, like=like, dtype=dtype, pad_id=pad)
   if renderer is not None:
     processes.on(0, lambda: rendering.write(renderer, flags.folder))
   return f'{folder}, in {dtype if like is None else f"the dtypes of {like}"}'

@@ -161,14 +161,14 @@ def load(
     if check:
       checks.check(run)
   except ValueError as error:
-    # A value of the recipe that does not go with an override.
+    # A value of the recipe, or a default, that does not go with an override.
     key = re.match(r'config\.(\S+) must ', str(error))
     place = f'.{key[1]}.' if key else ''
     own = [f'.{x}.' for x, _ in overrides]
     if own and not any(place in x or x in place for x in own):
       raise ValueError(
-        f'{error}; --config={path.partition(":")[0]} sets it: change it there, '
-        'or override it as well'
+        f'{error}; the value is not of the overrides, but of --config='
+        f'{path.partition(":")[0]} or a default: override it as well'
       ) from None
     raise
   return run

@@ -22,8 +22,6 @@ FILES = {
     'def other(completions, solution):\n  return []\n\n\n'
     'def right(completions, anwser):\n'
     '  return [float(a in c) for a, c in zip(completions, anwser)]\n\n\n'
-    'def indexed(completions, **columns):\n'
-    '  return [len(text["content"]) for text in completions]\n\n\n'
     'def words(completions, **columns):\n'
     '  return ["good" for _ in completions]\n\n\n'
   ),
@@ -47,11 +45,6 @@ MISTAKES = (
     'did you mean short?',
   ),
   ('grpo:small,rows.jsonl,rewards.py:short', "'rewards.py:short'", 'no .py'),
-  (
-    'grpo:small,rows.jsonl,rewards:indexed',
-    'rewards.indexed',
-    "'This is an invented answer: 42.'",
-  ),
   ('grpo:small,rows.jsonl,rewards:other', '"OWN": "solution"'),
   ('sft:small,pointer.jsonl', 'pointer.jsonl is a pointer', 'git lfs pull'),
   ('sft:small,excel.csv', 'commas between them'),
@@ -76,7 +69,7 @@ MISTAKES = (
   (
     f'{GRPO} --config.batch.row_tokens=256',
     'config.grpo.envs.data.sampler.max_tokens',
-    '--config=grpo sets it',
+    'of --config=grpo or a default',
   ),
   (f'{GRPO} --config.lora.rank=16', 'config.grpo.lora.rank', '16'),
   (

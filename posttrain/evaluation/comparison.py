@@ -63,9 +63,9 @@ def differences(first: Measurement, second: Measurement) -> dict[str, float]:
       },
     }
     for name, rate in rates.items():
+      one, other = zip(*((rate(a), rate(b)) for a, b in both), strict=True)
       difference = estimates.paired(
-        *zip(*((rate(a), rate(b)) for a, b in both), strict=True),
-        has_limits=name not in ('nll', 'margin'),
+        one, other, estimates.is_rate(name, one + other)
       )
       key = f'difference/{name}/{env}'
       keys = key, *estimates.bound_keys(key)

@@ -400,7 +400,7 @@ class Evaluator:
   ) -> dict[str, float]:
     """Returns {name: mean of log p - log p_reference, nats} of sampled tokens.
 
-    Of the first answer to each task; {} without a reference.
+    Reads the first answer to each task; returns {} without a reference.
     """
     samples = [sample for group in part.groups for sample in group[0].samples]
     if reference is None or not samples:

@@ -173,14 +173,14 @@ def summary(name: str, values: Values) -> dict[str, float]:
   """Returns the weighted mean over the tasks that have the measure.
 
   And the bounds `<name>_low` and `<name>_high` of its 95 % interval over tasks:
-  `estimates.interval`, without limits for NLL and margins. Without a known
-  value {}, without an interval the mean alone.
+  `estimates.interval`. Without a known value {}, without an interval the mean
+  alone.
   """
   known = [(x, w) for x, w in zip(*values, strict=True) if x is not None]
   if not known:
     return {}
   bounds = estimates.interval(
-    *zip(*known, strict=True), has_limits=name not in ('nll', 'margin')
+    *zip(*known, strict=True), is_rate=estimates.is_rate(name, values[0])
   )
   mean = sum(x * w for x, w in known) / sum(w for _, w in known)
   names = (name + side for side in ('', *estimates.BOUNDS))

@@ -8,7 +8,7 @@ answers per task. Everything is computed exactly, without random draws.
 import collections
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -185,12 +185,23 @@ def _wins(rivals: Sequence[int], unparsed: int, votes: int, left: int) -> float:
   )
 
 
+def is_rate(name: str, values: Iterable[float | None]) -> bool:
+  """Returns whether a metric is a rate: by its name, or all values are 0 or 1.
+
+  Args:
+    name: the metric's name, without prefix and environment.
+    values: those of all answers; None = unknown.
+  """
+  named = name.endswith(('rate', 'accuracy')) or '@' in name
+  return named or {*values} <= {None, 0, 1}
+
+
 def interval(
   values: Sequence[float],
   weights: float | Sequence[float] = 1.0,
-  has_limits: bool = True,
+  is_rate: bool = True,
 ) -> tuple[float, float] | None:
-  """Returns the 95 % interval of a mean over tasks, within their bounds.
+  """Returns the 95 % interval of a mean over tasks; of rates, within [0, 1].
 
       p = sum w_i x_i / sum w_i,    N = p (1 - p) / (s^2 / n)
       (p + z^2 / 2N +- z sqrt(p (1 - p) / N + z^2 / 4N^2)) / (1 + z^2 / N)
@@ -205,9 +216,7 @@ def interval(
   any interval from an observed spread, this one is too narrow where few tasks
   differ and the values that would differ are rare.
 
-  Values that all lie in [0, 1], or else in [-1, 1], are taken as bounded there,
-  and scaled to [0, 1]. The bounds of others are not known. They have the normal
-  interval
+  The bounds of other values are not known. They have the normal interval
 
       p +- z s / sqrt(n)
 
@@ -218,8 +227,7 @@ def interval(
     values: f64[n], one per task, at least one.
     weights: f64[n] > 0, number of answers that each value is the mean of; or
       one number for all.
-    has_limits: whether such values are bounded; else all have the normal
-      interval.
+    is_rate: whether values are in [0, 1] by their meaning, see `is_rate`.
 
   Returns:
     (low, high), or None.
@@ -229,14 +237,12 @@ def interval(
     Inference, JASA 1927; N by linearizing the ratio, as Cochran, Sampling
     Techniques, 1977, does for clusters.
   """
-  bounds = _bounds(values) if has_limits else None
-  start, width = bounds or (0.0, 1.0)
-  x = (np.asarray(values, np.float64) - start) / width
+  x = np.asarray(values, np.float64)
   w = np.broadcast_to(weights, x.shape)
   w = w / w.mean()
   p, size, varies = float(np.mean(w * x)), float(len(x)), np.ptp(x) > _ROUNDING
   squares = float(np.sum((w * (x - p)) ** 2))
-  if bounds is None:
+  if not is_rate:
     if not varies:
       return None
     half = Z * math.sqrt(squares / (size - 1) / size)
@@ -247,22 +253,13 @@ def interval(
   center = p + Z**2 / (2 * size)
   half = Z * math.sqrt(p * (1 - p) / size + Z**2 / (4 * size**2))
   low, high = ((center + side) / (1 + Z**2 / size) for side in (-half, half))
-  low, high = max(0.0, min(low, p)), min(1.0, max(high, p))
-  return start + width * low, start + width * high
-
-
-def _bounds(values: Collection[float]) -> tuple[float, float] | None:
-  """Returns low and width of the smaller of [0, 1] and [-1, 1] with all."""
-  for low in (0.0, -1.0):
-    if low <= min(values) and max(values) <= 1:
-      return low, 1 - low
-  return None
+  return max(0.0, min(low, p)), min(1.0, max(high, p))
 
 
 def paired(
   first: Sequence[float | None],
   second: Sequence[float | None],
-  has_limits: bool = True,
+  is_rate: bool = True,
 ) -> tuple[float, ...] | None:
   """Returns the mean difference of two policies on the same tasks, and bounds.
 
@@ -271,11 +268,10 @@ def paired(
 
   s^2 is the variance of the d_i. For grades of 0 and 1 N = n, and the 95 %
   interval is Tango's, by the score of the shares b of the tasks that only the
-  first policy solves and c that only the second does. For other values in
-  [0, 1], or in [-1, 1] (halved), N is the number of graded tasks that would
-  give the same information. Where all d_i are equal, to 1e-9, N = n, so that n
-  equal pairs give 0 +- z^2 / (n + z^2). Values out of [-1, 1] have the interval
-  of values without them, see `interval`.
+  first policy solves and c that only the second does. For other rates N is the
+  number of graded tasks that would give the same information. Where all d_i are
+  equal, to 1e-9, N = n, so that n equal pairs give 0 +- z^2 / (n + z^2). Values
+  that are no rates have the normal interval, see `interval`.
 
   It can be much narrower than the intervals of the two rates, because tasks
   that are hard for one policy are hard for the other.
@@ -283,7 +279,7 @@ def paired(
   Args:
     first, second: one value per task; None = unknown. Tasks with an unknown
       value are left out.
-    has_limits: whether values in [0, 1], or in [-1, 1], cannot leave them.
+    is_rate: as in `interval`.
 
   Returns:
     (mean, low, high); (mean,) where such values have no interval; None where
@@ -297,19 +293,16 @@ def paired(
   pairs = [x for x in zip(first, second, strict=True) if None not in x]
   if len(pairs) < 2:
     return None
-  values = np.array(pairs, np.float64)
-  d = values[:, 0] - values[:, 1]
-  bounds = _bounds(values.ravel()) if has_limits else None
+  d = np.array([a - b for a, b in pairs], np.float64)
   mean = float(d.mean())
-  if bounds is None:
-    return mean, *(interval(d.tolist(), has_limits=False) or ())
-  d /= bounds[1]
+  if not is_rate:
+    return mean, *(interval(d, is_rate=False) or ())
   n = float(len(d))
   wins, losses = (float(np.maximum(x, 0).mean()) for x in (d, -d))
   if np.ptp(d) > _ROUNDING:
     n *= float((wins + losses - d.mean() ** 2) / d.var())
   low, high = (_score_limit(wins, losses, n, end) for end in (-1, 1))
-  return mean, bounds[1] * low, bounds[1] * high
+  return mean, low, high
 
 
 def _score_limit(wins: float, losses: float, n: float, end: int) -> float:

@@ -8,6 +8,7 @@ lines of a run, and for the headlines, the table and the curves of its report.
 """
 
 import collections
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -211,7 +212,9 @@ def bounds(
   if not known:
     return {}
   interval = estimates.interval(
-    [float(np.mean(task)) for task in known], [len(task) for task in known]
+    [float(np.mean(task)) for task in known],
+    [len(task) for task in known],
+    estimates.is_rate(name, itertools.chain(*known)),
   )
   names = (name + side for side in estimates.BOUNDS)
   return dict(zip(names, interval or (), strict=False))

@@ -182,6 +182,7 @@ def save(
   like: str | pathlib.Path | None = None,
   dtype: str = 'bfloat16',
   shard_bytes: int = SHARD_BYTES,
+  pad_id: int | None = None,
 ) -> None:
   """Writes a directory that HuggingFace tools can load.
 
@@ -197,6 +198,7 @@ def save(
       template and generation config are copied, and its tensors' dtypes kept.
     dtype: the tensors' dtype without `like`: float32, float16 or bfloat16.
     shard_bytes: size of a file, unless one tensor is larger.
+    pad_id: the id after the last token of a reward model's row.
 
   Raises:
     ValueError: `folder` is not empty, `like` is another model, or no
@@ -241,6 +243,7 @@ def save(
     (kind,) = config['architectures']
     kind = kind.replace('ForCausalLM', 'ForSequenceClassification')
     config |= {'architectures': [kind], 'id2label': {'0': 'LABEL_0'}}
+    config['pad_token_id'] = pad_id
   with disk.replacing(folder / 'config.json') as file:
     json.dump(config, file, indent=2)
 

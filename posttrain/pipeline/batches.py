@@ -195,7 +195,8 @@ class Tally:
         'no step of stage %s had an advantage, so nothing was learned from '
         'rewards: those within every group were equal, as for tasks that are '
         'always or never solved, for a group_size of 1, and for a reward '
-        'function that takes completions for strings where they are messages',
+        'function that takes completions for strings where they are messages, '
+        'or mask_truncated left out the rollouts',
         stage,
       )
 

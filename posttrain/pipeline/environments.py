@@ -100,9 +100,12 @@ class Environment:
     }
 
   def _columns(self) -> set[str]:
-    """Returns each key of `info` that some task has; makes all tasks."""
+    """Returns the columns with a value in some task; makes all tasks."""
     return {
-      key for task in self.source.take(len(self.source)) for key in task.info
+      key
+      for task in self.source.take(len(self.source))
+      for key, x in {**task.info, 'answer': task.answer}.items()
+      if x is not None
     }
 
   def check(self) -> batches.Checked:

@@ -145,14 +145,14 @@ def untimed(judge: Callable[..., T]) -> Callable[..., T]:
 
 
 class _Output:
-  """Stdout; for the threads of a user's code, any but the main one, stderr."""
+  """Stdout; for threads that make calls of a user's code, stderr."""
 
   def __init__(self, stdout: Any):
     self._stdout = stdout
 
   def __getattr__(self, name: str) -> Any:
-    is_main = threading.current_thread() is threading.main_thread()
-    return getattr(self._stdout if is_main else sys.stderr, name)
+    calls = hasattr(coroutines.local, 'call')
+    return getattr(sys.stderr if calls else self._stdout, name)
 
 
 class Call:

@@ -139,8 +139,8 @@ class Function:
     Args:
       key: dotted config key of the entry.
       cfg: the entry.
-      columns: returns each key of `info` that some task has; called when the
-        tasks of a step all lack an argument of the function.
+      columns: returns the columns that some task has; called when the tasks of
+        a step all lack an argument of the function, or it raises.
       workers: those of functions without a judge; None = no Ray.
 
     Raises:
@@ -150,6 +150,10 @@ class Function:
     self._key, self._cfg, self._columns = key, cfg, columns
     self._name = f'{key}: {cfg.fn}'
     self.fn = imports.function(cfg.fn, f'{key}.fn')
+    parameters = inspect.signature(self.fn).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    self._takes = lambda name: takes_all or name in parameters
+    self._is_partial = False  # whether rows lacked its columns
     self.score: Callable[[worker.Call, calls.Clock], worker.Reply]
     if workers is not None and cfg.judge is None:
       self.score = workers.reward(cfg.fn)
@@ -187,13 +191,23 @@ class Function:
     clock, count = calls.Clock(self._cfg.timeout), len(rollouts)
     reply = self._reply(rollouts, judge, clock)
     if reply.stack:  # perhaps because of rows without metadata
-      fields = inspect.signature(self.fn).parameters.keys() - self._cfg.kwargs
-      lists = [x for name, x in columns(rollouts).items() if name in fields]
-      whole = [i for i in range(count) if all(x[i] is not None for x in lists)]
+      keys = list(filter(self._takes, self._columns()))
+      rows = [{**x.task.info, 'answer': x.task.answer} for x in rollouts]
+      whole = [
+        i
+        for i, row in enumerate(rows)
+        if all(row.get(key) is not None for key in keys)
+      ]
       if len(whole) < count:
-        warning = '%s %s; rows without its columns have no reward'
-        logging.getLogger('absl').warning(warning, self._name, reply.error)
-        result = Result([], frozenset(), {'faults': 0.0}, None)
+        if not self._is_partial:
+          self._is_partial = True
+          logging.getLogger('absl').warning(
+            '%s %s; rows without its columns, %s, have no reward',
+            self._name,
+            reply.error,
+            sorted(keys),
+          )
+        result = Result([], metrics={'faults': 0.0})
         if whole:
           result = self([rollouts[i] for i in whole], judge)
         rewards = dict(zip(whole, result.rewards, strict=True))
@@ -253,12 +267,10 @@ class Function:
   def probe(self, rollouts: Sequence[types.Rollout]) -> None:
     """Calls the function on invented rollouts, unless it has a judge.
 
-    An exception is a warning, since a function need not know such a text,
-    unless it says that a completion, or a column, is of another type.
+    An exception is a warning, since a function need not know such a text.
 
     Raises:
-      ValueError: it returns something else than rewards, or too late, or takes
-        its arguments for others.
+      ValueError: it returns something else than rewards, or too late.
     """
     if self._cfg.judge is not None or not self._cfg.probe:
       return
@@ -269,14 +281,14 @@ class Function:
         error = f'must return numbers, or None: got {value}'
     if reply.stack:
       shown = errors.quote(columns(rollouts)['completions'][0])
-      error = (
-        f'{error}; completions are texts as the prompts are, or else lists of '
-        f'messages: here the first, an invented one, is {shown}'
+      logging.getLogger('absl').warning(
+        '%s %s; completions are texts as the prompts are, or else lists of '
+        'messages: here the first, an invented one, is %s',
+        self._name,
+        error,
+        shown,
       )
-      if 'NoneType' in error or not re.search('(Type|Attribute)Error', error):
-        logging.getLogger('absl').warning('%s %s', self._name, error)
-        return
-    if error:
+    elif error:
       raise ValueError(f'{self._name} {error}')
 
   def _reply(self, rollouts, judge, clock) -> worker.Reply:
@@ -288,11 +300,9 @@ class Function:
       # A column that only tasks of other steps have is None for each task.
       nothing = [None] * len(rollouts)
       arguments = {**dict.fromkeys(self._columns(), nothing), **arguments}
-    parameters = inspect.signature(self.fn).parameters
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     own = {}
     for name, value in arguments.items():
-      if not takes_all and name not in parameters:
+      if not self._takes(name):
         continue
       try:
         if type(value) in (list, tuple):
@@ -305,7 +315,7 @@ class Function:
           error='must get arguments that can be copied: got '
           f'{name}: {errors.describe(error)}'
         )
-    loggers = tuple(k for k in _LOGGERS if takes_all or k in parameters)
+    loggers = tuple(filter(self._takes, _LOGGERS))
     call = worker.Call(own, loggers, len(rollouts), self._cfg.weight)
     try:
       with watchdog.waiting(lambda: f'reward function {self._name}'):
@@ -334,8 +344,8 @@ class Rewards:
     Args:
       env: the environment's name.
       cfg: the summands; {} = the environment's own grade as it is.
-      columns: returns each key of `info` that some task has; called once, when
-        the tasks of a step all lack an argument of a function.
+      columns: returns the columns that some task has; called once, see
+        `Function`.
       judge: returns the judge with a name of `cfg`; called once per name.
       reward_model: returns the reward model with a name of `cfg`; called once
         per name.

@@ -81,7 +81,7 @@ def answer(
         error=f'must return a list of {call.count}, one per completion: got '
         f'{errors.quote(result, _QUOTED)}'
       )
-    values = [plain(x) for x in result]
+    values = [plain(coroutines.wait(x)) for x in result]
     if len(values) != call.count:
       return Reply(
         error=f'must return a reward per rollout: got {len(values)}, expected '

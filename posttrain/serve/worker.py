@@ -358,7 +358,7 @@ def score(policy: policies.Policy, batch: Sequence[ScoreJob]):
 def _forward(params, ids, valid, temperatures, cfg):
   """Returns logprobs f32[B, T], ranks i32[B, T], alternatives [B, T, A].
 
-  Of a reward model it returns the rewards alone, f32[B, T].
+  For a reward model returns the rewards alone, f32[B, T].
   """
   rows, width = ids.shape
   positions = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), ids.shape)

@@ -167,8 +167,9 @@ class Job:
       self.is_idle = True
       logging.getLogger('absl').warning(
         'step %d of stage %s trains on nothing: no token has a weight, as '
-        'where the rewards of a group are equal: got the means %s; see whether '
-        'the reward finds what it looks for; later steps are not listed',
+        'where the rewards of a group are equal, or mask_truncated leaves out '
+        'its rollouts: got the means %s; see whether the reward finds what it '
+        'looks for; later steps are not listed',
         step,
         self.name,
         {

@@ -109,7 +109,7 @@ class HeldOutPairs:
   def __call__(self, params: Any) -> dict[str, float]:
     """Returns the metrics `<prefix>/pairs/<name>` under the parameters.
 
-    {} without pairs.
+    Returns {} without pairs.
 
     `rewards/accuracies` has bounds of its 95 % interval over the pairs,
     `rewards_low/accuracies` and `rewards_high/accuracies`.

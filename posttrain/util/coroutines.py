@@ -13,14 +13,20 @@ import inspect
 import threading
 from typing import Any
 
-local = threading.local()  # `call`: the thread's `calls.Call`, if it has one
+# `call`: the thread's `calls.Call`; None in the thread of the loop.
+local = threading.local()
 
 
 def wait(result: Any) -> Any:
   """Returns a result, or what it yields once it is awaited, if it can be.
 
   A call in this thread may cancel the coroutine.
+
+  Raises:
+    TypeError: it is a generator, whose text would be its address.
   """
+  if inspect.isgenerator(result) or inspect.isasyncgen(result):
+    raise TypeError('functions must return their results: got a generator')
   if not inspect.isawaitable(result):
     return result
 
@@ -47,6 +53,7 @@ def _loop() -> asyncio.AbstractEventLoop:
   loop = asyncio.new_event_loop()
 
   def work():
+    local.call = None
     while True:  # a function may stop it, or its tasks raise these
       with contextlib.suppress(KeyboardInterrupt, SystemExit):
         loop.run_forever()

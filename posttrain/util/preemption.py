@@ -20,12 +20,12 @@ _UNITS = {'d': 86_400, 'h': 3_600, 'm': 60, 's': 1}
 
 
 class Preempted(Exception):
-  """Raised when a run stops early on request.
+  """Raised when a run stops early on request."""
 
-  `is_saved`: whether what it has reached is in a checkpoint.
-  """
-
-  is_saved = True
+  def __init__(self, where: str, is_saved: bool = True):
+    """Says what the run has reached, and whether a checkpoint has it."""
+    super().__init__(where)
+    self.is_saved = is_saved
 
 
 class Signal:
@@ -115,9 +115,7 @@ class Signal:
         'nothing was trained, so raise it'
       )
     if self._any_of(self.requested):
-      stopped = Preempted(where)
-      stopped.is_saved = is_saved
-      raise stopped
+      raise Preempted(where, is_saved)
 
   def _wait(self) -> None:
     """Requests the stop at the latest time, also in the middle of a step."""

@@ -307,6 +307,8 @@ def test_epochs_are_counted_in_steps(overrides, steps, folder):
     assert stage.optim.warmup_steps < steps
   (stage,) = main.load(f'sft:{folder},{file},{other},epochs=.5').stages.values()
   assert stage.steps == 2
+  (stage,) = main.load(f'sft:{file},epochs=3,tiny', overrides).stages.values()
+  assert stage.steps > 2
 
 
 @pytest.mark.parametrize(

@@ -104,19 +104,35 @@ ALL = 20 / (20 + Z2)
   [
     ([1.0] * 20, ALL, 1),
     ([0.0] * 20, 0, 1 - ALL),
-    ([-1.0] * 20, -1, 1 - 2 * ALL),
-    ([1.0, -1.0] * 10, -math.sqrt(Z2 / (20 + Z2)), math.sqrt(Z2 / (20 + Z2))),
     # Mean 1, variance 20 / 19 x 4.
     ([3.0, -1.0] * 10, 1 - math.sqrt(Z2 * 4 / 19), 1 + math.sqrt(Z2 * 4 / 19)),
   ],
 )
-def test_intervals_of_rewards_stay_within_bounds(rewards, low, high):
-  assert estimates.interval(rewards) == pytest.approx((low, high))
+def test_intervals_of_rewards_of_0_and_1_stay_within_them(rewards, low, high):
+  is_rate = estimates.is_rate('reward/x', rewards)
+  interval = estimates.interval(rewards, is_rate=is_rate)
+  assert interval == pytest.approx((low, high))
 
 
 def test_equal_values_without_bounds_have_no_interval():
-  assert estimates.interval([7.5] * 20) is None
-  assert estimates.paired([7.5] * 20, [6.0] * 20) == (1.5,)
+  assert estimates.interval([7.5] * 20, is_rate=False) is None
+  assert estimates.paired([7.5] * 20, [6.0] * 20, False) == (1.5,)
+
+
+@pytest.mark.parametrize(
+  ('name', 'values', 'expected'),
+  [
+    ('reward/x', (0.0, 1.0, None), True),
+    ('reward/x', (0.0, 0.5), False),
+    ('margin', (-0.8, -0.8), False),
+    ('sampled_pass_rate', (0.25, 0.5), True),
+    ('pass@8', (0.25,), True),
+    ('token_accuracy', (0.25,), True),
+    ('nll', (0.25,), False),
+  ],
+)
+def test_a_rate_has_its_name_or_values_of_0_and_1(name, values, expected):
+  assert estimates.is_rate(name, values) == expected
 
 
 def pairs(wins, losses, n):
@@ -142,7 +158,6 @@ EQUAL = Z2 / (20 + Z2)  # of q = 0: n x^2 = z^2 x (1 - x)
     (*pairs(20, 0, 20), (1, (20 - Z2) / (20 + Z2), 1)),
     # All that two shares of 1/2 tell.
     ([0.5] * 20, [0.5] * 20, (0, -EQUAL, EQUAL)),
-    ([-1.0] * 20, [-1.0] * 20, (0, -2 * EQUAL, 2 * EQUAL)),
     # 3, 1, 2, 2: mean 2, variance 2/3
     (
       [4, 1, 1, 2],
@@ -152,7 +167,8 @@ EQUAL = Z2 / (20 + Z2)  # of q = 0: n x^2 = z^2 x (1 - x)
   ],
 )
 def test_paired_differences_against_literals(first, second, expected):
-  difference = estimates.paired([*first, None], [*second, 1])
+  is_rate = 4 not in first
+  difference = estimates.paired([*first, None], [*second, 1], is_rate)
   assert difference == pytest.approx(expected, abs=6e-4)
   assert estimates.paired(first[:1], second[:1]) is None
 

@@ -300,13 +300,15 @@ def test_a_reward_model_is_a_sequence_classification(
   kernel = jax.random.normal(jax.random.key(0), (cfg.embed_dim,))
   params = {**transformer.add_reward(params), 'reward': {'kernel': kernel}}
   like = path if keeps_config else None
-  hf.save(params, cfg, out, like=like, dtype='float32')
-  peer = transformers.AutoModelForSequenceClassification.from_pretrained(out)
   ids, positions = rows()
+  pad = next(i for i in range(cfg.vocab_size) if i not in ids)
+  hf.save(params, cfg, out, like=like, dtype='float32', pad_id=pad)
+  peer = transformers.AutoModelForSequenceClassification.from_pretrained(out)
   hidden, _ = transformer.trunk(params, cfg, ids, positions, np.ones_like(ids))
   ours = transformer.rewards(params, hidden)[:, -1]
   with torch.no_grad():
-    theirs = [peer(torch.tensor(x[None]).long()).logits[0, 0] for x in ids]
+    padded = np.pad(ids, ((0, 0), (0, 3)), constant_values=pad)
+    theirs = peer(torch.tensor(padded).long()).logits[:, 0]
   np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-4)
   assert 'lm_head.weight' not in tensors_of(out)
 

@@ -93,3 +93,14 @@ def scalar(rollouts):
 
 def doubles_level(rollouts, level):
   return [2 * float(x) for x in level]
+
+
+def doubles_column(rollouts, **columns):
+  return [2 * float(x) for x in columns['level']]
+
+
+def apart(rollouts):
+  async def one():
+    return 1.0
+
+  return [one() for _ in rollouts]

@@ -32,10 +32,21 @@ def test_prints_of_a_users_code_go_to_stderr(capsys):
   run(lambda: print('from a thread'))
   coroutine(later)
   calls.inline(lambda: print('inline'), WAITS)
-  print('ours')
+  own = threading.Thread(target=lambda: print('ours'))
+  own.start()
+  own.join()
   captured = capsys.readouterr()
   assert captured.out == 'ours\nours\n'
   assert captured.err == 'from a thread\nfrom the loop\ninline\n'
+
+
+def test_generators_are_no_results():
+  async def later():
+    yield 1
+
+  for result in (later(), (x for x in 'ab')):
+    with pytest.raises(TypeError, match='got a generator'):
+      coroutines.wait(result)
 
 
 def test_too_many_hanging_threads_end_the_run(gate, monkeypatch):
