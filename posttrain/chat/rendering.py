@@ -47,7 +47,7 @@ NO_TOKENIZER = (
 # Fields of messages whose text would be missing where nothing reads them.
 MEANINGS = frozenset(
   'tool_calls function_call reasoning_content reasoning thinking refusal '
-  'images audio train training'.split()
+  'images image audio videos train training loss thought tools'.split()
 )
 _MOST_TOOLS = 64  # sets of tools whose renderers are kept
 # Other names of roles, most of them those of ShareGPT.
@@ -138,8 +138,9 @@ def _normal(message: Any, place: str) -> types.Message:
     ]
     content = '' if content is None else content
   if isinstance(content, list | tuple):
-    with contextlib.suppress(TypeError, KeyError):  # not parts of text
-      content = ''.join(part['text'] for part in content)
+    with contextlib.suppress(AttributeError, TypeError, KeyError):
+      if all('text' in part.get('type', 'text') for part in content):
+        content = ''.join(part['text'] for part in content)
   if not isinstance(content, str):
     raise ValueError(
       f'{place}.content must be a string, or parts of text: got '
@@ -184,7 +185,8 @@ def check_variables(
   reads: Set[str],
   place: str = 'chat_template_kwargs',
 ) -> None:
-  """Raises ValueError for variables that the chat template does not read."""
+  """Raises ValueError for variables that the template does not read as such."""
+  reads = reads - {'messages', 'tools', 'add_generation_prompt'}  # of every row
   if unread := variables.keys() - reads:
     raise ValueError(
       f'{place} must be some that the chat template reads: got '

@@ -24,6 +24,7 @@ their own.
 Axes: M micro-batches, B rows, T tokens of a row, K pairs that a row may hold.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -182,17 +183,15 @@ def parse(
       f'{where}: rejected must be another answer than chosen: got '
       f'{raw["rejected"]!r:.200} twice'
     )
-  margin = raw.get('margin', 0.0)
-  is_number = isinstance(margin, int | float) and not isinstance(margin, bool)
-  # NaN compares false, and integers of any size exactly.
-  if not (is_number and abs(margin) <= _MAX_MARGIN):
+  margin = math.nan
+  with contextlib.suppress(ValueError):  # a .csv has texts
+    margin = float(str(raw.get('margin', 0)))
+  if not abs(margin) <= _MAX_MARGIN:  # NaN compares false
     raise ValueError(
       f'{where}: margin must be a number of at most {_MAX_MARGIN:g}: got '
-      f'{margin!r:.200}'
+      f'{raw["margin"]!r:.200}'
     )
-  return Preference(
-    prompt, chosen, rejected, where, float(margin), info, **options
-  )
+  return Preference(prompt, chosen, rejected, where, margin, info, **options)
 
 
 # The arrays of an answer, see `_sample`.
@@ -366,9 +365,10 @@ def _sample(
   except ValueError as error:
     raise ValueError(f'{row.where}: {error}') from None
   if len(parts) != 1:
+    why = 'the chat template rewrites earlier turns' if parts else 'all weigh 0'
     raise ValueError(
-      f'{row.where}: an answer must be one sequence of tokens: got '
-      f'{len(parts)}, because the chat template rewrites earlier turns'
+      f'{row.where}: the turns of an answer must be one sequence of tokens: '
+      f'got {len(parts)}, because {why}'
     )
   (part,) = parts
   return types.Sample(

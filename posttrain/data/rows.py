@@ -29,7 +29,7 @@ FORM = (
   "'prompt' and 'completion', or 'messages', or 'prompt' alone where answers "
   'are sampled'
 )
-_UNREAD = ('images', 'image', 'audio', 'videos')  # columns
+_UNREAD = ('images', 'image', 'audio', 'videos', 'functions', 'system')
 # Texts of flags: false and true ones in turns.
 _FLAGS = ('false', 'true', '0', '1', '0.0', '1.0', 'no', 'yes')
 COLUMNS_KEY = 'config.STAGE.envs.ENV.env.columns'
@@ -75,7 +75,8 @@ class Rows(Sequence[Row]):
     self._key = key
     self.hashes = np.zeros(len(objects), np.uint64)
     for index, (raw, where) in enumerate(check_columns(objects, columns)):
-      self.hashes[index] = hashed(parse(raw, where, columns, key).prompt)
+      row = parse(raw, where, columns, key)
+      self.hashes[index] = hashed(row.prompt or row.completion)
 
   def __len__(self) -> int:
     return len(self._objects)
@@ -133,7 +134,7 @@ def check_columns(
           'otherwise',
           where,
           sorted(others),
-          sorted(named.keys() - raw.keys()),
+          sorted(x for x in named if named[x] != raw.get(x)),
         )
     left -= raw.keys()
     yield raw, where
@@ -150,8 +151,8 @@ def renamed(
   """Returns a row whose columns have other names.
 
   `kto_tag` is `label`; and where it has no prompt then, columns of ShareGPT
-  (`conversations`) or Alpaca (`instruction`, `input`, `output`) get our names,
-  and so do `system` and `history` beside them.
+  (`conversations`) or Alpaca (`instruction`, `input`, `output`, `history`) get
+  our names. `system` becomes the first message.
 
   Args:
     raw: the row.
@@ -160,7 +161,7 @@ def renamed(
     where: the row's name in error messages.
 
   Raises:
-    ValueError: two columns would have one name.
+    ValueError: two columns would have one name, or a known one is not read.
   """
   named = {columns[key]: raw[key] for key in columns if key in raw}
   if len(named) < len(columns.keys() & raw):
@@ -169,33 +170,41 @@ def renamed(
       f': got {dict(columns)!s:.200}'
     )
   row = {key: raw[key] for key in raw if key not in columns} | named
-  if unread := [x for x in _UNREAD if row.get(x)]:
-    raise ValueError(
-      f'{where}: {unread[0]} must be left out, or renamed by `columns`: models '
-      'of text do not read it'
-    )
   if 'kto_tag' in row:
     row['label'] = row.pop('kto_tag')
+  column, history = 'prompt', []
   if 'prompt' in row or 'messages' in row:
-    return row
-  if isinstance(row.get('conversations'), list):
+    if 'messages' in row and not row.keys() & {'completion', 'chosen'}:
+      column = 'messages'
+  elif isinstance(row.get('conversations'), list):
     column = 'prompt' if 'chosen' in row else 'messages'
-    turns = row.pop('conversations')
+    row[column] = row.pop('conversations')
   elif isinstance(row.get('instruction'), str):
     parts = row.pop('instruction'), row.pop('input', None)
-    column, turns = 'prompt', '\n\n'.join(map(str, filter(None, parts)))
+    row[column] = '\n\n'.join(map(str, filter(None, parts)))
     if 'output' in row:
       row['completion'] = row.pop('output')
-  else:
-    return row
-  before = [('system', row.pop('system', None))]
-  for pair in row.pop('history', None) or ():
-    before += zip(('user', 'assistant'), pair, strict=True)
-  if given := [{'role': role, 'content': x} for role, x in before if x]:
-    if isinstance(turns, str):
-      turns = [{'role': 'user', 'content': turns}]
-    turns = [*given, *turns]
-  row[column] = turns
+    history = row.pop('history', None) or []
+  if column in row:
+    before, turns = [('system', row.pop('system', None))], row[column]
+    try:
+      for question, answer in history:
+        before += ('user', question), ('assistant', answer)
+    except (TypeError, ValueError):
+      raise ValueError(
+        f'{where}: history must be pairs of question and answer: got '
+        f'{history!r:.200}'
+      ) from None
+    if given := [{'role': role, 'content': x} for role, x in before if x]:
+      if not isinstance(turns, list):
+        turns = [{'role': 'user', 'content': turns}]
+      is_repeated = given == turns[:1]  # the system message
+      row[column] = turns if is_repeated else [*given, *turns]
+  if unread := [x for x in _UNREAD if row.get(x)]:
+    raise ValueError(
+      f'{where}: {unread[0]} must be left out, or renamed by `columns`: '
+      'nothing reads it there'
+    )
   return row
 
 

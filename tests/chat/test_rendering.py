@@ -177,6 +177,8 @@ def test_messages_have_one_form(message, normal):
     (_calling({}, tool_calls=3), 'm[0].tool_calls[0] must be'),
     ({'role': 'assistant'}, 'm[0].content'),
     ({'role': 'user', 'content': [{'type': 'image_url'}]}, 'm[0].content'),
+    ({'role': 'user', 'content': [{'type': 'image', 'text': 'a'}]}, 'm[0].c'),
+    ({'role': 'user', 'content': ['a']}, 'm[0].content'),
     ({'role': 'user', 'content': 'a', 'weight': 1}, 'm[0].weight'),
     ({'role': 'assistant', 'content': 'a', 'weight': 0.5}, 'm[0].weight'),
   ],
@@ -193,6 +195,10 @@ def test_messages_of_no_form_are_refused(message, words):
     ('tool_calls', _calling({'a': 1})['tool_calls']),
     ('reasoning_content', 'so'),
     ('train', False),
+    ('loss', False),
+    ('tools', '[]'),
+    ('image', 'x.png'),
+    ('thought', 'so'),
   ],
 )
 def test_fields_that_a_template_drops_are_refused(field, value, read):

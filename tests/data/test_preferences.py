@@ -79,6 +79,22 @@ def test_columns_of_other_formats_are_recognised(raw):
   assert not pair.info
 
 
+@pytest.mark.parametrize('system', [SYSTEM['content'], ''])
+def test_a_system_column_and_margins_of_tables_are_read(system):
+  row = {'system': system, 'messages': [USER], 'margin': '0.5', **ANSWERS}
+  for prompt in ('a', [{'role': 'user', 'content': 'a'}]):
+    pair = parse(prompt=prompt, **row)
+    assert pair.prompt[0]['content'] == (system or 'a')
+    assert (pair.margin, pair.info) == (0.5, {'messages': [USER]})
+
+
+def test_an_answer_whose_turns_all_weigh_0_is_refused():
+  pair = parse(prompt='a', chosen={**YES, 'weight': 0}, rejected='c')
+  with pytest.raises(ValueError, match='x.jsonl:7: .* because all weigh 0'):
+    chat = rendering.Renderer(tokenizers.Bytes())
+    preferences.tokenize([pair], chat, 99, 'error')
+
+
 def test_columns_that_a_pair_does_not_need_are_kept():
   pair = parse(prompt='a', chosen='b', rejected='c', label=1, messages=[USER])
   assert pair.info == {'label': 1, 'messages': [USER]}
@@ -99,9 +115,10 @@ def test_tools_and_variables_of_pairs_are_rendered(tmp_path):
     ((tokens,),) = (preferences.tokenize([pair], chat, 999, 'error'),)
     text = bytes(i for i in tokens.chosen.ids.tolist() if i < 256).decode()
     assert text.startswith(json.dumps([tool]) + 'sad')
-  with pytest.raises(ValueError, match='chat_template_kwargs .*moods'):
-    pair = parse(**{**row, 'chat_template_kwargs': {'moods': 1}})
-    preferences.tokenize([pair], chat, 999, 'error')
+  for wrong in ('moods', 'messages', 'tools', 'add_generation_prompt'):
+    with pytest.raises(ValueError, match=f'chat_template_kwargs .*{wrong}'):
+      pair = parse(**{**row, 'chat_template_kwargs': {wrong: []}})
+      preferences.tokenize([pair], chat, 999, 'error')
 
 
 @pytest.mark.parametrize(
@@ -120,6 +137,9 @@ def test_tools_and_variables_of_pairs_are_rendered(tmp_path):
       'rejected must hold',
     ),
     ({'chosen': [YES], 'rejected': 'b'}, "without a column 'prompt'"),
+    ({'system': 'x', 'chosen': [USER, YES], 'rejected': [USER, NO]}, 'system'),
+    ({'prompt': 'a', 'chosen': 'b', 'rejected': 'c', 'margin': '1e7'}, '1e7'),
+    ({'instruction': 'a', 'history': [['b']], **ANSWERS}, 'history must be'),
   ],
 )
 def test_malformed_rows_are_refused_with_their_line(raw, words):

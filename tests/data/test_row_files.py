@@ -95,10 +95,18 @@ def test_other_columns_of_alpaca_and_sharegpt_are_turns(tmp_path):
   assert read_one(tmp_path, row).prompt[0]['content'] == 'hé\n\n1 2'
   system = {'role': 'system', 'content': 'be'}
   for row in (
+    {'messages': [USER, ASSISTANT], 'system': 'be'},
+    {'messages': [system, USER, ASSISTANT], 'system': 'be'},
+    {'prompt': [USER], 'messages': [USER, ASSISTANT], 'system': 'be'},
+    {'prompt': 'hé', 'system': 'be'},
     {'conversations': SHAREGPT, 'system': 'be'},
     ALPACA | {'system': 'be', 'history': []},
   ):
     assert read_one(tmp_path, row).prompt == (system, USER)
+  greeting = {'from': 'gpt', 'value': 'a'}, {'from': 'gpt', 'value': 'b'}
+  rows = [{'conversations': [x, *SHAREGPT]} for x in greeting]
+  hashes = row_files.read(write(tmp_path / 'rows.jsonl', *rows)).hashes
+  assert hashes[0] != hashes[1]
   row = ALPACA | {'history': [['a', 'b']]}
   assert [x['content'] for x in read_one(tmp_path, row).prompt] == [
     'a',
@@ -115,6 +123,9 @@ def test_other_columns_of_alpaca_and_sharegpt_are_turns(tmp_path):
     ('{"prompt": ', 'one JSON object'),
     ({'text': 'a'}, "--config.STAGE.envs.ENV.env.columns='{"),
     ({'messages': [USER]}, 'messages must hold an assistant turn'),
+    (ALPACA | {'history': [['only']]}, 'history must be pairs'),
+    (ALPACA | {'history': 'abc'}, 'history must be pairs'),
+    ({'prompt': 'a', 'functions': [{'name': 'f'}]}, 'functions must be left'),
     (
       {'prompt': 'a', 'completion': [USER, ASSISTANT]},
       'completion must hold an assistant turn',
