@@ -12,8 +12,8 @@ Each pair is an `Answer`, so that two models are compared pair by pair:
                lower one, 0.5 where both are equal
     margin     reward of the chosen answer minus that of the rejected one
 
-Training logs their means as `eval/pairs/rewards/accuracies`, where equal
-rewards count 0, and `eval/pairs/rewards/margins`, see `pair_objectives`.
+Training logs their means as `eval/pairs/rewards/accuracies` and
+`eval/pairs/rewards/margins`, see `pair_objectives`.
 """
 
 import contextlib

@@ -123,8 +123,9 @@ class HeldOutPairs:
     values = {key: float(value) for key, value in measured.items()}
     if 'rewards/accuracies' in values:
       count = int(self._batch.pairs)
-      right = round(count * values['rewards/accuracies'])
-      ends = estimates.interval([i < right for i in range(count)]) or ()
+      right = round(2 * count * values['rewards/accuracies']) / 2
+      right = np.clip(right - np.arange(count), 0, 1)  # of each, one may be 0.5
+      ends = estimates.interval(right.tolist()) or ()
       keys = estimates.bound_keys('rewards/accuracies')
       values |= zip(keys, ends, strict=False)
     return {f'{self._prefix}/pairs/{k}': x for k, x in values.items()}

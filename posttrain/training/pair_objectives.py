@@ -23,8 +23,9 @@ class Preference(arrays.Objective):
 
   Metrics, in nats: `rewards/chosen` and `rewards/rejected`, the implicit
   rewards beta h (with SimPO, beta l); over pairs `rewards/margins`, and
-  `rewards/accuracies`, the share whose margin is positive; `logps/*`, the log
-  probability of answers; `drift/*`, h per token. With KTO also `kto/baseline`.
+  `rewards/accuracies`, the share whose margin is positive (0, as under
+  the reference, counts one half); `logps/*`, the log probability of answers;
+  `drift/*`, h per token. With KTO also `kto/baseline`.
   """
 
   def __init__(
@@ -206,7 +207,9 @@ def _reward_metrics(rewards: jax.Array, present: jax.Array) -> combine.Metrics:
   margins, both = rewards[..., 0] - rewards[..., 1], present.all(-1)
   return {
     'rewards/margins': combine.pair(margins, both),
-    'rewards/accuracies': combine.pair(margins > 0, both),
+    'rewards/accuracies': combine.pair(
+      jnp.where(margins == 0, 0.5, margins > 0), both
+    ),
     **_by_answer('rewards', rewards, present),
   }
 
