@@ -163,9 +163,7 @@ def load(
   except ValueError as error:
     # A value of the recipe, or a default, that does not go with an override.
     key = re.match(r'config\.(\S+) must ', str(error))
-    place = f'.{key[1]}.' if key else ''
-    own = [f'.{x}.' for x, _ in overrides]
-    if own and not any(place in x or x in place for x in own):
+    if overrides and key and not any(x in key[1] for x, _ in overrides):
       raise ValueError(
         f'{error}; the value is not of the overrides, but of --config='
         f'{path.partition(":")[0]} or a default: override it as well'
@@ -359,11 +357,7 @@ def _run(flags: Flags) -> int:
     return errors.INTERRUPTED
   except preemption.Preempted as stopped:
     print(
-      f'saved and stopped at {stopped}; run the same command to continue'
-      if stopped.is_saved
-      else f'stopped at {stopped}, of which nothing is saved yet; run the same '
-      'command to begin it again',
-      file=sys.stderr,
+      f'stopped at {stopped}; run the same command to continue', file=sys.stderr
     )
     return errors.PREEMPTED
   return 0

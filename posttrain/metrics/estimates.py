@@ -293,7 +293,7 @@ def paired(
   pairs = [x for x in zip(first, second, strict=True) if None not in x]
   if len(pairs) < 2:
     return None
-  d = np.array([a - b for a, b in pairs], np.float64)
+  d = np.subtract(*np.array(pairs, np.float64).T)
   mean = float(d.mean())
   if not is_rate:
     return mean, *(interval(d, is_rate=False) or ())

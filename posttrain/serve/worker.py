@@ -24,7 +24,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -315,13 +315,12 @@ class Worker:
       job.notify(job, failure)
 
 
-def _log(what: str, error: Exception) -> None:
+def _log(what: str, error: Any) -> None:
   """Logs a failure, out of device memory as a line with the remedy."""
-  full = memory.is_oom(error)
-  what += (
-    '; lower --slots or --max_model_len: ' * full + str(error)[:200] * full
-  )
-  logging.getLogger('absl').error(what, exc_info=None if full else error)
+  if memory.is_oom(error):
+    what += f'; lower --slots or --max_model_len: {error!s:.200}'
+    error = None
+  logging.getLogger('absl').error(what, exc_info=error)
 
 
 def _new_tokens(job: SampleJob, ids, logprobs, reason: str | None) -> NewTokens:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import gc
 import logging
-import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -172,11 +171,7 @@ class Job:
         'looks for; later steps are not listed',
         step,
         self.name,
-        {
-          k: x
-          for k, x in item.metrics.items()
-          if re.match('rewards?/[^/]*/[^/]*$', k)
-        },
+        {k: x for k, x in item.metrics.items() if k.startswith('reward')},
       )
     return item
 
@@ -295,7 +290,9 @@ class Job:
       with self.logbook.clock('save'):
         self.save(step, state, pipeline_state)
     if stops:
-      raise preemption.Preempted(f'stage {self.name}, step {step}')
+      raise preemption.Preempted(
+        f'stage {self.name}, step {step}, which is saved'
+      )
 
   def save(
     self, step: int, state: arrays.TrainState, pipeline_state: dict[str, Any]

@@ -38,8 +38,10 @@ from posttrain.util import errors, memory
 # After a failure, the longest that the exit waits for threads.
 _EXIT_SECONDS = 10.0
 # Flags, and keys of the config, with which the memory of a device grows.
-_SIZES = 'slots', 'max_model_len', 'max_tokens'
-_KEYS = 'config.STAGE.rollout.slots', 'config.STAGE.eval.max_tokens'
+_SIZES = (
+  'lower --slots, --max_model_len or --max_tokens, which of them the command '
+  'has, or config.STAGE.rollout.slots or config.STAGE.eval.max_tokens'
+)
 T = TypeVar('T')
 
 
@@ -381,9 +383,7 @@ class Parser(Generic[T]):
         flags = self.parse(argv)
       except SystemExit:  # after the help
         return errors.DONE
-      sizes = [f'lower --{x}' for x in _SIZES if x in self._flags]
-      sizes += [f'lower {x}' for x in _KEYS if self._overrides]
-      with memory.explain_oom('this command', lambda _: sizes):
+      with memory.explain_oom('this command', lambda _: [_SIZES]):
         code = command(flags) or errors.DONE
     except KeyboardInterrupt:
       print('interrupted', file=sys.stderr)

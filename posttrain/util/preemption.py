@@ -20,12 +20,7 @@ _UNITS = {'d': 86_400, 'h': 3_600, 'm': 60, 's': 1}
 
 
 class Preempted(Exception):
-  """Raised when a run stops early on request."""
-
-  def __init__(self, where: str, is_saved: bool = True):
-    """Says what the run has reached, and whether a checkpoint has it."""
-    super().__init__(where)
-    self.is_saved = is_saved
+  """Says where a run stops early on request, and whether that is saved."""
 
 
 class Signal:
@@ -115,7 +110,8 @@ class Signal:
         'nothing was trained, so raise it'
       )
     if self._any_of(self.requested):
-      raise Preempted(where, is_saved)
+      state = 'which is saved' if is_saved else 'of which nothing is saved yet'
+      raise Preempted(f'{where}, {state}')
 
   def _wait(self) -> None:
     """Requests the stop at the latest time, also in the middle of a step."""

@@ -62,7 +62,7 @@ def test_every_command_explains_it_in_one_line(command, remedies, capsys):
   assert parser.run(fail, words + more.get(command, [])) == errors.FAILED
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith('error: this command must fit into the memory')
-  assert all(f'lower {x}' in line for x in remedies)
+  assert all(x in line for x in remedies)
 
 
 @pytest.mark.parametrize(
