@@ -52,10 +52,9 @@ def report(error: Exception, *packages: str) -> int:
   is_machine = isinstance(error, OSError | MemoryError)
   is_own = isinstance(error, ValueError | RuntimeError)
   if 'xla_bridge' in str(traceback.extract_tb(error.__traceback__, -1)):
-    platforms = os.environ.get('JAX_PLATFORMS', '')
     message = (
-      f'JAX_PLATFORMS must name devices that jax finds: got {platforms!r}; '
-      f'{message}; JAX_PLATFORMS=cpu needs none, and without it jax chooses'
+      f'JAX_PLATFORMS must name devices that jax finds: {message}; '
+      'JAX_PLATFORMS=cpu needs none, and without it jax chooses'
     )
   elif not (is_machine or (is_own and is_expected(error, *packages))):
     raise error

@@ -35,6 +35,16 @@ def test_an_expected_error_is_one_line_and_an_exit_code(error, code, capsys):
   assert line == f'error: {error}'.rstrip() or line == 'error: MemoryError'
 
 
+def test_a_missing_device_names_the_variable(capsys):
+  raise_it = compile('raise AssertionError', 'jax/xla_bridge.py', 'exec')
+  try:
+    exec(raise_it)
+  except AssertionError as error:
+    assert errors.report(error) == errors.FAILED
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith('error: JAX_PLATFORMS must name devices')
+
+
 def test_a_bug_is_raised_again():
   with pytest.raises(KeyError):
     errors.report(KeyError('x'), __name__)
