@@ -296,7 +296,7 @@ def _kind_of(part: str, rewards: bool, teacher: bool, form: str) -> str:
   near = errors.nearest(part, ['lora', 'tiny', *schema.PRESETS])
   near = near or errors.near_path(path)
   if not part.lower().endswith(row_files.ENDINGS):
-    near = hub.hint(part) or near
+    near = near or hub.hint(part)
   if '://' in part and not part.startswith('teacher='):
     near = '; an address is not read: download it first'
   raise ValueError(

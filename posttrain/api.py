@@ -46,6 +46,7 @@ def load(
   rewards: Rewards | None = None,
   trust_config: bool = False,
   workdir: str | None = None,
+  **others: Any,
 ) -> schema.Run:
   """Reads a recipe; returns its checked options.
 
@@ -60,11 +61,18 @@ def load(
     trust_config: whether a config.json may name any function and server.
     workdir: the folder that `train` gets. A run in it that is continued keeps
       the commits of the models that it has from the hub's cache, by id.
+    **others: none; other libraries take data and options as arguments.
 
   Raises:
     ValueError: names the key that is wrong and the values it allows; or a
       commit that is to be kept is not in the cache any more.
   """
+  if others:
+    raise ValueError(
+      'load must get data as a file in its first argument, as in '
+      "load('sft:DIR,rows.jsonl'), with a JSON object on each line, and other "
+      f"options as in load(recipe, {{'optim.lr': 1e-4}}): got {[*others]}"
+    )
   functions, kept = python_options.named(rewards), {}
   overrides = python_options.overrides(options, kept)
   with hub.keeping(workdir):

@@ -32,6 +32,7 @@ import sys
 from typing import Any
 
 from posttrain import processes
+from posttrain.config import names
 from posttrain.util import commands
 
 
@@ -42,7 +43,7 @@ class Flags:
   checkpoint: str = commands.checkpoint()
   folder: str = commands.required('DIR', 'The output; a new or empty folder.')
   format: str = commands.flag(
-    'hf', 'A HuggingFace directory, or a PEFT adapter.', choices=('hf', 'peft')
+    'hf', 'A HuggingFace directory, or a PEFT adapter.', value='hf|peft'
   )
   like: str | None = commands.flag(
     None,
@@ -61,6 +62,11 @@ class Flags:
   )
 
   def __post_init__(self):
+    if self.format not in ('hf', 'peft'):
+      raise ValueError(
+        f"--format must be 'hf' or 'peft': got {self.format!r}; a gguf is made "
+        "from --format=hf by llama.cpp's convert_hf_to_gguf.py"
+      )
     if self.dtype is not None and (self.like or self.format == 'peft'):
       raise ValueError(
         '--dtype must not be given with --like, whose dtypes are kept, or with '
@@ -68,7 +74,7 @@ class Flags:
       )
 
 
-PARSER = commands.Parser(Flags, __doc__)
+PARSER = commands.Parser(Flags, __doc__, names.flag)
 
 
 def export(flags: Flags) -> None:

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from posttrain.checkpoints import policies
+from posttrain.config import names
 from posttrain.decode import requests
 from posttrain.util import commands, watchdog
 
@@ -83,7 +84,7 @@ class Flags:
       raise ValueError('--prompt=TEXT or --prompt_ids=1,2,3 must be given')
 
 
-PARSER = commands.Parser(Flags, __doc__)
+PARSER = commands.Parser(Flags, __doc__, names.flag)
 
 
 @dataclasses.dataclass(frozen=True)

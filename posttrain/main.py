@@ -163,7 +163,9 @@ def load(
   except ValueError as error:
     # A value of the recipe, or a default, that does not go with an override.
     key = re.match(r'config\.(\S+) must ', str(error))
-    if overrides and key and not any(x in key[1] for x, _ in overrides):
+    typed = [x for x, _ in overrides if key and x in key[1]]
+    typed += [x for x in re.split('^.*?:|,', path) if repr(x) in str(error)]
+    if overrides and key and not typed:
       raise ValueError(
         f'{error}; the value is not of the overrides, but of --config='
         f'{path.partition(":")[0]} or a default: override it as well'

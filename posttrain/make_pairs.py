@@ -26,6 +26,7 @@ import sys
 from typing import Any
 
 from posttrain import schema
+from posttrain.config import names
 from posttrain.util import commands, watchdog
 
 
@@ -61,11 +62,11 @@ class Flags:
   @property
   def pairs(self) -> schema.MadePairs:
     """The options of sampling, as a stage has them."""
-    names = ('prompts', 'samples', 'temperature', 'max_tokens', 'per_prompt')
-    return schema.MadePairs(**{name: getattr(self, name) for name in names})
+    fields = ('prompts', 'samples', 'temperature', 'max_tokens', 'per_prompt')
+    return schema.MadePairs(**{name: getattr(self, name) for name in fields})
 
 
-PARSER = commands.Parser(Flags, __doc__)
+PARSER = commands.Parser(Flags, __doc__, names.flag)
 
 
 def make(flags: Flags) -> None:

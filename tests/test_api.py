@@ -34,6 +34,8 @@ def test_load_has_the_checks_of_the_command():
   assert run.stages['grpo'].loss.rl == schema.Ipo(threshold=0.3)
   with pytest.raises(ValueError, match='config.grpo.steps'):
     api.load('configs/arithmetic.py:tiny', {'grpo.steps': 'many'})
+  with pytest.raises(ValueError, match=r"rows.jsonl.*got \['train_dataset'\]"):
+    api.load('sft:small', train_dataset=[{'prompt': 'a', 'completion': 'b'}])
 
 
 @pytest.fixture
@@ -192,7 +194,7 @@ def test_answers_evaluation_and_export(trained, tmp_path):
 
   key = 'eval/pass_rate/arithmetic'
   assert api.evaluate(workdir).values[key] == final[key]
-  with pytest.raises(KeyError, match='gguf'):
+  with pytest.raises(ValueError, match='gguf.*convert_hf_to_gguf.py'):
     api.export(workdir, str(tmp_path / 'x'), format='gguf')
   api.export(workdir, str(tmp_path / 'out'), dtype='float32')
   assert (tmp_path / 'out' / 'model.safetensors').exists()

@@ -22,6 +22,7 @@ Axes: T tokens.
 import contextlib
 import copy
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
@@ -33,7 +34,7 @@ import numpy as np
 
 from posttrain import schema, types
 from posttrain.chat import templates, tokenizers, tool_calls
-from posttrain.util import disk, watchdog
+from posttrain.util import disk, errors, watchdog
 
 _SPECIAL = (
   'bos_token eos_token unk_token sep_token pad_token cls_token mask_token'
@@ -95,6 +96,12 @@ EMPTY = Rendered(
 )
 
 
+@functools.cache  # once per message
+def note(text: str) -> None:
+  """Logs what was read in a way that a user may not expect."""
+  logging.getLogger('absl').warning('%s', text)
+
+
 def normalize(
   messages: Sequence[Any], place: str = 'messages'
 ) -> types.Messages:
@@ -124,6 +131,7 @@ def _normal(message: Any, place: str) -> types.Message:
   message = {key: x for key, x in message.items() if x is not None}
   if {'from', 'value'} <= message.keys() and 'role' not in message:
     message |= {'role': message.pop('from'), 'content': message.pop('value')}
+    note('`from` and `value` of messages are read as role and content')
   role, content = message.get('role'), message.get('content')
   role = _ROLES.get(str(role), role)
   if role not in types.ROLES:
@@ -503,9 +511,10 @@ class Renderer:
       for name in MEANINGS & unread if known is None else unread - {*known}:
         if message[name] not in ('', [], {}):
           raise ValueError(
-            f'messages[{index}].{name} must be left out, or be read by config.'
-            'tokenizer.chat_template, which drops it: got '
-            f'{message[name]!r:.80}'
+            f'messages[{index}].{name} must be read by the chat template, '
+            f'which drops it: got {errors.quote(message[name])}; write it as '
+            'text in `content` and leave it out, or name the file of a '
+            'template that reads it: config.tokenizer.chat_template=FILE'
           )
     return messages
 

@@ -151,10 +151,15 @@ class Jinja:
     try:
       return self._template.render(variables)
     except Exception as error:  # a template may raise any error
+      hint = (
+        '; put the text of the system turn in front of the first user turn, or '
+        'name the file of a template that has one: '
+        'config.tokenizer.chat_template=FILE'
+      )
       raise ValueError(
         'messages must be ones that config.tokenizer.chat_template renders: '
         f'got roles {[m["role"] for m in messages]!r:.200}; its error: '
-        f'{error!s:.200}'
+        f'{error!s:.200}{hint * ("system" in f"{error}".lower())}'
       ) from error
 
 

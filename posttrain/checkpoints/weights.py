@@ -68,7 +68,7 @@ def find(path: str) -> str:
     if os.path.isfile(config):
       disk.read_json_object(config)  # raises if it cannot be read
     place = os.path.abspath(os.path.expanduser(path))
-    got = f'there is no {errors.text(place)}{errors.near_path(place)}'
+    got = f'there is no {errors.text(place)}{errors.near_path(path)}'
     if os.path.exists(place):
       got = f'{error}; it has no config.json with a model_type either'
     raise ValueError(
@@ -186,10 +186,12 @@ def read(folder: str) -> Checkpoint:
     return Checkpoint(folder, 'hf', hf_config.read(folder), None)
   if is_peft(folder):
     base = peft.read(folder).get('base_model_name_or_path') or ''
+    base = hub.folder(base) or base
     if not is_hf(base):
       raise ValueError(
         f'{folder}/{peft.CONFIG}: base_model_name_or_path must be a local '
-        f'HuggingFace directory: got {errors.quote(base)}'
+        "HuggingFace directory, or OWNER/NAME of a model in the hub's cache: "
+        f'got {errors.quote(base)}{hub.hint(base)}'
       )
     return Checkpoint(folder, 'peft', read(find(base)).model, base)
   host = store.read_host(folder)

@@ -320,7 +320,10 @@ def wrong_columns(
     shown += f', renamed by {dict(columns)!s:.200}'
   if ';' in shown:
     return f'{shown}; the columns of a .csv have commas between them'
-  return f"""{shown}; --{key}='{{"OWN": "prompt", ...}}' names them anew"""
+  likely = 'question problem instruction query input'.split()
+  own = next((x for x in likely if x in raw), 'OWN')
+  columns = {**(columns or {}), own: 'prompt'}
+  return f"{shown}; --{key}='{json.dumps(columns)}' names them anew"
 
 
 def answer_of(
@@ -329,6 +332,7 @@ def answer_of(
   """Reads an answer; a prompt that it begins with is cut off."""
   turns = turns_of(raw[column], column, 'assistant', where)
   if turns[: len(prompt)] == prompt:
+    rendering.note(f'{column} begins with the prompt, which is taken off it')
     turns = turns[len(prompt) :]
   roles = [turn['role'] for turn in turns]
   if 'assistant' not in roles or roles[0] not in ('assistant', 'tool'):

@@ -32,7 +32,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from posttrain import processes, schema, sharding, tree
 from posttrain.models import hf_config, transformer
-from posttrain.util import disk, errors, watchdog
+from posttrain.util import disk, errors, hub, watchdog
 
 SINGLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 DTYPES = {'F32': 'float32', 'F16': 'float16', 'BF16': 'bfloat16'}
@@ -295,6 +295,14 @@ def find(
     )
   files = {}
   for path in (folder / path for path in paths):
+    if not path.is_file():
+      raise ValueError(
+        f'{path} must be there'
+        f'{f", as {INDEX} lists it" * (path.name != single)}: got no such '
+        'file, as after an interrupted download; `hf download '
+        f'{hub.id_of(str(folder)) or f"OWNER/NAME --local-dir {folder}"}` '
+        'fetches the rest'
+      )
     with _open(path) as file:
       for name in file.keys():
         is_unused = name == _HEAD or name.endswith('rotary_emb.inv_freq')

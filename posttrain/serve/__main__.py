@@ -25,6 +25,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from posttrain.config import names
 from posttrain.util import commands
 
 SWITCH = 5e-4  # seconds between two turns of a Python thread
@@ -91,7 +92,7 @@ class Flags:
   compilation_cache: str | None = commands.compilation_cache()
 
 
-PARSER = commands.Parser(Flags, __doc__)
+PARSER = commands.Parser(Flags, __doc__, names.flag)
 
 
 def api_key(options: Flags) -> str | None:

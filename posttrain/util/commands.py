@@ -310,14 +310,15 @@ class Parser(Generic[T]):
     self,
     kind: type[T],
     doc: str | None,
-    hint: Callable[[str], str] = lambda name: '',
+    hint: Callable[[str, Mapping[str, Flag]], str] = lambda *_: '',
   ):
     """Prepares the flags.
 
     Args:
       kind: dataclass of `flag`s.
       doc: the command's docstring.
-      hint: returns what an unknown flag means as a key of the config, or ''.
+      hint: returns what an unknown flag may mean, '' = nothing; its arguments
+        are the name and the flags.
     """
     self._kind, self._hint = kind, hint
     self._flags: dict[str, Flag] = {}
@@ -419,10 +420,15 @@ class Parser(Generic[T]):
     namespace, extra = self.parser.parse_known_intermixed_args(words)
     values = vars(namespace)
     if extra:
-      name = extra[0].partition('=')[0].lstrip('-')
-      key = self._hint(name)
-      near = errors.nearest(name.replace('-', '_'), self._flags)
-      near = near or (f'; did you mean {key}?' if key else '')
+      text = extra[0].lstrip('-')
+      name = text.partition('=')[0]
+      key = self._hint(name, self._flags)
+      near = errors.nearest(name, self._flags)
+      if key:
+        near = f'; did you mean {key}?'
+      elif self._overrides and not near:
+        text = text.removeprefix('config.')
+        near = f'; a key of the config is set by --config.{text}'
       raise ValueError(
         f'arguments must be flags of this command: got {extra[0]!r}{near}; '
         '--help lists all'

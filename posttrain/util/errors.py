@@ -9,6 +9,7 @@ one line of 200 characters.
 import contextlib
 import difflib
 import dis
+import glob
 import os
 import sys
 import sysconfig
@@ -119,15 +120,19 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.65) -> str:
 
 
 def near_path(path: str) -> str:
-  """Returns '; did you mean NAME?' of the part of a path that does not exist.
+  """Returns '; did you mean PATH?' of a path that exists, '' if none is near.
 
-  '' if its folder has no such name.
+  It differs from this one, which does not exist, in one name.
   """
-  path = os.path.abspath(os.path.expanduser(path))
+  path = os.path.expanduser(path)
   folder, name = os.path.split(path)
-  while not os.path.isdir(folder):
+  while not os.path.isdir(folder or '.'):
     folder, name = os.path.split(folder)
-  return nearest(name, os.listdir(folder), 0.8)
+  start = os.path.join(folder, '')
+  end = path[len(start + name) :]
+  known = glob.glob(f'*{end}', root_dir=start or '.')
+  near = difflib.get_close_matches(name + end, known, 1, 0.8)
+  return f'; did you mean {start}{near[0]}?' if near else ''
 
 
 def pointer(path: str | os.PathLike[str]) -> str:

@@ -42,7 +42,8 @@ def load(path: str, key: str) -> Any:
   module, _, name = path.partition(':')
   if not (module and name) or '/' in module or module.startswith('.'):
     raise ValueError(
-      f"{key} must be an import path 'package.module:name': got {path!r}"
+      f"{key} must be an import path 'package.module:name', such as "
+      f"'rewards:short' of a function in rewards.py: got {path!r}"
     )
   try:
     value: Any = importlib.import_module(module)
@@ -55,6 +56,8 @@ def load(path: str, key: str) -> Any:
         '; a module has no .py in its name, and must be in the current folder, '
         'in PYTHONPATH, or installed'
       )
+      if '.py:' in path:
+        hint += f'; did you mean {path.replace(".py:", ":")}?'
     elif isinstance(error, AttributeError):
       hint = errors.nearest(str(error.name), dir(error.obj))
     raise ValueError(

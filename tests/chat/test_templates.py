@@ -96,7 +96,11 @@ def test_a_turn_may_end_with_any_stop_token():
 @pytest.mark.parametrize(
   'source, error',
   [
-    ('{{ raise_exception("no tools here") }}', 'no tools here'),
+    ('{{ raise_exception("no tools here") }}', 'no tools here$'),
+    (
+      '{{ raise_exception("System role not supported") }}',
+      'not supported; put .*first user turn.*chat_template=FILE',
+    ),
     (
       '{% for m in messages %}{{ m.content | upper }}{% endfor %}',
       r'shows that of messages\[0\] \(user\) 0 times',

@@ -428,7 +428,10 @@ def test_peft_loads_ours_and_we_load_theirs(
     ({'use_dora': True}, 'use_dora must .* True'),
     ({'lora_alpha': float('nan')}, 'alpha must .* nan'),
     ({'r': 4}, r'must have .*\(4, 32\).*got \(3, 32\)'),
-    ({'base_model_name_or_path': 'Qwen/Qwen3'}, 'base_model_name_or_path must'),
+    (
+      {'base_model_name_or_path': 'Qwen/Qwen3'},
+      'base_model_name_or_path must .*hf download Qwen/Qwen3',
+    ),
   ],
 )
 def test_adapters_that_are_not_plain_lora_are_refused(

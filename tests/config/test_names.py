@@ -27,12 +27,16 @@ def test_an_unknown_key_names_what_it_may_mean(key, meant):
 
 
 @pytest.mark.parametrize(
-  ('name', 'meant'),
+  ('name', 'flags', 'meant'),
   [
-    ('num_train_epochs', '--config=RECIPE:DIR,data.jsonl,epochs=3'),
-    ('max_new_tokens', '--config.STAGE.envs.ENV.sampler.max_tokens'),
-    ('data', '--config=RECIPE:DIR,data.jsonl,module:function'),
+    ('num_train_epochs', 'config', '--config=RECIPE:DIR,data.jsonl,epochs=3'),
+    ('max_new_tokens', 'config', '--config.STAGE.envs.ENV.sampler.max_tokens'),
+    ('data', 'config', '--config=RECIPE:DIR,data.jsonl,module:function'),
+    ('output_dir', 'config workdir', '--workdir'),
+    ('output-dir', 'checkpoint folder', '--folder'),
+    ('model', 'checkpoint port', '--checkpoint'),
+    ('learning_rate', 'checkpoint folder', ''),
   ],
 )
-def test_flags_that_are_keys(name, meant):
-  assert names.flag(name) == meant
+def test_flags_that_are_keys(name, flags, meant):
+  assert names.flag(name, flags.split()) == meant

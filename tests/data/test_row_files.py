@@ -75,6 +75,25 @@ def test_columns_of_other_formats_are_recognised(tmp_path, caplog, row, line):
   assert parsed.prompt[0]['content'] == 'mine' and 'other' in parsed.info
 
 
+@pytest.mark.parametrize(
+  'row, line',
+  [
+    ({'messages': SHAREGPT}, '`from` and `value` of messages are read as'),
+    (
+      {'prompt': 'hé', 'completion': [USER, ASSISTANT]},
+      'completion begins with the prompt, which is taken off it',
+    ),
+    ({'prompt': [USER], 'completion': [ASSISTANT]}, ''),
+  ],
+)
+def test_what_is_changed_is_said_once(tmp_path, caplog, row, line):
+  rendering.note.cache_clear()
+  path = write(tmp_path / 'a.jsonl', row, {**row, 'level': 3})
+  completions = [parsed.completion for parsed in row_files.read(path)]
+  assert completions == [(ASSISTANT,)] * 2
+  assert caplog.text.count(line) == 1 if line else not caplog.text
+
+
 def test_a_json_file_is_a_list_or_lines(tmp_path):
   expected = [(USER, 1), (ASSISTANT, 2)]
   path = tmp_path / 'rows.json'

@@ -198,6 +198,15 @@ def test_a_damaged_file_is_named(copy, name):
     hf.load(copy, GEMMA)
 
 
+def test_a_missing_shard_is_named(copy):
+  (copy / 'model.safetensors').unlink()
+  text = '{"weight_map": {"a": "model-00002-of-00002.safetensors"}}'
+  (copy / hf.INDEX).write_text(text)
+  message = f'00002.safetensors must .*{hf.INDEX}.*--local-dir {copy}'
+  with pytest.raises(ValueError, match=message):
+    hf.load(copy, GEMMA)
+
+
 def test_a_tied_head_and_rope_tables_are_ignored(copy):
   def change(tensors):
     table = tensors['model.embed_tokens.weight']

@@ -52,7 +52,7 @@ class Many:
 PARSER = commands.Parser(
   Flags,
   'The test command.',
-  hint=lambda name: '--config.a.lr' if name == 'learning_rate' else '',
+  hint=lambda name, _: '--config.a.lr' * (name == 'learning_rate'),
 )
 
 
@@ -88,6 +88,9 @@ def test_arguments_by_position_stand_anywhere():
   [
     ('--prt=1', ("'--prt=1'", 'did you mean port?')),
     ('--learning_rate=1', ('did you mean --config.a.lr?',)),
+    ('sft.steps=2', ("'sft.steps=2'", 'set by --config.sft.steps=2;')),
+    ('--sft.steps 2', ("'--sft.steps'", 'set by --config.sft.steps;')),
+    ('--dry-run', ("'--dry-run'", 'did you mean dry_run?')),
     ('--port=70000', ('--port', '65535', '70000')),
     ('--split=test', ('--split', "'test'", 'train', 'eval')),
   ],

@@ -35,6 +35,10 @@ def test_an_id_is_the_folder_of_its_commit(snapshot, tmp_path):
   assert weights.find('mine/model') == snapshot
   with pytest.raises(ValueError, match=f'{tmp_path}/hub .*download mine/a'):
     weights.find('mine/a')
+  (tmp_path / 'adapter_config.json').write_text(
+    '{"peft_type": "LORA", "base_model_name_or_path": "mine/model"}'
+  )
+  assert weights.read(str(tmp_path)).start() == snapshot
   node = config.load('configs/gsm8k_sft.py:tiny')
   for key in ('model', 'sft.init', 'tokenizer.path'):
     config.override(node, key, 'mine/model')
