@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
 
+from posttrain.chat import rendering
 from posttrain.data import row_files
 from posttrain.envs import base
 
