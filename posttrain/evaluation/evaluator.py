@@ -231,6 +231,9 @@ class Evaluator:
           f'sampled_{key}': measures.grouped(values, sizes)
           for key, (values, _) in rewards.items()
         }
+        part.measures |= self._kl('kl', 'init' if self._cfg.kl else None, part)
+        teacher = self._teachers.get(part.name)
+        part.measures |= self._kl('teacher_kl', teacher, part)
       metrics |= part.named(self._measure(part))
     rollouts = [x for part in sets for x in part.rollouts]
     errors = statistics.failures(rollouts, self.tasks.max_error_share)
@@ -386,8 +389,6 @@ class Evaluator:
           part.env.votes,
         ),
         **statistics.entropy(part.sampled),
-        **self._kl('kl', 'init' if self._cfg.kl else None, part),
-        **self._kl('teacher_kl', self._teachers.get(part.name), part),
       }
     errors = sum(x.stop_reason == 'error' for x in part.rollouts)
     return {
@@ -397,8 +398,8 @@ class Evaluator:
 
   def _kl(
     self, name: str, reference: schema.Reference | None, part: TaskSet
-  ) -> dict[str, float]:
-    """Returns {name: mean of log p - log p_reference, nats} of sampled tokens.
+  ) -> 'dict[str, measures.Values]':
+    """Returns {name: each task's mean of log p - log p_reference, nats}.
 
     Reads the first answer to each task; returns {} without a reference.
     """
@@ -410,7 +411,8 @@ class Evaluator:
       (sample.sampler_logprobs - logprobs)[sample.mask]
       for sample, logprobs in zip(samples, scored, strict=True)
     ]
-    return {name: float(np.mean(np.concatenate(drift)))}
+    sizes = [sum(x.mask.sum() for x in g[0].samples) for g in part.groups]
+    return {name: measures.grouped(np.concatenate(drift).tolist(), sizes)}
 
 
 def max_episode_length(

@@ -3,6 +3,7 @@
 - `reward/<name>`: the value of a reward function, or of a reward model where it
   is loaded, of the greedy answer;
 - `sampled_reward/<name>`: its mean over the answers at temperature 1;
+- `reward` and `sampled_reward`: the same of the environment's own reward;
 - `nll`: -log p of the demonstration, nats per token of its assistant turns at
   temperature 1, where answers are not graded;
 - `token_accuracy`: the share of the same tokens that are the most likely one
@@ -108,6 +109,8 @@ class Measures:
   ) -> tuple[dict[str, Values], tuple[str, ...]]:
     """Returns ({'reward/<name>': value per rollout}, errors of functions).
 
+    `reward` is the environment's own.
+
     Args:
       env: the environment's name.
       rollouts: answers to its tasks.
@@ -118,7 +121,8 @@ class Measures:
       errors += faults
       known = [x.score.reward if x.samples else None for x in scored]
       values[f'reward/{name}'] = known, [1.0] * len(known)
-    return values, errors
+    own = [x.score.reward for x in rollouts]
+    return values | {'reward': (own, [1.0] * len(own))}, errors
 
   def _likelihood(self, tasks: Sequence[types.Task]) -> dict[str, Values]:
     """Returns both measures of demonstrations, weighted by tokens.
@@ -136,20 +140,14 @@ class Measures:
     if not parts:
       return {}
     scores = self._score([part.ids for _, part in parts])
-    sums, counts = np.zeros((len(tasks), 2)), np.zeros(len(tasks))
+    sizes, known = [0] * len(tasks), []
     for (index, part), own in zip(parts, scores, strict=True):
-      sums[index] += own[part.sampled].sum(axis=0, dtype=np.float64)
-      counts[index] += part.sampled.sum()
-    weights, signs = counts.tolist(), {'nll': -1, 'token_accuracy': 1}
+      known += (own[part.sampled] * (-1, 1)).tolist()
+      sizes[index] += int(part.sampled.sum())
+    nll, accuracy = zip(*known, strict=True)
     return {
-      name: (
-        [
-          signs[name] * x / count if count else None
-          for x, count in zip(column, weights, strict=True)
-        ],
-        weights,
-      )
-      for name, column in zip(signs, sums.T.tolist(), strict=True)
+      'nll': grouped(nll, sizes),
+      'token_accuracy': grouped(accuracy, sizes),
     }
 
 

@@ -167,8 +167,9 @@ class Job:
       logging.getLogger('absl').warning(
         'step %d of stage %s trains on nothing: no token has a weight, as '
         'where the rewards of a group are equal, or mask_truncated leaves out '
-        'its rollouts: got the means %s; see whether the reward finds what it '
-        'looks for; later steps are not listed',
+        'its rollouts: got the means %s; if they are high, the tasks are '
+        'solved, so take harder ones; if they are low, see whether the reward '
+        'finds what it looks for; later steps are not listed',
         step,
         self.name,
         {k: x for k, x in item.metrics.items() if k.startswith('reward')},
@@ -215,10 +216,12 @@ class Job:
     evaluation = sampling.evaluation
     tokens = evaluation.most_tokens(brief)
     if step == 0 or cfg.max_sampled_tokens is not None:
-      self.logbook.shown.say(
-        f'evaluates {f"step {step}" if step else "the start"}, with at most '
-        f'{tokens:,} sampled tokens; '
+      bound = tokens and (
+        f', with at most {tokens:,} sampled tokens; '
         f'config.{self.name}.eval.max_sampled_tokens bounds them'
+      )
+      self.logbook.shown.say(
+        f'evaluates {f"step {step}" if step else "the start"}{bound or ""}'
       )
     with self.logbook.clock('eval'):
       metrics, answers, suite = {}, [], []

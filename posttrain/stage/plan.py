@@ -528,7 +528,7 @@ def results(run: schema.Run, workdir: str) -> list[str]:
 def evaluated(run: schema.Run, rows: list[writers.Row]) -> list[str]:
   """Returns a table of the main evaluated numbers; [] without any.
 
-  And a sentence on whether the first of them changed in the last stage.
+  And sentences on whether those of the first kind changed in the last stage.
 
   A column for the first evaluation, and one for the weights that each stage
   hands on.
@@ -550,7 +550,8 @@ def evaluated(run: schema.Run, rows: list[writers.Row]) -> list[str]:
     for key in row
     if not estimates.is_bound(key, row)
   }
-  cells, note, gains = [['held-out evaluation', *columns]], [], []
+  cells, note = [['held-out evaluation', *columns]], []
+  gains: dict[str, list[str]] = {}
   if not (keys := statistics.held_out(known)):
     return []
   *_, before, after = columns.values()
@@ -565,8 +566,15 @@ def evaluated(run: schema.Run, rows: list[writers.Row]) -> list[str]:
     cells.append(line)
     if gain := estimates.change(before, after, key):
       text = '{}: {} changed by {:+.3f} [{:+.3f}, {:+.3f}], {}'
-      gains.append(text.format(list(columns)[-1], line[0], *gain))
-  return comparison.layout(cells, 1) + note + gains[:1]
+      text = text.format(list(columns)[-1], line[0], *gain)
+      gains.setdefault(key.split('/')[1], []).append(text)
+  note += [
+    f'every held-out answer of {key.split("/")[-1]} was cut off: see '
+    f'config.{after["stage"]}.eval.max_tokens'
+    for key in after
+    if key.startswith('eval/truncated/') and after[key] == 1
+  ]
+  return comparison.layout(cells, 1) + note + next(iter(gains.values()), [])
 
 
 def commands(

@@ -177,7 +177,9 @@ def test_kl_is_the_drift_from_the_initial_parameters_and_to_a_teacher():
   ]
   expected = np.concatenate(drift).mean()
   np.testing.assert_allclose(values['eval/kl/toy'], expected, atol=1e-5)
-  assert values['eval/teacher_kl/toy'] == values['eval/kl/toy']
+  for name in ('kl', 'kl_low', 'kl_high'):
+    assert values[f'eval/teacher_{name}/toy'] == values[f'eval/{name}/toy']
+  assert values['eval/kl_low/toy'] < expected < values['eval/kl_high/toy']
   assert references == ['init', 'stage:teacher'] and expected > 0.01
 
 
@@ -198,6 +200,11 @@ def test_sampled_rates_by_hand():
   assert values['eval/sampled_pass_rate/toy'] == right.mean()
   assert values['eval/pass@3/toy'] == right.reshape(4, 3).any(1).mean()
   assert [y for x in answers for y in x.sampled] == right.tolist()
+  # The environment's own rewards have bounds, and values per task.
+  shares = right.reshape(4, 3).mean(1)
+  measured = [x.measures['sampled_reward'] for x in answers]
+  np.testing.assert_allclose(measured, shares)
+  assert values['eval/sampled_reward_low/toy'] < right.mean()
   assert not any('maj@' in name for name in values)  # toys extract no answer
   samples = [sample for rollout in sampled for sample in rollout.samples]
   surprise = [-x for s in samples for x in _scored(params, s)[s.mask]]

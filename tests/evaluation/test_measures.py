@@ -13,6 +13,7 @@ from posttrain.stage import resume
 
 UIDS = itertools.count()
 USER = {'role': 'user', 'content': 'a'}
+UNKNOWN = {'reward': ([None], [1.0])}  # of the environment
 
 
 def rollout(text, demonstration=None, correct=None):
@@ -76,7 +77,7 @@ def test_judged_rewards_are_measured_where_there_is_a_judge(
   measure = measure_of(byte_renderer, monkeypatch, judge=judge, judged=judged)
   values, errors = measure.rewards('e', [rollout('abc')])
   expected = {} if judge is None else {'reward/judged': ([4.0], [1.0])}
-  assert (values, errors) == (expected, ())
+  assert (values, errors) == (expected | UNKNOWN, ())
 
 
 def judges(completions, judge, **columns):
@@ -98,6 +99,7 @@ def test_reward_functions_have_their_own_values(byte_renderer, monkeypatch):
   assert values == {
     'reward/long': ([3.0, None, 1.0], [1.0] * 3),
     'reward/learned': ([0.25] * 3, [1.0] * 3),
+    'reward': ([None] * 3, [1.0] * 3),
   }
   # 3 and 1: s = sqrt(2), so the half-width is 1.96.
   assert measures.summary(
@@ -118,7 +120,7 @@ def test_functions_that_fail_are_errors_and_end_no_run(
   bad = schema.RewardFn(fn='json:loads')  # takes no columns
   measure = measure_of(byte_renderer, monkeypatch, bad=bad)
   values, (error,) = _of(measure, [rollout('abc')])
-  assert values == {'reward/bad': ([None], [1.0])}
+  assert values == {'reward/bad': ([None], [1.0])} | UNKNOWN
   assert error.startswith('envs.e.rewards.bad')
 
 
@@ -150,8 +152,8 @@ def test_nll_is_the_mean_over_the_demonstrations_tokens(byte_renderer):
 
 def test_graded_answers_need_no_nll(byte_renderer):
   measure = measures.Measures({}, never, byte_renderer)
-  assert _of(measure, [rollout('x', 'y', correct=False)]) == ({}, ())
-  assert _of(measure, [rollout('x')]) == ({}, ())
+  assert _of(measure, [rollout('x', 'y', correct=False)]) == (UNKNOWN, ())
+  assert _of(measure, [rollout('x')]) == (UNKNOWN, ())
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,32 @@ def test_a_sentence_says_whether_the_gain_is_outside_chance(
   assert last.endswith(sentence)
 
 
+def test_answers_that_are_all_cut_are_named():
+  for share in (0.5, 1.0):
+    end = row('sft', 2, **rated(0, 0, 1), eval__truncated__sums=share)
+    text = '\n'.join(plan.evaluated(schema.Run(stages={'sft': SFT}), [end]))
+    assert ('config.sft.eval.max_tokens' in text) == (share == 1)
+
+
+def test_every_reward_has_a_sentence():
+  ends = [
+    row(
+      'sft',
+      step,
+      **{
+        f'eval/{kind}reward/{name}{side}/sums': x
+        for kind in ('', 'sampled_')
+        for name in ('a', 'b')
+        for side, x in zip(('', '_low', '_high'), (0.5, 0.4, 0.6), strict=True)
+      },
+    )
+    for step in (0, 2)
+  ]
+  lines = plan.evaluated(schema.Run(stages={'sft': SFT}), ends)
+  said = [x.split()[1] for x in lines if 'changed by' in x]
+  assert said == ['reward/a/sums', 'reward/b/sums']
+
+
 @pytest.mark.parametrize('prompt', ['1 + 1?', 'two\nlines'])
 def test_a_short_question_of_the_evaluation_is_asked(prompt, tmp_path):
   (tmp_path / 'rollouts').mkdir()
