@@ -189,7 +189,8 @@ def claim(workdir: str, options: dict[str, Any], stages: Any) -> None:
 
   preflight.check_resume(options, workdir, stages)
   os.makedirs(os.path.join(workdir, 'rollouts'), exist_ok=True)
-  preflight.write_config(options, workdir)
+  with disk.replacing(os.path.join(workdir, 'config.json')) as f:
+    json.dump(options, f, indent=2)
 
 
 def train(

@@ -1,5 +1,6 @@
 """Frequent mistakes: one line that names the key or the file, and the value."""
 
+import json
 import shlex
 import sys
 
@@ -9,6 +10,20 @@ from posttrain import main
 from posttrain.util import disk, errors
 
 ROWS = '{{"prompt": "{0} + 1 =", "completion": "{1}"}}\n'
+TEACHER = {
+  'model_type': 'qwen3',
+  'hidden_act': 'silu',
+  'head_dim': 16,
+  'hidden_size': 64,
+  'intermediate_size': 128,
+  'num_attention_heads': 4,
+  'num_hidden_layers': 2,
+  'num_key_value_heads': 2,
+  'rms_norm_eps': 1e-6,
+  'rope_theta': 10000.0,
+  'tie_word_embeddings': True,
+  'vocab_size': 600,
+}
 FILES = {
   'rows.jsonl': ''.join(ROWS.format(i, i + 1) for i in range(20)),
   'broken.jsonl': ROWS.format(3, 4) + '{"prompt": "4 + 1 =", "completion": 5\n',
@@ -17,6 +32,9 @@ FILES = {
   'text.jsonl': '{"text": "3 + 1 = 4"}\n',
   'pointer.jsonl': 'version https://git-lfs.github.com/spec/v1\nsize 9\n',
   'excel.csv': 'prompt;completion\n3 + 1 =;4\n',
+  'spider/database/pets/pets.sqlite': '',
+  'teacher/config.json': json.dumps(TEACHER),
+  'teacher/tokenizer.json': '{}',
   'rewards.py': (
     'def short(completions, **columns):\n'
     '  return [-len(text) / 100 for text in completions]\n\n\n'
@@ -39,7 +57,11 @@ MISTAKES = (
   ('sft:small,broken.jsonl', '/broken.jsonl:2', '4 + 1 ='),
   ('dpo:small,rows.jsonl', '/rows.jsonl:1', "'chosen'"),
   ('sft:small,text.jsonl', '/text.jsonl:1', "['text']"),
-  ('grpo:small,long.jsonl,rewards:short', '/long.jsonl:', '1504'),
+  (
+    'grpo:small,long.jsonl,rewards:short',
+    '/long.jsonl:',
+    'row_tokens=1505 holds',
+  ),
   (
     'grpo:small,rows.jsonl,rewards:shrt',
     'envs.data.rewards.shrt.fn',
@@ -61,6 +83,23 @@ MISTAKES = (
   ('arithmetic sft.steps=2', '--config.sft.steps=2'),
   ('arithmetic --train_dataset=x', '--config=RECIPE:DIR,data.jsonl'),
   ('grpo:small,rows.jsonl,rewards:other', '"OWN": "solution"'),
+  (
+    'sft:small,rows.jsonl --config.batch.row_tokens=8',
+    "too_long='truncate'",
+    'row_tokens=',
+    'of 18 the prompt alone is too long',
+  ),
+  (
+    'opd:small,rows.jsonl,teacher=teacher',
+    'algorithm.reference',
+    'take one with the same tokenizer.json',
+  ),
+  (
+    'sql_llm:tiny --config.sft.envs.sql.env.data.questions=rows.jsonl '
+    '--config.sft.envs.sql.env.data.databases=spider',
+    'data.databases',
+    '/spider/database',
+  ),
   ('sft:small,pointer.jsonl', 'pointer.jsonl is a pointer', 'git lfs pull'),
   ('sft:small,excel.csv', 'commas between them'),
   ('train.yaml', "'train.yaml'", 'YAML is not read', 'sft:DIR,data.jsonl'),
@@ -131,6 +170,7 @@ def folder(tmp_path_factory):
     patch.syspath_prepend(str(folder))
     patch.delitem(sys.modules, 'rewards', raising=False)
     for name, text in FILES.items():
+      (folder / name).parent.mkdir(parents=True, exist_ok=True)
       (folder / name).write_text(text)
     (folder / 'runs' / 'busy').mkdir(parents=True)
     with disk.lock('runs/busy', '--workdir'):

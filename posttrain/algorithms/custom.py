@@ -99,8 +99,11 @@ class Custom(base.Algorithm):
     base.require_equal(f'{name} one list per rollout', count, len(group))
     advantages = []
     for i, (mask, numbers) in enumerate(zip(masks, values, strict=True)):
-      what = f'{name} a number per sampled token of rollout {i}'
-      base.require_equal(what, np.shape(numbers), (lengths[i],))
+      what = (
+        f'{name} a number per sampled token of rollout {i}, as '
+        'inputs.broadcast([...]) makes them of one number per rollout'
+      )
+      base.require_equal(what, np.shape(numbers) or 'one', (lengths[i],))
       advantages.append(np.zeros(len(mask), np.float32))
       advantages[-1][mask] = numbers
     return advantages

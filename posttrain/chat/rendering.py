@@ -777,9 +777,11 @@ def check_tokenizer(folder: str, tokenizer: tokenizers.Tokenizer) -> None:
   file = pathlib.Path(folder) / 'tokenizer.json'
   if file.is_file() and file.read_bytes() != tokenizer.content:
     raise ValueError(
-      f'config.tokenizer.path must name the tokenizer of {folder}, with which '
-      'its weights were trained: got another one; '
-      f'--config.tokenizer.path={folder} sets it, and its template'
+      f'the tokenizer of {folder} must be that of the run, '
+      f'config.tokenizer.path: got another one; if {folder} trains, '
+      f'--config.tokenizer.path={folder} sets it, and its template; a teacher, '
+      'reference or reward model reads the tokens of the model that trains, '
+      'one by one: take one with the same tokenizer.json'
     )
 
 

@@ -81,7 +81,7 @@ def problems(run: schema.Run) -> Iterator[Problem]:
       must = "be 0 where init is 'random' or kind is 'ranking'"
       yield f'{name}.lora.rank', must, stage.lora.rank
     # References to earlier stages, of a reward model or of a policy.
-    for key, text, reach in _texts(stage, name):
+    for key, text, reach in texts(stage, name):
       if reach == 'folder' and text.startswith('stage:'):
         is_reward = re.search(r'\.rewards\.[^.]+\.model$', key) is not None
         known = [x for x in earlier if (earlier[x] == 'ranking') == is_reward]
@@ -98,10 +98,24 @@ def problems(run: schema.Run) -> Iterator[Problem]:
     if stage.kind != 'tokens' and is_made and not stage.has_tasks:
       must = 'hold an environment with a ratio > 0'
       yield f'{name}.envs', must, sorted(stage.envs)
+    # An `eval.best` that no evaluation of the stage measures would end the run
+    # where its stage begins, after all earlier stages.
+    best = stage.eval.best
+    if stage.eval.selects_pairs:
+      ok = stage.kind != 'tokens' and best in _BEST_OF_PAIRS
+    else:
+      measure, env = stage.eval.selects or ('', '')
+      ok = stage.kind != 'ranking' and env in stage.envs
+      ok = ok and bool(
+        _BEST.fullmatch(measure) or isinstance(stage.envs[env].env, _OPEN)
+      )
+    if best is not None and not ok:
+      known = [f'eval/pass_rate/{x}' for x in stage.envs] or _BEST_OF_PAIRS
+      must = f'be a measure of the stage with a best value, as one of {known}'
+      yield f'{name}.eval.best', must, best
     # Environments with equal options have the same evaluation tasks, in an
     # equal order: the first `eval.prompts` are reported, those after them
     # select, and no later stage may report those.
-    yield from _best(name, stage)
     for env, where, prompts in selected:
       shares = any(entry.env == env for entry in stage.envs.values())
       if stage.kind != 'ranking' and shares and stage.eval.prompts > prompts:
@@ -113,7 +127,7 @@ def problems(run: schema.Run) -> Iterator[Problem]:
     earlier[name] = stage.kind
 
 
-def _texts(
+def texts(
   node: Any, path: str, reach: str = ''
 ) -> Iterator[tuple[str, str, str]]:
   """Yields dotted key, text and `bounds.reach` of texts; not of defaults."""
@@ -124,11 +138,11 @@ def _texts(
       if typing.get_origin(hint) is tuple:
         hint = typing.get_args(hint)[0]
       if value != field.default:
-        yield from _texts(value, f'{path}.{field.name}', bounds.reach(hint))
+        yield from texts(value, f'{path}.{field.name}', bounds.reach(hint))
   if isinstance(node, dict | list | tuple):
     items = node.items() if isinstance(node, dict) else enumerate(node)
     for key, value in items:
-      yield from _texts(value, f'{path}.{key}', reach)
+      yield from texts(value, f'{path}.{key}', reach)
   if isinstance(node, str):
     yield path, node, reach
 
@@ -191,26 +205,6 @@ def _functions(name: str, stage: schema.Stage) -> Iterator[Problem]:
         yield key, f'take its kwargs ({error})', f'{function}{signature}'
 
 
-def _best(name: str, stage: schema.Stage) -> Iterator[Problem]:
-  """Yields an `eval.best` that no evaluation of the stage measures.
-
-  It would end the run where its stage begins, after all earlier stages.
-  """
-  best, envs = stage.eval.best, stage.envs
-  if stage.eval.selects_pairs:
-    ok = stage.kind != 'tokens' and best in _BEST_OF_PAIRS
-  else:
-    measure, env = stage.eval.selects or ('', '')
-    ok = stage.kind != 'ranking' and env in envs
-    ok = ok and bool(
-      _BEST.fullmatch(measure) or isinstance(envs[env].env, _OPEN)
-    )
-  if best is not None and not ok:
-    known = [f'eval/pass_rate/{x}' for x in envs] or _BEST_OF_PAIRS
-    must = f'be a measure of the stage with a best value, as one of {known}'
-    yield f'{name}.eval.best', must, best
-
-
 # --- trust -------------------------------------------------------------------
 
 
@@ -250,7 +244,7 @@ def check_trust(
 def untrusted(run: schema.Run) -> dict[str, str]:
   """Returns dotted key -> text of all that needs trust."""
   names = {}
-  for key, text, reach in _texts(run, 'config'):
+  for key, text, reach in texts(run, 'config'):
     # A public function of ours.
     is_plain = re.fullmatch(r'\w+(\.\w+)*:[^\W_]\w*', text) is not None
     is_own = is_plain and text.replace(':', '.').startswith(OWN)

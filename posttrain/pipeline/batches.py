@@ -235,7 +235,8 @@ class StageData:
     envs: all environments by name; evaluation plays their tasks.
     env_names: in the order of `Batch.env_ids`; () for batches without them.
     hashes: content hashes of the data to train on, and of held-out pairs, by
-      the stage's key.
+      the stage's key; and of the files of the user's functions, see
+      `preflight.make`.
     checked: what `check` has measured, by environment; of pairs, those of a
       file.
     task_counts: tasks of an epoch, by environment; pairs of a file.
@@ -299,7 +300,7 @@ class StageData:
     return lines
 
   def fingerprints(self) -> dict[str, str]:
-    """Returns content hashes of the data, by the stage's key."""
+    """Returns `hashes`, and those of held-out rows and of the suite."""
     suite = self.stage.eval.suite_path
     texts = {'eval.suite_path': row_files.fingerprint(suite)} if suite else {}
     return {**self.hashes, **texts} | {

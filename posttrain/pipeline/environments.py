@@ -123,30 +123,34 @@ class Environment:
       raise ValueError(f'environment {self.name} must have tasks: got none')
     lengths, first, long, keys = [], [], [], set()
     size, option = self.sampler.max_tokens, self.sampler.cfg.too_long
-    is_error = False
+    refused = 0
     for start in range(0, count, CHECKED):
       for task in self.source.take(min(start + CHECKED, count), start):
         needed, sequences = self.sampler.measure(task)
         self.algorithm.check(task)
         keys |= task.info.keys()
         lengths.append(max(map(len, sequences)))
-        if max(needed, lengths[-1]) > size:
-          long.append((lengths[-1], task.id))
+        if (most := max(needed, lengths[-1])) > size:
+          long.append((most, task.id))
         if needed > size:
-          is_error |= option != 'drop'
+          refused += 1
         elif len(first) < SHOWN:
           first.append((sequences[0].ids, sequences[0].sampled))
     if long:
       text = (
         f'envs.{self.name}.sampler.too_long={option!r}: rows must fit into '
         f'batch.row_tokens={size}: got {len(long)} of {count} that do not; the '
-        f'longest, {max(long)[1]}, has {max(long)[0]} tokens'
+        f'longest, {max(long)[1]}, needs {max(long)[0]} tokens; '
+        f'row_tokens={max(long)[0]} holds all of them'
       )
-      if is_error or not first:
-        raise ValueError(
-          f"{text}; raise row_tokens, or set 'drop', or for demonstrations "
-          "'truncate', which cuts their end"
-        )
+      if refused and not (option == 'drop' and first):
+        others = {
+          'error': "; or set 'drop', or for demonstrations 'truncate', which "
+          'cuts their end',
+          'truncate': f'; of {refused} the prompt alone is too long, which '
+          "'truncate' does not cut; 'drop' leaves such rows out",
+        }
+        raise ValueError(text + others.get(option, ''))
       text += '; those lose their end of turn' * (option == 'truncate')
       logging.getLogger('absl').warning('%s', text)
     if self.learns_by_trial:

@@ -15,7 +15,7 @@ A stage gets what comes from files and servers as `models.Outside`:
 import contextlib
 import dataclasses
 import functools
-import json
+import importlib
 import logging
 import operator
 import os
@@ -27,7 +27,8 @@ import jax
 from posttrain import config, pipeline, processes, schema, scoring, sharding
 from posttrain.chat import rendering
 from posttrain.checkpoints import store, weights
-from posttrain.data import sources
+from posttrain.config import checks
+from posttrain.data import row_files, sources
 from posttrain.envs import base, registry
 from posttrain.evaluation import evaluator
 from posttrain.models import hf_config, transformer
@@ -118,6 +119,13 @@ def make(
   renderer = run.renderer.with_embedding_rows(model.vocab_size)
   # 2. The data, and what trains on it; the devices share its batches.
   data = make_data(cfg.seed, index, name, stage, renderer)
+  for key, text, reach in checks.texts(stage, f'config.{name}'):
+    module = text.partition(':')[0]
+    if reach == 'function' and not module.startswith('posttrain.'):
+      file = getattr(importlib.import_module(module), '__file__', None) or ''
+      place = f'{module}.py, of {key}={text}'
+      if os.path.isfile(file):
+        data.hashes = {**data.hashes, place: row_files.fingerprint(file)}
   with _naming(name, f'{name}.lora'):
     spec = learner.make_spec(
       name, stage, model, mesh, data.env_names, (cfg.seed, index)
@@ -549,6 +557,13 @@ def check_resume(
   """
   stored = False
   folder = os.path.join(workdir, 'checkpoints')
+  for name in new['stages']:
+    if new[name]['init'] == os.path.abspath(workdir):
+      raise ValueError(
+        f'--workdir must be another folder than the model, config.{name}.init: '
+        f'got {workdir} for both; --workdir={workdir.rstrip("/")}_2 trains it '
+        'further; the command that began the run continues it'
+      )
   for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
     host = store.newest_host(os.path.join(folder, name))
     if host is not None:
@@ -558,6 +573,14 @@ def check_resume(
       if hashes and name in stages and host['step'] < new[name]['steps']:
         for key, own in stages[name].data.fingerprints().items():
           if own != hashes.get(key, own):
+            if ',' in key:  # code, which may have been corrected
+              logging.getLogger('absl').warning(
+                '%s',
+                f'{key}, has changed since step {host["step"]} of {workdir}, '
+                'which goes on with it as it is now; to begin again, use '
+                'another --workdir',
+              )
+              continue
             node = functools.reduce(operator.getitem, key.split('.'), new[name])
             data = node.get('path') if isinstance(node, dict) else node
             raise ValueError(
@@ -577,12 +600,3 @@ def check_resume(
     ) from error
   if os.path.exists(os.path.join(workdir, 'metrics.jsonl')):
     config.check_resume(old, new)
-
-
-def write_config(options: dict[str, Any], workdir: str) -> None:
-  """Writes config.json, whole or not at all."""
-  path = os.path.join(workdir, 'config.json')
-  with disk.replacing(path) as f:
-    json.dump(options, f, indent=2)
-    f.flush()
-    os.fsync(f.fileno())

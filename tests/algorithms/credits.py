@@ -17,6 +17,10 @@ def short(inputs):
   return [[1.0] * (n - 1) for n in inputs.completion_lengths]
 
 
+def flat(inputs):
+  return list(inputs.rewards)
+
+
 def number(inputs):
   return 1.0
 

@@ -60,7 +60,8 @@ def test_turns_of_an_episode_with_several_samples_get_their_own_credit():
 @pytest.mark.parametrize(
   ('name', 'message'),
   [
-    ('short', r'number per sampled token of rollout 0: got \(3,\)'),
+    ('short', r'number per sampled token of rollout 0, .*: got \(3,\)'),
+    ('flat', r'as inputs\.broadcast\(\[\.\.\.\]\) .*: got one, expected \(4,'),
     ('number', 'one list per rollout: got float, expected 2'),
     ('one', 'broadcast must get one value per rollout: got 1, expected 2'),
     ('last_turn', r'turn: got \[1, 1\], expected \[2, 2\]'),

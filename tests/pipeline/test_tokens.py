@@ -87,7 +87,8 @@ def test_all_rows_are_checked_and_counted(
   data = _rows(tmp_path, monkeypatch, kind(too_long=too_long), *rows)
   text = (
     rf"sampler.too_long='{too_long}': rows must fit into batch.row_tokens=64: "
-    rf'got {long} of {count} that do not; the longest, \S*rows.jsonl:\d, has 2'
+    rf'got {long} of {count} that do not; the longest, \S*rows.jsonl:\d, '
+    r'needs (2\d\d) tokens; row_tokens=\1 holds all of them'
   )
   if too_long == 'error':
     with pytest.raises(ValueError, match=text):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import sys
 
 import jax.numpy as jnp
 import pytest
@@ -108,6 +109,15 @@ def test_a_workdir_of_other_stages_is_refused(only_a):
   preflight.check_resume(config.to_dict(run_of()), str(only_a), {})
 
 
+def test_a_run_is_not_the_model_of_its_own_workdir(only_a):
+  stages = run_of().stages
+  stages['a'] = dataclasses.replace(stages['a'], init=str(only_a))
+  with pytest.raises(
+    ValueError, match=r'config\.a\.init.*--workdir=\S*only_a_2'
+  ):
+    claim(only_a, schema.Run(stages=stages))
+
+
 def test_the_end_of_a_stage_is_not_an_older_step(both):
   resume.check_end(run_of(), 'a', str(both))
   (both / 'checkpoints/a/4').rename(both / 'moved')
@@ -132,8 +142,14 @@ def test_options_are_compared_with_those_of_the_checkpoints(only_a, gone):
 @pytest.mark.parametrize('kind', ['tokens', 'preference'])
 @pytest.mark.parametrize('held_out', [False, True])
 def test_changed_data_are_refused_by_name_and_moved_ones_are_not(
-  kind, held_out, tmp_path
+  kind, held_out, tmp_path, monkeypatch, caplog
 ):
+  code = tmp_path / 'own_grades.py'
+  code.write_text(
+    'def grade(completions):\n  return [0.0] * len(completions)\n'
+  )
+  monkeypatch.syspath_prepend(str(tmp_path))
+  monkeypatch.delitem(sys.modules, 'own_grades', raising=False)
   paths = [tmp_path / f'{x}.jsonl' for x in ('train', 'eval', 'moved')]
   answers = ('chosen', 'rejected') if kind == 'preference' else ('completion',)
   for path in paths:
@@ -145,7 +161,10 @@ def test_changed_data_are_refused_by_name_and_moved_ones_are_not(
 
   def components(path):
     file = {'path': str(path), 'eval_path': str(paths[1])}
-    entry = schema.EnvEntry(env=schema.Rows(**file, eval_fraction=0.0))
+    entry = schema.EnvEntry(
+      env=schema.Rows(**file, eval_fraction=0.0),
+      rewards={'own': schema.RewardFn(fn='own_grades:grade')},
+    )
     stage = schema.Stage(
       kind=kind,
       envs={'x': entry} if kind == 'tokens' else {},
@@ -166,6 +185,13 @@ def test_changed_data_are_refused_by_name_and_moved_ones_are_not(
   workdir = str(tmp_path / 'run')
   main.claim(workdir, *components(paths[0]))
   main.claim(workdir, *components(paths[2]))
+  assert 'own_grades' not in caplog.text
+  code.write_text(code.read_text().replace('0.0', '1.0'))
+  main.claim(workdir, *components(paths[0]))
+  text = (
+    'own_grades.py, of config.a.envs.x.rewards.own.fn=own_grades:grade, has '
+  )
+  assert (f'{text}changed since step 2 of' in caplog.text) == (kind == 'tokens')
   changed = paths[held_out]
   changed.write_text(changed.read_text().replace('3?', '4?'))
   before = (tmp_path / 'run' / 'config.json').read_bytes()

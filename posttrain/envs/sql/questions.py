@@ -176,6 +176,13 @@ class Files:
     )
     self._path = base.find(name, 'data.questions', cfg.questions, _HINT)
     self._folder = base.find(name, 'data.databases', cfg.databases, _HINT)
+    folders = {x.parents[1] for x in self._folder.rglob('*.sqlite')}
+    if self._folder not in folders:
+      raise ValueError(
+        f'envs.{name}.env.data.databases must hold a folder per database, as '
+        f'NAME/NAME.sqlite: got {self._folder}, which has none; folders in it '
+        f'that have: {", ".join(map(str, folders)) or "none"}'
+      )
     self._tables: dict[str, tuple[str, ...]] = {}
     self._questions = self._load(difficulties)
     ids = sorted(
@@ -237,13 +244,13 @@ class Files:
       except (ValueError, database.Timeout) as error:
         refusals.append(f'{where}: {error}')
     logger = logging.getLogger('absl')
-    for refusal in refusals[:5] if skips else refusals:
+    for refusal in refusals[:20]:
       logger.warning('refused: %s', refusal)
     if not usable or (refusals and not skips):
       raise ValueError(
         f'envs.{self._name}.env.data.questions must hold questions that can be '
         f'used, of difficulties {tuple(difficulties)}: got {len(usable)} and '
-        f'{len(refusals)} refusals, listed above '
+        f'{len(refusals)} refusals, the first ones listed above '
         f'({errors.text("; ".join(refusals), 1200)}); skip_refused=True beside '
         'questions leaves them out'
       )
