@@ -335,7 +335,7 @@ def test_preflight_refuses_another_model_or_tokenizer(folder, tmp_path):
   model = dataclasses.replace(MODEL, rope_theta=5e5)
   for change, message in (
     ({'model': model}, 'its rope_theta is 10000.0'),
-    ({'tokenizer': tokenizer}, 'config.tokenizer.path must'),
+    ({'tokenizer': tokenizer}, 'of the run, config.tokenizer.path: '),
   ):
     with pytest.raises(ValueError, match=f'^config.sft.init must .*{message}'):
       check(dataclasses.replace(cfg, **change))
