@@ -515,20 +515,15 @@ class Examples(Sequence[rows.RawRow]):
 
   def __getitem__(self, index: int) -> rows.RawRow:
     index = range(len(self))[index]
-    return _row(self._source[index]), f'{self._where}:{index + 1}'
-
-
-def _row(example: Mapping[str, Any]) -> Mapping[str, Any]:
-  """Returns an example as the row that it was written from."""
-  raw = _value(example)
-  for column, fields in raw.items():
-    # TFDS gives a list of messages as a dict of lists.
-    if isinstance(fields, Mapping) and {'role', 'content'} <= set(fields):
-      lists = list(fields.values())
-      if all(isinstance(x, list) and len(x) == len(lists[0]) for x in lists):
-        raw[column] = [
-          dict(zip(fields, values, strict=True))
-          for values in zip(*lists, strict=True)
-        ]
-  info = json.loads(raw.pop('info_json', '{}'))
-  return {**raw, **info}
+    raw = _value(self._source[index])
+    for column, fields in raw.items():
+      # TFDS gives a list of messages as a dict of lists.
+      if isinstance(fields, Mapping) and {'role', 'content'} <= set(fields):
+        lists = list(fields.values())
+        if all(isinstance(x, list) and len(x) == len(lists[0]) for x in lists):
+          raw[column] = [
+            dict(zip(fields, values, strict=True))
+            for values in zip(*lists, strict=True)
+          ]
+    raw |= json.loads(raw.pop('info_json', '{}'))
+    return raw, f'{self._where}:{index + 1}'

@@ -341,12 +341,13 @@ def _in_turns(
 
   So a hard environment does not use up the draws of the others.
   """
-  counts, ranks = collections.Counter(before), []
-  for name in names:
-    ranks.append(counts[name])
+  counts = collections.Counter(before)
+
+  def draws(name: str) -> int:  # called once for each, in order
     counts[name] += 1
-  order = sorted(range(len(names)), key=ranks.__getitem__)
-  return [names[i] for i in order]
+    return counts[name]
+
+  return sorted(names, key=draws)
 
 
 def shape(stage: schema.Stage) -> tuple[int, int, int]:

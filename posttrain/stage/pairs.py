@@ -53,17 +53,28 @@ def pipeline(
   )
   data = components.data
   assert isinstance(data, pair_data.PairData), data
-  splits, cfg = data.splits, components.stage.pairs
+  splits, cfg, seed = data.splits, components.stage.pairs, components.cfg.seed
   # 1. The pairs; those of an earlier start are kept, if it was the same.
   if splits is None:
     assert isinstance(cfg, schema.MadePairs), cfg
     paths = made_files(cfg, workdir, name)
     exist = processes.on(0, lambda: all(map(os.path.exists, paths.values())))
     if state is None or not exist:
+      # The tasks, and the options of their sampling.
+      envs = {
+        name: [
+          entry.ratio,
+          dataclasses.asdict(entry.env),
+          *(data.envs[name].source(x, seed).get_state() for x in paths),
+        ]
+        for name, entry in components.stage.envs.items()
+        if entry.ratio
+      }
+      recipe = json.dumps([seed, dataclasses.asdict(cfg), envs], sort_keys=True)
       key = {
         'model': _fingerprint(own, 'init'),
         'tokenizer': components.renderer.fingerprint,
-        'recipe': _recipe(components, tuple(paths)),
+        'recipe': sources.fingerprint(recipe.encode()),
       }
       key_path = os.path.join(workdir, 'pairs', f'{name}_of.json')
       write_pairs(paths, key_path, key, functools.partial(_make, own))
@@ -237,25 +248,6 @@ def answer_logprobs(
     float(np.sum(own[sample.mask], dtype=np.float64))
     for own, sample in zip(logprobs, samples, strict=True)
   ]
-
-
-def _recipe(components: models.Components, splits: Sequence[str]) -> str:
-  """Returns a hash of the tasks and the options of their sampling."""
-  seed, stage = components.cfg.seed, components.stage
-  envs = {
-    name: [
-      entry.ratio,
-      dataclasses.asdict(entry.env),
-      *(
-        components.data.envs[name].source(split, seed).get_state()
-        for split in splits
-      ),
-    ]
-    for name, entry in stage.envs.items()
-    if entry.ratio
-  }
-  options = [seed, dataclasses.asdict(stage.pairs), envs]
-  return sources.fingerprint(json.dumps(options, sort_keys=True).encode())
 
 
 def _fingerprint(own: models.Models, reference: schema.Reference) -> str:

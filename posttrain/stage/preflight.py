@@ -122,7 +122,7 @@ def make(
   for key, text, reach in checks.texts(stage, f'config.{name}'):
     module = text.partition(':')[0]
     if reach == 'function' and not module.startswith('posttrain.'):
-      file = getattr(importlib.import_module(module), '__file__', None) or ''
+      file = getattr(importlib.import_module(module), '__file__', '')
       place = f'{module}.py, of {key}={text}'
       if os.path.isfile(file):
         data.hashes = {**data.hashes, place: row_files.fingerprint(file)}
