@@ -200,9 +200,9 @@ class DatasetSampler(NamedTuple):
     if task.demonstration is None:
       hint = errors.nearest('completion', task.info) or (
         "; SFT replays demonstrations: add a column 'completion', or rename "
-        'one, as --config.STAGE.envs.ENV.env.columns=\'{"answer": "completion"}'
-        "'; or train on prompts alone by rewards, with the recipe grpo, or on "
-        'pairs, with dpo'
+        f'one, as --config.STAGE.envs.{task.env}.env.columns='
+        """'{"answer": "completion"}'; or train on prompts alone by rewards, """
+        'with the recipe grpo, or on pairs, with dpo'
       )
       must = "have a demonstration, such as a column 'completion'"
       raise ValueError(f'{where} must {must}: got none{hint}')

@@ -280,7 +280,7 @@ def test_rewards_may_be_in_the_config_alone(folder):
     ('dpo', '{folder},{file},epochs=0', 'epochs= above 0'),
     ('grpo', '{file},small,a:', "'a:'"),
     ('sft', '{file},{file},{file},tiny', 'two data sets'),
-    ('sft', '{folder}/dat.jsonl', 'did you mean data.jsonl?'),
+    ('sft', '{folder}/dat.jsonl', 'did you mean {folder}/data.jsonl?'),
     ('sft', 'mine/rows,small', 'hf download mine/rows'),
   ],
 )
