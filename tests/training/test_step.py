@@ -249,6 +249,7 @@ CUTS = (  # mesh (data, fsdp, tensor), updates, loss, reduce
 )
 
 
+@functools.cache
 def _outcome(mesh, updates, loss, reduce='micro_batch'):
   """A batch's loss and gradients, and what two steps say, on a mesh."""
   objective = objectives.TokenComponents(fixtures.MODEL, ('arithmetic',), loss)
@@ -289,7 +290,7 @@ def test_one_device_equals_four(cuts, tmp_path):
   fixtures.run_on_devices(4, '-m', module, str(tmp_path), *map(str, cuts))
   for cut in cuts:
     four = dict(np.load(tmp_path / f'{cut}.npz'))
-    one = _outcome((1, 1, 1), *CUTS[cut][1:])
+    one = {**_outcome((1, 1, 1), *CUTS[cut][1:3])}  # however it reduces
     numbers = four.pop('numbers')
     np.testing.assert_allclose(numbers, one.pop('numbers'), rtol=1e-5)
     assert len(one) > 5 and four.keys() == one.keys()
