@@ -12,7 +12,7 @@ from experiments.planner import census
 from posttrain import schema
 from tests import fixtures
 
-MESHES = ((1, 8, 1), (1, 2, 4), (8, 1, 1), (2, 2, 2))
+MESHES = ((1, 8, 1), (1, 2, 4))
 # No two of its sizes are equal, whole or split.
 MODEL = schema.Model(
   vocab_size=4096,
@@ -32,11 +32,9 @@ BLOCK_BYTES = 2**18  # of logits: the vocabulary is a loop of several chunks
 
 def run(*argv: str):
   """Runs a module with XLA's optimizations; returns its last line."""
-  env = {**os.environ}
-  env.pop('JAX_DISABLE_MOST_OPTIMIZATIONS', None)
   done = subprocess.run(
     [sys.executable, '-m', *argv],
-    env=env,
+    env={**os.environ, 'JAX_DISABLE_MOST_OPTIMIZATIONS': '0'},
     cwd=fixtures.ROOT,
     capture_output=True,
     text=True,
@@ -60,7 +58,7 @@ def main() -> None:
 
   logprobs.BLOCK_BYTES = BLOCK_BYTES
   sizes, rows = programs.Sizes(rows=8, row_tokens=640), {}
-  for mesh in MESHES[:2]:
+  for mesh in MESHES:
     row, _ = census.measure('train_step', MODEL, mesh, sizes)
     rows[str(mesh)] = row
   print(json.dumps(rows))

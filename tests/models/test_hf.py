@@ -254,7 +254,15 @@ def test_logits_equal_those_of_transformers(case, folder):
 
 
 @pytest.mark.parametrize(
-  'case', ['llama3-rope', 'qwen2', 'qwen3', 'gemma2', 'gemma3']
+  'case',
+  [
+    'qwen3',
+    'gemma2',
+    'gemma3',
+    *(
+      pytest.param(x, marks=pytest.mark.slow) for x in ('llama3-rope', 'qwen2')
+    ),
+  ],
 )
 def test_greedy_answers_equal_those_of_transformers(case, folder):
   torch = pytest.importorskip('torch')
