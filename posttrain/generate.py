@@ -41,7 +41,9 @@ class Flags:
 
   checkpoint: str = commands.checkpoint()
   prompt: str | None = commands.flag(
-    None, "The user's message; it needs a tokenizer."
+    None,
+    "The user's message; it needs a tokenizer. A chat with a system message "
+    'or tools needs posttrain.serve.',
   )
   prompt_ids: tuple[int, ...] | None = commands.flag(
     None, 'Token ids to continue, in place of --prompt; as they are.'

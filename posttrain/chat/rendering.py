@@ -136,7 +136,8 @@ def _normal(message: Any, place: str) -> types.Message:
   role = _ROLES.get(str(role), role)
   if role not in types.ROLES:
     raise ValueError(
-      f'{place}.role must be one of {types.ROLES}: got {role!r:.200}'
+      f'{place}.role must be one of {types.ROLES}, where calls are an '
+      f"assistant's tool_calls: got {role!r:.200}"
     )
   calls = message.pop('tool_calls', None)
   if calls:

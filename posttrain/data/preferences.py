@@ -41,6 +41,7 @@ from posttrain.chat import rendering
 from posttrain.data import packing, row_files, rows, sources
 from posttrain.util import disk
 
+_COLUMNS_KEY = 'config.STAGE.pairs.columns'
 _PAIR = ('prompt', 'chosen', 'rejected', 'margin')
 _LABELED = ('prompt', 'completion', 'label')
 _MAX_MARGIN = 1e6  # of rewards; sums of its loss stay far from infinity
@@ -144,7 +145,7 @@ def parse(
   info = {key: value for key, value in raw.items() if key not in read}
   options = rows.template_options(info, where)
   if not is_pair and not is_label:
-    got = rows.wrong_columns(raw, columns, 'config.STAGE.pairs.columns')
+    got = rows.wrong_columns(raw, columns, _COLUMNS_KEY)
     raise ValueError(
       f"{where}: a preference must have 'prompt', 'chosen' and 'rejected', or "
       f"'prompt', 'completion' and 'label': {got}"
@@ -164,10 +165,11 @@ def parse(
     while prompt and prompt[-1]['role'] == 'assistant':
       prompt = prompt[:-1]
     if all(turn['role'] == 'system' for turn in prompt):
+      got = rows.wrong_columns(raw, columns, _COLUMNS_KEY)
       raise ValueError(
         f"{where}: without a column 'prompt', chosen and rejected must begin "
-        f'with the same question: got {both!r:.200}; split a dialogue that is '
-        "one text into 'prompt' and the two last answers"
+        'with the same question, and a dialogue that is one text must be split '
+        f"into 'prompt' and the two last answers: {got}"
       )
   if is_label:
     answer = rows.answer_of(raw, 'completion', prompt, where)

@@ -25,6 +25,7 @@ class Answer:
   tokens: int = 0
   error: str | None = None
   question: str = ''  # the last message of the prompt
+  tools: bool = False  # whether the prompt describes tools
   messages: tuple[types.Message, ...] = ()  # after the prompt
   turn_rewards: tuple[float, ...] = ()  # of the policy's turns, in their order
   # Of the score.
@@ -95,6 +96,7 @@ def of(
     tokens=int(sum(sample.mask.sum() for sample in rollout.samples)),
     error=rollout.error,
     question=rollout.prompt[-1]['content'],
+    tools=task.tools is not None,
     messages=tuple(
       {'role': x['role'], 'content': x['content']} for x in messages
     ),

@@ -91,9 +91,8 @@ class Plan:
   """The resolved sizes of one stage. Bytes are per device."""
 
   stage: str
-  steps: int
+  cfg: schema.Stage  # its options, batch sizes included
   mesh: dict[str, int]  # devices per axis
-  batch: schema.Batch  # with its sizes
   load: Load
   parameters: int
   trained: int  # those that train; with LoRA the adapter's
@@ -129,7 +128,8 @@ class Plan:
       freed = size(self.sleep_bytes)
       update += f', less {freed} of cache that rollout.sleep frees'
     largest = max(self.update_bytes - self.sleep_bytes, self.rollout_bytes)
-    batch, count, groups = self.batch, self.load.hosts, self.load.group_sizes
+    count, groups, cfg = self.load.hosts, self.load.group_sizes, self.cfg
+    batch, optim = cfg.batch, cfg.optim
     devices = math.prod(self.mesh.values()) // count
     hosts = f'{count}' if count > 1 else ''
     if hosts and self.slots:
@@ -148,12 +148,15 @@ class Plan:
       '  rows x tokens': f'{batch.packed_rows} x {batch.packed_tokens}',
       'rollout.slots': self.slots,
       '  tokens each': self.slots and self.slot_tokens,
-      'steps': self.steps,
+      'steps': cfg.steps,
       '  epochs': ', '.join(
-        f'{self.steps * batch.prompts_per_step / train:.3g}'
+        f'{cfg.steps * batch.prompts_per_step / train:.3g}'
         for train, _ in self.load.tasks.values()
         if train and len(self.load.tasks) == 1
       ),
+      'learning rate': f'{optim.lr:g}, {optim.schedule}',
+      '  warmup_steps': optim.warmup_steps,
+      '  final_lr_fraction': optim.final_lr_fraction,
       'mesh': ', '.join(f'{k} {v}' for k, v in self.mesh.items()),
       'processes': hosts,
       'parameters': f'{self.parameters:,}',
@@ -292,9 +295,8 @@ def make(
   local = load.micro_batches * _local_tokens(mesh, batch)
   return Plan(
     stage=spec.name,
-    steps=stage.steps,
+    cfg=stage,
     mesh=dict(mesh.shape),
-    batch=batch,
     load=load,
     parameters=transformer.num_params(model),
     trained=_numbers(state.params),
@@ -593,17 +595,19 @@ def commands(
   if not objectives.TYPES[stage.kind].generates_text:
     recipe = f'grpo:DIR,PROMPTS.jsonl,reward={os.path.abspath(workdir)}'
     return [f'{start}main --config={shlex.quote(recipe)} --workdir=WORK']
-  # A prompt of the last evaluation, if it is one short line, or of the suite.
-  prompt = stage.eval.suite[0] if stage.eval.suite else 'Hello'
+  # A question of the last evaluation, if it is one short line, or of the suite.
+  answer, prompt = {}, stage.eval.suite[0] if stage.eval.suite else 'Hello'
   pattern = f'{name}_eval_[0-9]*.jsonl'
   pattern = os.path.join(glob.escape(workdir), 'rollouts', pattern)
   for path in sorted(glob.glob(pattern))[-1:]:
     with open(path) as file:
-      line = file.readline()
-    answered = json.loads(line)['prompt'] if line else ''
-    if answered.isprintable() and 0 < len(answered) <= 100:
-      prompt = answered
+      answer = json.loads(file.readline() or '{}')
+    question = answer.get('question', '')
+    if question.isprintable() and 0 < len(question) <= 100:
+      prompt = question
   lines = [f'{start}generate {checkpoint} --prompt={shlex.quote(prompt)}']
+  if answer.get('tools'):  # which only requests to a server have
+    lines = [f'{start}serve {checkpoint}']
   # `evaluate` compares tasks of environments with the start, if it is known:
   # metrics eval/METRIC/ENV, eval/reward/NAME/ENV. On held-out pairs a start
   # that is the reference ranks nothing, and answers to the suite have no grade.

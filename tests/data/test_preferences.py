@@ -125,6 +125,7 @@ def test_tools_and_variables_of_pairs_are_rendered(tmp_path):
   ('raw', 'words'),
   [
     ({'prompt': 'a', 'chosen': 'b'}, 'got columns'),
+    ({'question': 'a', 'chosen': 'b', 'rejected': 'c'}, 'pairs.columns='),
     ({'prompt': 'a', 'chosen': 'b', 'rejected': 'b'}, 'another answer'),
     ({'prompt': 'a', 'completion': 'b', 'label': 2}, 'true or false'),
     (

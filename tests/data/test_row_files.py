@@ -154,6 +154,10 @@ def test_other_columns_of_alpaca_and_sharegpt_are_turns(tmp_path):
       {'messages': [USER, {'role': 'bot', 'content': ''}]},
       'messages[1].role must be one of',
     ),
+    (
+      {'conversations': [{'from': 'function_call', 'value': '{}'}]},
+      "an assistant's tool_calls: got 'function_call'",
+    ),
   ],
 )
 def test_errors_name_file_and_line(tmp_path, row, words):

@@ -38,9 +38,18 @@ def test_plan_on_one_device_has_its_bytes_and_sizes():
   made = _make()
   assert made.parameters == made.trained == PARAMETERS
   assert made.state_bytes == 3 * 4 * PARAMETERS + SCALARS
-  assert (made.batch.packed_rows, made.batch.packed_tokens) == (4, 16)
+  batch = made.cfg.batch
+  assert (batch.packed_rows, batch.packed_tokens) == (4, 16)
   held = made.state_bytes + made.decode_bytes
   assert made.total_bytes == held + max(made.update_bytes, made.rollout_bytes)
+
+
+def test_the_plan_names_the_learning_rate():
+  optim = schema.Optim(lr=1e-5, warmup_steps=20)
+  lines = [line.split() for line in _make(stage=_stage(optim=optim)).lines()]
+  start = lines.index(['learning', 'rate', '1e-05,', 'cosine'])
+  assert lines[start + 1] == ['warmup_steps', '20']
+  assert lines[start + 2][0] == 'mesh'  # no final rate: 0
 
 
 def test_the_head_names_devices_host_versions_and_seed():

@@ -105,11 +105,19 @@ def test_a_short_question_of_the_evaluation_is_asked(prompt, tmp_path):
   (tmp_path / 'rollouts').mkdir()
   for step, text in ((4, 'old'), (12, prompt)):
     path = tmp_path / f'rollouts/sft_eval_{step:06d}.jsonl'
-    path.write_text(json.dumps({'prompt': text}) + '\n')
+    path.write_text(json.dumps({'prompt': 'system', 'question': text}) + '\n')
   run = schema.Run(stages={'sft': SFT})
   generate, *_ = plan.commands(run, str(tmp_path), [])
   asked = prompt if prompt == '1 + 1?' else 'Hello'
   assert shlex.split(generate)[-1] == f'--prompt={asked}'
+
+
+def test_a_policy_with_tools_is_served(tmp_path):
+  (tmp_path / 'rollouts').mkdir()
+  path = tmp_path / 'rollouts/sft_eval_000004.jsonl'
+  path.write_text(json.dumps({'question': '1 + 1?', 'tools': True}) + '\n')
+  serve, *_ = plan.commands(schema.Run(stages={'sft': SFT}), str(tmp_path), [])
+  assert serve == f'python -m posttrain.serve --checkpoint={tmp_path}'
 
 
 def test_commands_fit_what_was_trained():
