@@ -423,15 +423,15 @@ def _transfers(
   """
   width, layers = _width(model), model.layers
   data, fsdp, tensor = (mesh.shape[x] for x in sharding.AXES)
-  once, tables = batch.reduce_gradients == 'update', _head(model, mesh)
-  tables *= 1 if model.tied_head else 2
+  once, local = batch.reduce_gradients == 'update', _local_tokens(mesh, batch)
+  tables = _head(model, mesh) * (1 if model.tied_head else 2)
   trained, others = _by_fsdp(params['layers'])
-  base = trained if frozen is None else _by_fsdp(frozen['layers'])[0]
-  gathered = base + (trained if frozen else 0)
   adapts = frozen is not None
+  base = _by_fsdp(frozen['layers'])[0] if adapts else 0
+  gathered = width * (base + trained)
   parts: list[tuple[str, str, str, int, int]] = []
   if once:
-    weights = width * gathered + (width if adapts else 4) * tables
+    weights = gathered + (width if adapts else 4) * tables
     gradient, count, end = 4 * trained, 1, ', per update'
     gradient += 0 if adapts else 4 * tables
     if fsdp > 1:
@@ -439,12 +439,11 @@ def _transfers(
   else:
     gradient, count, end = width * trained, layers, ''
     if fsdp > 1:
-      each, local = width * gathered, _local_tokens(mesh, batch)
       head, passes = _head(model, mesh), 1 if adapts else 2
       lookup = passes * local * model.embed_dim * width
       parts += [
-        ('layers, forward', 'all-gather', 'fsdp', layers, each),
-        ('layers, backward', 'all-gather', 'fsdp', layers, each),
+        ('layers, forward', 'all-gather', 'fsdp', layers, gathered),
+        ('layers, backward', 'all-gather', 'fsdp', layers, gathered),
         ('head', 'all-gather', 'fsdp', 1, width * head),
         ('embedded tokens', 'all-to-all', 'fsdp', passes, lookup),
       ]
@@ -463,8 +462,7 @@ def _transfers(
     count = 1 if once else layers
     parts += [(f'{what}, unsplit{end}', 'all-reduce', axes, count, size)]
   if tensor > 1:
-    tokens, sums = _local_tokens(mesh, batch), ('all-reduce', 'tensor')
-    size = tokens * model.embed_dim
+    sums, size = ('all-reduce', 'tensor'), local * model.embed_dim
     # The MLP's sum is not needed again where a layer is recomputed.
     forward = 2 * layers + (model.remat != 'none') * layers
     backward = 5 * layers  # of the inputs of q, k, v, gate and up
@@ -473,7 +471,7 @@ def _transfers(
       ('activations, forward', *sums, forward, forward * width * size),
       ('activations, backward', *sums, backward, backward * width * size),
       ('hidden states, gradient', *sums, 1, 4 * size),
-      ('logits, sums of a token', *sums, 2, 4 * 4 * tokens),
+      ('logits, sums of a token', *sums, 2, 4 * 4 * local),
     ]
     columns = 0  # of x A, forward and recomputed, or of its gradient
     for path, x in tree.flat(params if adapts else {}).items():
@@ -481,8 +479,8 @@ def _transfers(
         a = path.endswith('/a')
         columns += 2 * x.shape[0] * x.shape[-1] if a else math.prod(x.shape[:2])
     if columns:
-      low_rank = tokens * width * columns
-      parts += [('products with A', *sums, layers, low_rank)]
+      columns *= local * width
+      parts += [('products with A', *sums, layers, columns)]
   return [Transfer(*x) for x in parts]
 
 
@@ -596,7 +594,7 @@ def commands(
     recipe = f'grpo:DIR,PROMPTS.jsonl,reward={os.path.abspath(workdir)}'
     return [f'{start}main --config={shlex.quote(recipe)} --workdir=WORK']
   # A question of the last evaluation, if it is one short line, or of the suite.
-  answer, prompt = {}, stage.eval.suite[0] if stage.eval.suite else 'Hello'
+  answer, (prompt, *_) = {}, (*stage.eval.suite, 'Hello')
   pattern = f'{name}_eval_[0-9]*.jsonl'
   pattern = os.path.join(glob.escape(workdir), 'rollouts', pattern)
   for path in sorted(glob.glob(pattern))[-1:]:
