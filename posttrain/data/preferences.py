@@ -367,10 +367,9 @@ def _sample(
   except ValueError as error:
     raise ValueError(f'{row.where}: {error}') from None
   if len(parts) != 1:
-    why = 'the chat template rewrites earlier turns' if parts else 'all weigh 0'
     raise ValueError(
       f'{row.where}: the turns of an answer must be one sequence of tokens: '
-      f'got {len(parts)}, because {why}'
+      f'got {len(parts)}; the template rewrites earlier ones, or all weigh 0'
     )
   (part,) = parts
   return types.Sample(

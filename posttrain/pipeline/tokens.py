@@ -91,7 +91,8 @@ class TokenData(batches.StageData):
     self.shape, self.envs, self.env_names = shape(stage), envs, tuple(envs)
     self.task_counts = {x.name: len(x.source) for x in all_own}
     self.hashes = {
-      f'envs.{x.name}.env': x.source.get_state().get('fingerprint', '')
+      f'envs.{x.name}.env': x.source.get_state().get('fingerprint')
+      or str(len(x.source))
       for x in all_own
     }
     self.group_sizes = {k: x.group_size for k, x in stage.envs.items()}

@@ -572,7 +572,7 @@ def check_resume(
       stored = True
       if hashes and name in stages and host['step'] < new[name]['steps']:
         for key, own in stages[name].data.fingerprints().items():
-          if own != hashes.get(key, own):
+          if own != (hashes.get(key) or own):
             if ',' in key:  # code, which may have been corrected
               logging.getLogger('absl').warning(
                 '%s',
@@ -582,10 +582,9 @@ def check_resume(
               )
               continue
             node = functools.reduce(operator.getitem, key.split('.'), new[name])
-            data = node.get('path') if isinstance(node, dict) else node
             raise ValueError(
               f'config.{name}.{key} must have the data that {workdir} was '
-              f'trained on: {errors.quote(data)} has changed; put the old data '
+              f'trained on: {errors.quote(node)} has changed; put the old data '
               'back, or use another --workdir'
             )
   path = os.path.join(workdir, 'config.json')

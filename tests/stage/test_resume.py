@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 import sys
+import types
 
 import jax.numpy as jnp
 import pytest
@@ -195,7 +196,7 @@ def test_changed_data_are_refused_by_name_and_moved_ones_are_not(
   changed = paths[held_out]
   changed.write_text(changed.read_text().replace('3?', '4?'))
   before = (tmp_path / 'run' / 'config.json').read_bytes()
-  with pytest.raises(ValueError, match=rf'a\..*{changed.name}\S* has'):
+  with pytest.raises(ValueError, match=rf'a\..*{changed.name}.* has'):
     main.claim(workdir, *components(paths[0]))
   assert (tmp_path / 'run' / 'config.json').read_bytes() == before
 
@@ -213,3 +214,27 @@ def test_a_broken_config_json_is_written_anew_or_refused(
   with pytest.raises(ValueError, match='--workdir must be a new folder'):
     claim(tmp_path, run_of())
   assert (tmp_path / 'config.json').read_bytes() == data
+
+
+@pytest.mark.parametrize('path', [None, 'rows.jsonl'])
+def test_data_that_changed_are_refused_by_name(tmp_path, monkeypatch, path):
+  (tmp_path / 'checkpoints' / 'a').mkdir(parents=True)
+  node = {'type': 'tasks:Own', 'path': path}
+  stage = {'steps': 2, 'init': 'random', 'envs': {'x': {'env': node}}}
+  new = {'stages': ['a'], 'a': stage}
+  host = {'config': new, 'step': 1, 'data': {'envs.x.env': '6'}}
+  monkeypatch.setattr(store, 'newest_host', lambda folder: host)
+  monkeypatch.setattr(config, 'check_resume', lambda *arguments: None)
+
+  def check(fingerprint):
+    data = types.SimpleNamespace(
+      fingerprints=lambda: {'envs.x.env': fingerprint}
+    )
+    stages = {'a': types.SimpleNamespace(data=data)}
+    preflight.check_resume(new, str(tmp_path), stages)
+
+  check('6')
+  with pytest.raises(ValueError, match=f'{path or "tasks:Own"}.* has changed'):
+    check('7')
+  host['data'] = {'envs.x.env': ''}  # of an older run
+  check('7')
