@@ -3,15 +3,7 @@
 import ast
 import pathlib
 
-COMMANDS = (
-  'main',
-  'evaluate',
-  'generate',
-  'export',
-  'make_pairs',
-  'serve',
-  'report',
-)
+COMMANDS = 'main evaluate generate export make_pairs serve report'.split()
 
 
 def lines() -> list[str]:

@@ -22,7 +22,7 @@ from posttrain.util import disk
 
 NAME = 'about.json'
 MAX_STARTS = 100
-VERSIONS = ('posttrain', 'python', 'jax', 'jaxlib', 'flax', 'optax', 'numpy')
+VERSIONS = 'posttrain python jax jaxlib flax optax numpy'.split()
 
 
 def begin(workdir: str, sizes: dict[str, dict[str, int]]) -> None:

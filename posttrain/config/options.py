@@ -33,10 +33,7 @@ from posttrain.util import disk, errors, hub
 _FOLDER = pathlib.Path(__file__).parents[2] / 'configs'
 # Keys that may differ when a run is resumed, besides those of the schedule.
 _RESUMABLE = (
-  r'^metrics\.',
-  r'^checkpoint\.',
-  r'^watchdog\.',
-  r'^compilation_cache$',
+  r'^(metrics|checkpoint|watchdog)\.|^compilation_cache$',
   # Other devices: arrays are split anew, and numbers agree up to rounding.
   r'^mesh\.',
   # An implementation that the devices of another machine need.

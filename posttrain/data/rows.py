@@ -31,7 +31,7 @@ FORM = (
 )
 _UNREAD = ('images', 'image', 'audio', 'videos', 'functions', 'system')
 # Texts of flags: false and true ones in turns.
-_FLAGS = ('false', 'true', '0', '1', '0.0', '1.0', 'no', 'yes')
+_FLAGS = 'false true 0 1 0.0 1.0 no yes'.split()
 COLUMNS_KEY = 'config.STAGE.envs.ENV.env.columns'
 
 
