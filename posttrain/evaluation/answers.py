@@ -30,8 +30,8 @@ class Answer:
   turn_rewards: tuple[float, ...] = ()  # of the policy's turns, in their order
   # Of the score.
   metrics: dict[str, float] = dataclasses.field(default_factory=dict)
-  # Of `measures`: 'reward/<name>', 'sampled_reward/<name>', 'nll' and
-  # 'token_accuracy'; of pairs: 'accuracy' and 'margin'.
+  # Of `measures`, as 'pass_rate', 'sampled_reward/<name>', 'nll' and 'kl'; of
+  # pairs: 'accuracy' and 'margin'.
   measures: dict[str, float] = dataclasses.field(default_factory=dict)
   # Of each answer at temperature 1: whether it is correct, None = not graded.
   sampled: tuple[bool | None, ...] = ()

@@ -41,9 +41,9 @@ def differences(first: Measurement, second: Measurement) -> dict[str, float]:
     first, second: answers to the same tasks in the same order.
 
   Returns:
-    {'difference/<name>/<env>'} of pass_rate, sampled_pass_rate and each measure
-    beside the grade (the mean over tasks), with its bounds `_low` and `_high`;
-    absent where fewer than two tasks have the value under both. And
+    {'difference/<name>/<env>'} of each measure (the mean over tasks), with its
+    bounds `_low` and `_high`; absent where fewer than two tasks have the value
+    under both. And
     {'difference/suite/<name>'}, over the prompts whose answers have the value
     under both; absent where there is none.
   """
@@ -53,17 +53,10 @@ def differences(first: Measurement, second: Measurement) -> dict[str, float]:
     pairs.setdefault(a.env, []).append((a, b))
   values = {}
   for env, both in pairs.items():
-    rates = {
-      'pass_rate': lambda x: x.correct,
-      'sampled_pass_rate': lambda x: _rate(x.sampled),
-      **{
-        name: lambda x, name=name: x.measures.get(name)
-        for a, _ in both
-        for name in a.measures
-      },
-    }
-    for name, rate in rates.items():
-      one, other = zip(*((rate(a), rate(b)) for a, b in both), strict=True)
+    for name in dict.fromkeys(name for a, _ in both for name in a.measures):
+      one, other = zip(
+        *([x.measures.get(name) for x in pair] for pair in both), strict=True
+      )
       difference = estimates.paired(
         one, other, estimates.is_rate(name, one + other)
       )
@@ -79,11 +72,6 @@ def differences(first: Measurement, second: Measurement) -> dict[str, float]:
   for name, x in changes.items():
     values[f'difference/suite/{name}'] = sum(x) / len(x)
   return values
-
-
-def _rate(correct: Sequence[bool | None]) -> float | None:
-  known = [x for x in correct if x is not None]
-  return sum(known) / len(known) if known else None
 
 
 def to_json(first: Measurement, second: Measurement | None) -> dict[str, Any]:

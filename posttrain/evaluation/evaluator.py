@@ -370,19 +370,9 @@ class Evaluator:
       },
       **statistics.summarize(greedy),
       **statistics.stops(greedy),
-      **statistics.bounds('pass_rate', [[x.score.correct] for x in greedy]),
-      **statistics.bounds('format_rate', [[x.score.formatted] for x in greedy]),
     }
     if part.groups:
-      sampled = statistics.summarize(part.sampled)
       values |= {
-        'sampled_pass_rate': sampled.get('pass_rate'),
-        **statistics.bounds(
-          'sampled_pass_rate',
-          [[x.score.correct for x in group] for group in part.groups],
-        ),
-        'sampled_format_rate': sampled.get('format_rate'),
-        'sampled_reward': sampled.get('reward'),
         **statistics.best_of(
           part.groups,
           (*self._cfg.ks, n) if n > 1 else self._cfg.ks,
@@ -391,10 +381,7 @@ class Evaluator:
         **statistics.entropy(part.sampled),
       }
     errors = sum(x.stop_reason == 'error' for x in part.rollouts)
-    return {
-      **{k: v for k, v in values.items() if v is not None},
-      'errors': errors,
-    }
+    return {**values, 'errors': errors}
 
   def _kl(
     self, name: str, reference: schema.Reference | None, part: TaskSet

@@ -1,9 +1,10 @@
-"""Measures of held-out tasks beside the environment's grade.
+"""Measures of held-out tasks.
 
 - `reward/<name>`: the value of a reward function, or of a reward model where it
   is loaded, of the greedy answer;
 - `sampled_reward/<name>`: its mean over the answers at temperature 1;
-- `reward` and `sampled_reward`: the same of the environment's own reward;
+- `reward`, `pass_rate` and `format_rate`, and with `sampled_`: the same of the
+  environment's own grade;
 - `nll`: -log p of the demonstration, nats per token of its assistant turns at
   temperature 1, where answers are not graded;
 - `token_accuracy`: the share of the same tokens that are the most likely one
@@ -24,6 +25,12 @@ from posttrain.rollout import grading
 
 # {environment: {name: the rewards of this function alone, with weight 1}}
 Functions = Mapping[str, Mapping[str, grading.Rewards]]
+# Of the environment: {name: field of the score}
+GRADES = {
+  'reward': 'reward',
+  'pass_rate': 'correct',
+  'format_rate': 'formatted',
+}
 Score = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
 # A measure of each task, None for a task without it, and the tasks' weights in
 # the mean.
@@ -109,7 +116,7 @@ class Measures:
   ) -> tuple[dict[str, Values], tuple[str, ...]]:
     """Returns ({'reward/<name>': value per rollout}, errors of functions).
 
-    `reward` is the environment's own.
+    And the environment's own `GRADES`.
 
     Args:
       env: the environment's name.
@@ -121,8 +128,10 @@ class Measures:
       errors += faults
       known = [x.score.reward if x.samples else None for x in scored]
       values[f'reward/{name}'] = known, [1.0] * len(known)
-    own = [x.score.reward for x in rollouts]
-    return values | {'reward': (own, [1.0] * len(own))}, errors
+    for name, field in GRADES.items():
+      own = [getattr(x.score, field) for x in rollouts]
+      values[name] = own, [1.0] * len(own)
+    return values, errors
 
   def _likelihood(self, tasks: Sequence[types.Task]) -> dict[str, Values]:
     """Returns both measures of demonstrations, weighted by tokens.

@@ -4,12 +4,15 @@ import json
 
 import pytest
 
-from posttrain.evaluation import answers, comparison
+from posttrain.evaluation import answers, comparison, measures
 from posttrain.metrics import estimates
 
 
 def answer(id, correct, sampled=(), env='sums'):
-  return answers.Answer(env, str(id), '', '', correct=correct, sampled=sampled)
+  values, _ = measures.grouped([correct, *sampled], [1, len(sampled)])
+  known = zip(('pass_rate', 'sampled_pass_rate'), values, strict=True)
+  known = {name: value for name, value in known if value is not None}
+  return answers.Answer(env, str(id), '', '', measures=known)
 
 
 def suite(*texts):

@@ -13,7 +13,7 @@ from posttrain.stage import resume
 
 UIDS = itertools.count()
 USER = {'role': 'user', 'content': 'a'}
-UNKNOWN = {'reward': ([None], [1.0])}  # of the environment
+UNKNOWN = dict.fromkeys(measures.GRADES, ([None], [1.0]))
 
 
 def rollout(text, demonstration=None, correct=None):
@@ -99,7 +99,7 @@ def test_reward_functions_have_their_own_values(byte_renderer, monkeypatch):
   assert values == {
     'reward/long': ([3.0, None, 1.0], [1.0] * 3),
     'reward/learned': ([0.25] * 3, [1.0] * 3),
-    'reward': ([None] * 3, [1.0] * 3),
+    **dict.fromkeys(measures.GRADES, ([None] * 3, [1.0] * 3)),
   }
   # 3 and 1: s = sqrt(2), so the half-width is 1.96.
   assert measures.summary(
@@ -152,7 +152,8 @@ def test_nll_is_the_mean_over_the_demonstrations_tokens(byte_renderer):
 
 def test_graded_answers_need_no_nll(byte_renderer):
   measure = measures.Measures({}, never, byte_renderer)
-  assert _of(measure, [rollout('x', 'y', correct=False)]) == (UNKNOWN, ())
+  graded = {**UNKNOWN, 'pass_rate': ([False], [1.0])}
+  assert _of(measure, [rollout('x', 'y', correct=False)]) == (graded, ())
   assert _of(measure, [rollout('x')]) == (UNKNOWN, ())
 
 
