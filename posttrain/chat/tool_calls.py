@@ -33,6 +33,7 @@ does not render that role.
 """
 
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -53,25 +54,18 @@ _HOW = {
   'nothing else',
   'plain': 'NAME({"ARGUMENT": VALUE, ...}), the arguments as one JSON object',
 }
-_CLASSES = {
-  'string': (str,),
-  'integer': (int,),
-  'number': (int, float),
-  'boolean': (bool,),
-  'array': (list,),
-  'object': (dict,),
-  'null': (type(None),),
-}
-
-# Values in messages; others are numbers.
-_KINDS = {
-  dict: 'an object',
-  list: 'a list',
-  str: 'a string',
-  bool: 'a boolean',
+# The types of JSON Schema that a value has.
+_NAMES = {
+  str: 'string',
+  int: 'integer number',
+  float: 'number',
+  bool: 'boolean',
+  list: 'array',
+  dict: 'object',
   type(None): 'null',
 }
-_OPEN, _CLOSE, _PYTHON = '<tool_call>', '</tool_call>', '<|python_tag|>'
+_KNOWN = ' '.join(_NAMES.values()).split()
+_PYTHON = '<|python_tag|>'
 THOUGHT = '<think>'
 _THOUGHTS = re.compile(
   r'<think>.*?(?:</think>|\Z)'
@@ -183,7 +177,7 @@ def start(text: str, format: str, names: Collection[str]) -> int:
   while match := re.compile(pattern).search(masked, position):
     begin = match.start(1)
     value = _read(shown, begin)
-    is_open = value.error and value.end == len(text)
+    is_open = value.end == len(text)
     if masked[begin] != '{' or is_open or _is_call(value.value, names):
       return begin
     position = max(value.end, begin + 1)
@@ -191,27 +185,27 @@ def start(text: str, format: str, names: Collection[str]) -> int:
 
 
 def write(messages: types.Messages, style: 'Style') -> types.Messages:
-  """Writes messages of a client in the form in which environments have them.
+  """Writes messages in the form in which the policy has them.
 
   Calls are text where the template does not render them in the style's format,
   and results have the style's role.
   """
-  result, texts = [], []
-  for index, message in enumerate(messages):
-    if message.get('tool_calls') and not style.renders:
-      calls = [call.get('function', call) for call in message['tool_calls']]
-      text = ('; ' if style.format == 'llama3' else '\n').join(
-        _WRITTEN[style.format]
-        % (call['name'], json.dumps(call['arguments'], ensure_ascii=False))
-        for call in calls
-      )
-      message = {'role': 'assistant', 'content': message['content'] + text}
-    if message['role'] == 'tool' and style.role == 'user':
-      texts.append(message['content'])
-      if [x['role'] for x in messages[index + 1 : index + 2]] == ['tool']:
-        continue
-      message, texts = {'role': 'user', 'content': '\n'.join(texts)}, []
-    result.append(message)
+  result = []
+  for role, turns in itertools.groupby(messages, lambda x: x['role']):
+    if role == 'tool' and style.role == 'user':
+      text = '\n'.join(x['content'] for x in turns)
+      turns = ({'role': 'user', 'content': text},)
+    for turn in turns:
+      if turn.get('tool_calls') and not style.renders:
+        text = ('; ' if style.format == 'llama3' else '\n').join(
+          _WRITTEN[style.format]
+          % (call['name'], json.dumps(call['arguments'], ensure_ascii=False))
+          for call in (x.get('function', x) for x in turn['tool_calls'])
+        )
+        # A word before a plain call would be a part of its name.
+        content = re.sub(r'\w\Z', r'\g<0>\n', turn['content'])
+        turn = {'role': 'assistant', 'content': content + text}
+      result.append(turn)
   return tuple(result)
 
 
@@ -221,13 +215,13 @@ def _hermes(text: str, names: Collection[str]) -> Iterator[Call]:
     body = text[slice(*part.span('call'))].strip()
     read = _read(body, 0)
     if not part['open']:
-      yield _malformed(f'a call must begin with {_OPEN!r}')
+      yield _malformed("a call must begin with '<tool_call>'")
     elif read.error:
       yield _malformed(read.error)
     elif part['close'] and read.end == len(body):
       yield _call(read.value, ('arguments',))
     else:
-      yield _malformed(f'a call must end with {_CLOSE!r}')
+      yield _malformed("a call must end with '</tool_call>'")
 
 
 def _llama3(text: str, names: Collection[str]) -> Iterator[Call]:
@@ -316,9 +310,13 @@ def _read(text: str, begin: int) -> _Json:
 
 def _is_call(value: Any, names: Collection[str]) -> bool:
   """Returns whether a JSON value is meant as a call."""
-  if not isinstance(value, dict) or not isinstance(value.get('name'), str):
-    return False
-  return value['name'] in names or 'arguments' in value or 'parameters' in value
+  return (
+    isinstance(value, dict)
+    and isinstance(value.get('name'), str)
+    and (
+      value['name'] in names or 'arguments' in value or 'parameters' in value
+    )
+  )
 
 
 def _call(value: Any, keys: tuple[str, ...]) -> Call:
@@ -328,23 +326,17 @@ def _call(value: Any, keys: tuple[str, ...]) -> Call:
     value: an object with a name.
     keys: names of the arguments in it.
   """
-  form = f'{{"name": NAME, "{keys[0]}": {{...}}}}'
-  if not isinstance(value, dict):
-    kind = _KINDS.get(type(value), 'a number')
-    return _malformed(f'a call must be {form}: got {kind}')
-  name = value.get('name')
+  must = f'a call must be {{"name": NAME, "{keys[0]}": {{...}}}}: got '
+  name = value.get('name') if isinstance(value, dict) else None
   if not isinstance(name, str) or not name:
-    return _malformed(f'a call must be {form}: got no name')
-  key = next((key for key in keys if key in value), None)
-  if key is None:
-    for other in ('arguments', 'parameters'):
-      if other in value:
-        return _malformed(f'a call must be {form}: got {other!r}', name)
-    return Call(name, {})
-  if not isinstance(value[key], dict):
-    got = _KINDS.get(type(value[key]), 'a number')
-    return _malformed(f'{key!r} must be an object: got {got}', name)
-  return Call(name, value[key])
+    return _malformed(f'{must}{value!r:.80}')
+  key = next((x for x in (*keys, 'parameters') if x in value), keys[0])
+  if key not in keys:
+    return _malformed(f'{must}{key!r}', name)
+  arguments = value.get(key, {})
+  if not isinstance(arguments, dict):
+    return _malformed(f'{key!r} must be an object: got {arguments!r:.80}', name)
+  return Call(name, arguments)
 
 
 def _malformed(error: str, name: str = '') -> Call:
@@ -404,7 +396,7 @@ def plain(tools: Any) -> list[dict[str, Any]]:
       not isinstance(name, str)
       or not name
       or name in names
-      or not isinstance(function.get('parameters', {}), dict)
+      or not isinstance(function.get('parameters') or {}, dict)
     ):
       raise ValueError(
         f'tools[{index}] must be {{"type": "function", "function": {{"name": '
@@ -419,7 +411,7 @@ def plain(tools: Any) -> list[dict[str, Any]]:
 def parameters(tools: Tools) -> dict[str, Mapping[str, Any]]:
   """Returns the schema of each tool's arguments, by the tool's name."""
   functions = (tool['function'] for tool in tools)
-  return {x['name']: x.get('parameters', {}) for x in functions}
+  return {x['name']: x.get('parameters') or {} for x in functions}
 
 
 def problem(call: Call, schemas: Mapping[str, Mapping[str, Any]]) -> str:
@@ -465,14 +457,12 @@ def describe(tools: Tools, format: str) -> str:
   lines = ['Tools:']
   for tool in tools:
     function = tool['function']
-    schema = function.get('parameters', {})
+    schema = function.get('parameters') or {}
     arguments = []
     for name, argument in schema.get('properties', {}).items():
       optional = '' if name in schema.get('required', ()) else '?'
       kind = _kind(argument)
-      arguments.append(
-        f'{name}{optional}' + ('' if kind == 'any' else f': {kind}')
-      )
+      arguments.append(f'{name}{optional}: {kind}'.removesuffix(': any'))
     summary = str(function.get('description') or '').splitlines()[:1]
     head = f'- {function["name"]}({", ".join(arguments)})'
     lines.append(': '.join([head, *summary]))
@@ -491,14 +481,14 @@ def _kind(schema: Any) -> str:
     return ' | '.join(map(_kind, schema['anyOf']))
   kinds = _types(schema)
   items = _kind(schema.get('items'))
-  of = '' if items == 'any' else f' of {items}'
+  of = f' of {items}'.removesuffix(' of any')
   return ' | '.join(f'{x}{of}' if x == 'array' else x for x in kinds) or 'any'
 
 
 def _types(schema: Mapping[str, Any]) -> list[str]:
   kinds = schema.get('type', [])
   kinds = kinds if isinstance(kinds, list) else [kinds]
-  return [*map(str, kinds), *(['null'] if schema.get('nullable') else [])]
+  return [*map(str, kinds), *['null'] * bool(schema.get('nullable'))]
 
 
 def _fits(value: Any, schema: Any) -> bool:
@@ -509,14 +499,23 @@ def _fits(value: Any, schema: Any) -> bool:
     return False
   if isinstance(schema.get('anyOf'), list):
     return any(_fits(value, x) for x in schema['anyOf'])
-  kinds = [x for x in _types(schema) if x in _CLASSES]
+  kinds = [x for x in _types(schema) if x in _KNOWN]
   if 'items' in schema and isinstance(value, list):
     if not all(_fits(item, schema['items']) for item in value):
       return False
-  if isinstance(value, float) and value.is_integer():  # 3.0 is one in a schema
-    value = int(value)
+  value = fitted(value, schema)
   # Not isinstance: a boolean is an int in Python, but no number in JSON.
-  return not kinds or any(type(value) in _CLASSES[kind] for kind in kinds)
+  return not kinds or any(x in _NAMES[type(value)] for x in kinds)
+
+
+def fitted(value: Any, schema: Any) -> Any:
+  """Returns a value with 3.0 as 3 where its schema has integers only."""
+  if isinstance(value, list):
+    return [fitted(item, schema) for item in value]
+  kind = _kind(schema)
+  if not isinstance(value, float) or 'number' in kind or not value.is_integer():
+    return value
+  return int(value) if 'integer' in kind else value
 
 
 def make_template(
@@ -561,15 +560,14 @@ def make_template(
       for kind in ('hermes', 'llama3')
       if parse(text[:end], kind, ['probe']) == [_CALL]
     ]
-  if format == 'auto' and native:
-    format = next(iter(known), '')
-    if not format:
-      raise ValueError(
-        'the format of tool calls must be named for config.tokenizer.'
-        "chat_template, which has calls in neither 'hermes' nor 'llama3': got "
-        "'auto'; 'plain' tells of tools in a system message instead"
-      )
-  format = 'plain' if format == 'auto' else format
+  if format == 'auto':
+    format = next(iter(known), '' if native else 'plain')
+  if not format:
+    raise ValueError(
+      'the format of tool calls must be named for config.tokenizer.'
+      "chat_template, which has calls in neither 'hermes' nor 'llama3': got "
+      "'auto'; 'plain' tells of tools in a system message instead"
+    )
   style = None if format == 'text' else Style(format, role, format in known)
   if native:
     return template.with_variables({'tools': schemas}), style

@@ -240,12 +240,11 @@ class ToolTurns:
       self._failure(problem) if problem else self._result(episode, call)
       for call, problem in zip(parsed, problems, strict=True)
     ]
-    if style.role == 'user' and results:
-      return ({'role': 'user', 'content': '\n'.join(results)},)
-    return tuple(
-      {'role': style.role, 'name': call.name, 'content': result}
+    messages = [
+      {'role': 'tool', 'name': call.name, 'content': result}
       for call, result in zip(parsed, results, strict=True)
-    )
+    ]
+    return tool_calls.write(messages, style)
 
   def metrics(self) -> dict[str, float]:
     """Returns the counts of the episode, as metrics of its score.
@@ -264,8 +263,13 @@ class ToolTurns:
 
   def _result(self, episode: base.Episode, call: tool_calls.Call) -> str:
     run = cast(base.ToolEpisode, episode).call
+    schemas = self._schemas[call.name].get('properties', {})
+    arguments = {
+      name: tool_calls.fitted(value, schemas.get(name))
+      for name, value in call.arguments.items()
+    }
     try:
-      return str(coroutines.wait(run(call.name, call.arguments)))
+      return str(coroutines.wait(run(call.name, arguments)))
     except Exception as error:
       return self._failure(errors.describe(error, _LONGEST))
 

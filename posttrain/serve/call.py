@@ -338,8 +338,7 @@ class Call:
     text = tools.turn + choice.text
     if choice.finish == 'stop':
       calls = tool_calls.parse(text, tools.format, tools.names)
-      unread = [x for x in calls if x.error or x.name not in tools.names]
-      if calls and not unread:
+      if calls and not any(x.error or x.name not in tools.names for x in calls):
         choice.finish = 'tool_calls'
         choice.calls = [
           {

@@ -320,13 +320,15 @@ def read_scored(content: bytes, served: worker.Worker) -> np.ndarray:
     Refused: with 400 or 404.
   """
   body, _ = _body(content, served, {}, ('messages',))
-  name, renderer, parts = 'messages', served.policy.renderer, []
+  name, renderer = 'messages', served.policy.renderer
   assert renderer is not None, 'a run has a tokenizer'
+  given, parts = body.get(name), []
   try:
-    parts = renderer.demonstrate(body.get(name, []))
+    parts = renderer.demonstrate(given if isinstance(given, list) else [])
   except ValueError as error:
     raise Refused(400, f'{error}', name) from error
-  require(parts, name, "have an assistant's turn", body.get(name))
+  ok = parts and given[-1].get('role') == 'assistant'
+  require(ok, name, "end in an assistant's turn", given)
   # In training, what a template writes after the turn's end is not scored.
   end = 1 + np.flatnonzero(parts[-1].sampled)[-1]
   return _ids(parts[-1].ids[:end], name, served)
@@ -427,12 +429,14 @@ def _conversation(
     renderer = renderer.with_tools(described, variables)
     field = 'messages'
     messages = renderer.normalize(messages, own if renderer.style else own[:1])
+    has_called = messages[-1].get('tool_calls')
     if renderer.style is not None:
       messages = tool_calls.write(messages, renderer.style)
     rendered = renderer.render(
       messages,
       add_generation_prompt=True,
-      continue_final_message=values['continue_final_message'],
+      continue_final_message=not has_called
+      and values['continue_final_message'],
     )
   except ValueError as error:
     raise Refused(400, f'{error}', field) from error

@@ -118,10 +118,10 @@ def test_no_text_raises(text):
   ('text', 'words'),
   [
     ('<tool_call>{"name": "look",}</tool_call>', 'at character'),
-    ('<tool_call>{"arguments": {}}</tool_call>', 'got no name'),
+    ('<tool_call>{"arguments": {}}</tool_call>', "got {'arguments': {}}"),
     ('<tool_call>{"name": "look"}', "must end with '</tool_call>'"),
     ('{"name": "look"}</tool_call>', "must begin with '<tool_call>'"),
-    ('{"name": "look", "parameters": [1]}', 'an object: got a list'),
+    ('{"name": "look", "parameters": [1]}', 'an object: got [1]'),
   ],
 )
 def test_a_malformed_call_says_why(text, words):

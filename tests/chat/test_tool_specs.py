@@ -33,6 +33,32 @@ def test_an_argument_has_the_type_of_its_schema(schema, good, bad):
   assert all(problem(x).startswith('at of look must be ') for x in bad)
 
 
+def test_parameters_may_be_null():
+  described = {'function': {'name': 'now', 'parameters': None}}
+  assert tool_calls.plain([described]) == [described]
+  assert tool_calls.parameters([described]) == {'now': {}}
+  assert tool_calls.describe([described], 'text') == 'Tools:\n- now()'
+
+
+INTEGERS = {'type': 'array', 'items': {'type': 'integer'}}
+
+
+@pytest.mark.parametrize(
+  ('schema', 'value', 'fitted'),
+  [
+    ({'type': 'integer'}, 3.0, 3),
+    ({'anyOf': [{'type': 'integer'}, {'type': 'null'}]}, 3.0, 3),
+    (INTEGERS, [1.0, 2], [1, 2]),
+    ({'type': 'integer'}, 3.5, 3.5),
+    ({'type': ['integer', 'number']}, 3.0, 3.0),
+    ({'type': 'number'}, 3.0, 3.0),
+    (None, 3.0, 3.0),
+  ],
+)
+def test_whole_floats_are_the_integers_of_their_schema(schema, value, fitted):
+  assert repr(tool_calls.fitted(value, schema)) == repr(fitted)
+
+
 def test_the_problem_of_a_call_is_a_line():
   look = tool(properties={'at': {'type': 'integer'}}, required=['at'])
   more = tool('take', additionalProperties=True)

@@ -63,6 +63,15 @@ class Episode:
     pass
 
 
+def test_a_tool_gets_the_integers_of_its_schema():
+  got = []
+  episode = Episode(Calculator(lambda **arguments: got.append(arguments)))
+  played = env_calls.ToolTurns(TOOLS).play(
+    episode, call('{"a": 6.0, "b": 2}'), False, HERMES
+  )
+  assert repr(got) == "[{'a': 6, 'b': 2}]" and len(played) == 1
+
+
 def call(arguments, name='divide'):
   return (
     f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'

@@ -37,7 +37,7 @@ def test_an_answer_has_the_reward_of_its_last_token(start, policy):
     result = post('/pooling', MESSAGES).json()
     (value,) = result['data'][0]['data']
     np.testing.assert_allclose(value, expected, rtol=1e-5)
-    for bad in (MESSAGES[:1], [], None):
+    for bad in (MESSAGES[:1], [], None, 5, [5], [*MESSAGES, MESSAGES[0]]):
       error = post('/pooling', bad)
       assert (error.status_code, error.json()['error']['param']) == (
         400,

@@ -228,6 +228,21 @@ def test_a_turn_at_the_end_is_continued():
   assert request.prompts[0].text.endswith('<|end|><|assistant|>')
 
 
+@pytest.mark.parametrize(
+  ('content', 'written'),
+  [('', ''), (None, ''), ('x', 'x\n'), ('x: ', 'x: '), ('x.', 'x.')],
+)
+def test_a_call_at_the_end_is_not_continued(content, written):
+  function = {'name': 'divide', 'arguments': '{"a": 1, "b": 2}'}
+  begun = {'role': 'assistant', 'content': content}
+  begun['tool_calls'] = [{'type': 'function', 'function': function}]
+  served = Scripted(texts=['Done.'])
+  request, response = chat(served, (USER, begun), tools=TOOLS)
+  text = f'<|assistant|>{written}{WRITTEN["plain"]}<|end|><|assistant|>'
+  assert request.prompts[0].text.endswith(text)
+  assert message(response)[0]['content'] == 'Done.'
+
+
 def test_a_thought_that_the_prompt_opens_has_no_calls():
   renderer = rendering.Renderer(tokenizers.Bytes(), turns.OPEN)
   texts = [WRITTEN['plain'], f'hm</think>{WRITTEN["plain"]}']
