@@ -141,22 +141,9 @@ def make(
       f'{mesh.shape["tensor"]}: got update; choose fsdp for these devices'
     )
   # 3. The tasks of its evaluation.
-  generates_text = spec.objective.generates_text
+  envs = dict(data.envs) if spec.objective.generates_text else {}
   with _naming(name):
-    eval_tasks = evaluator.EvalTasks(
-      dict(data.envs) if generates_text else {}, renderer, stage, cfg.seed
-    )
-  # The fraction is above 0 as well where another option names held-out pairs.
-  has_pairs = stage.kind != 'tokens' and stage.pairs.eval_fraction > 0
-  has_tasks = has_pairs or eval_tasks.any
-  if stage.eval.every is not None and generates_text and not has_tasks:
-    logging.getLogger('absl').warning(
-      'config.%s.eval.every=%d needs tasks to evaluate: got none in the '
-      'evaluation splits of %s, and no eval.suite',
-      name,
-      stage.eval.every,
-      ', '.join(f'config.{name}.envs.{env}' for env in data.envs),
-    )
+    eval_tasks = evaluator.EvalTasks(envs, renderer, stage, cfg.seed)
   # 4. The plan, with the models that are held beside the policy.
   capacity = max(eval_tasks.max_length, data.min_capacity)
   if min_capacity is not None:
