@@ -285,14 +285,14 @@ class Call:
         parent['prompt_token_ids'] = prompt.ids.tolist()
       if request.chat or request.echo or request.return_token_ids:
         yield chunk
-    for index, choice in enumerate(self._choices):
-      if choice.finish is not None:  # max_tokens is 0
-        yield self._more(index, '')
     async for index, text in self._steps():
       choice = self._choices[index]
       tokens = request.logprobs is not None or request.return_token_ids
       if text or choice.finish or tokens and choice.ids[choice.sent_ids :]:
         yield self._more(index, text)
+      if choice.finish and request.chat:  # alone, as in OpenAI's streams
+        end = {'delta': {}, 'finish_reason': choice.finish}
+        yield self._chunk(index, end)
     if request.include_usage:
       yield {**self._chunk(0, {}), 'choices': [], 'usage': self._usage()}
 
@@ -309,6 +309,9 @@ class Call:
 
   async def _steps(self) -> AsyncIterator[tuple[int, str]]:
     """Yields (index of the choice, new text) until all jobs are finished."""
+    for index, choice in enumerate(self._choices):
+      if choice.finish:  # max_tokens is 0
+        yield index, ''
     while self._open:
       job, event = await self._events.get()
       if job not in self._open:
@@ -370,7 +373,7 @@ class Call:
     """Returns the chunk of new text, and of the tokens that are not sent."""
     choice = self._choices[index]
     start, choice.sent_ids = choice.sent_ids, len(choice.ids)
-    fields: dict[str, Any] = {'text': text}
+    fields: dict[str, Any] = {'text': text, 'finish_reason': choice.finish}
     if self._request.chat:
       content = self._content(choice)
       text = content[choice.sent :]
@@ -385,7 +388,7 @@ class Call:
     fields['logprobs'] = self._logprobs(ids, logprobs, None)
     if self._request.return_token_ids:
       fields['token_ids'] = ids
-    return self._chunk(index, fields, choice)
+    return self._chunk(index, fields)
 
   def _envelope(self, kind: str) -> dict[str, Any]:
     """Returns the fields of all responses; `kind`: the name of a chat's."""
@@ -397,13 +400,8 @@ class Call:
       'system_fingerprint': FINGERPRINT,
     }
 
-  def _chunk(self, index, fields, choice: Detokenizer | None = None):
-    body = {
-      'index': index,
-      'logprobs': None,
-      **fields,
-      'finish_reason': choice and choice.finish,
-    }
+  def _chunk(self, index, fields):
+    body = {'index': index, 'logprobs': None, 'finish_reason': None, **fields}
     chunk = {**self._envelope('chat.completion.chunk'), 'choices': [body]}
     return {**chunk, 'usage': None} if self._request.include_usage else chunk
 

@@ -43,7 +43,7 @@ def test_openai_client_chats_and_streams(client):
 
 def test_openai_client_calls_tools(client, served, monkeypatch):
   text = f'Two: {test_tools.WRITTEN["plain"]}'
-  scripted = test_tools.Scripted(texts=[text, 'Done.', text], chunk=3)
+  scripted = test_tools.Scripted(texts=[text, 'Done.', text, text], chunk=3)
   monkeypatch.setattr(served.worker, 'accept', scripted.accept)
   monkeypatch.setattr(served.worker, 'capacity', 999)
   body = {'model': conftest.NAME, 'tools': test_tools.TOOLS, 'max_tokens': 40}
@@ -66,6 +66,10 @@ def test_openai_client_calls_tools(client, served, monkeypatch):
   calls = [call for x in deltas for call in x.tool_calls or ()]
   functions = [x.function.model_dump() for x in calls]
   assert functions == [made.function.model_dump()]
+  with client.chat.completions.stream(**body, messages=MESSAGES) as stream:
+    events = [x.type for x in stream]
+  assert 'tool_calls.function.arguments.done' in events
+  assert 'content.done' in events
 
 
 def test_openai_client_lists_models_and_raises(client, policy):
