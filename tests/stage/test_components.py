@@ -28,20 +28,3 @@ def test_errors_of_evaluation_splits_begin_with_the_stage(path):
     ValueError, match=r'^config\.sft\.envs\.a\.env\.eval_path'
   ):
     make(env)
-
-
-@pytest.mark.parametrize(
-  ('options', 'named'),
-  [
-    ({}, True),
-    ({'eval': schema.Eval(every=5, suite=('Hello',))}, False),
-    ({'kind': 'preference'}, False),
-    (
-      {'kind': 'preference', 'pairs': schema.MadePairs(eval_fraction=0.0)},
-      True,
-    ),
-  ],
-)
-def test_an_evaluation_without_tasks_is_named(options, named, path, caplog):
-  make(schema.Rows(path=path), **{'eval': schema.Eval(every=5), **options})
-  assert ('config.sft.eval.every=5' in caplog.text) == named

@@ -52,7 +52,7 @@ def test_rows_of_a_micro_batch(
     micro_batch_tokens=micro_batch_tokens,
   )
   parts = plan(mesh, schema.Stage(envs={'a': entry(2)}, batch=batch))
-  assert parts.plan.batch.packed_rows == rows
+  assert parts.plan.cfg.batch.packed_rows == rows
   assert parts.data.shape == (
     math.ceil(2 * 64 / (rows * joined)),
     rows,
