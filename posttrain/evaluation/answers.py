@@ -15,8 +15,8 @@ class Answer:
 
   env: str
   id: str
-  prompt: str
-  text: str
+  prompt: str = ''
+  text: str = ''
   answer: Any = None
   correct: bool | None = None
   formatted: bool | None = None

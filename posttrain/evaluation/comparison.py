@@ -11,12 +11,13 @@ reward models.
 import collections
 import dataclasses
 import itertools
+import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain.evaluation import answers
-from posttrain.metrics import estimates
+from posttrain.metrics import estimates, writers
 
 WIDTH = 79  # characters of a line of the suite's answers
 LINES = 12  # of an answer that are shown; `to_json` has the whole text
@@ -38,7 +39,7 @@ def differences(first: Measurement, second: Measurement) -> dict[str, float]:
   """Returns the differences of the rates, over tasks graded for both policies.
 
   Args:
-    first, second: answers to the same tasks in the same order.
+    first, second: answers; tasks of one alone are left out.
 
   Returns:
     {'difference/<name>/<env>'} of each measure (the mean over tasks), with its
@@ -48,9 +49,10 @@ def differences(first: Measurement, second: Measurement) -> dict[str, float]:
     under both; absent where there is none.
   """
   pairs: dict[str, list] = {}
-  for a, b in zip(first.answers, second.answers, strict=True):
-    assert (a.env, a.id) == (b.env, b.id), 'the tasks must be the same'
-    pairs.setdefault(a.env, []).append((a, b))
+  others = {(x.env, x.id): x for x in second.answers}
+  for a in first.answers:
+    if b := others.get((a.env, a.id)):
+      pairs.setdefault(a.env, []).append((a, b))
   values = {}
   for env, both in pairs.items():
     for name in dict.fromkeys(name for a, _ in both for name in a.measures):
@@ -72,6 +74,21 @@ def differences(first: Measurement, second: Measurement) -> dict[str, float]:
   for name, x in changes.items():
     values[f'difference/suite/{name}'] = sum(x) / len(x)
   return values
+
+
+def within(workdir: str, *rows: Mapping[str, Any]) -> dict[str, float]:
+  """Returns the differences of two evaluations of a run, by stored answers.
+
+  Args:
+    workdir: the run's folder.
+    *rows: two rows of metrics.jsonl, the later one first.
+  """
+  sets = []
+  for row in rows:
+    name = f'{row["stage"]}_eval_{row["step"]:06d}.jsonl'
+    stored = writers.read(os.path.join(workdir, 'rollouts', name))
+    sets.append(Measurement({}, [answers.Answer(**x) for x in stored], []))
+  return differences(*sets)
 
 
 def to_json(first: Measurement, second: Measurement | None) -> dict[str, Any]:

@@ -348,16 +348,14 @@ class Evaluator:
     demonstrations needs none. Tasks of `eval.best` are sampled only if greedy
     answers lack its metric.
     """
-    has_grade = any(
-      x.score.correct is not None or x.score.reward is not None
-      for x in part.greedy
-    )
+    values = self._measure(part)
+    has_grade = 'pass_rate' in values or 'reward' in values
     is_read = self._measures.reward(part.name) or part.name in self._teachers
     if not (self._cfg.samples and (has_grade or is_read)):
       return False
     if part.selects_by is None:
       return not brief
-    return part.selects_by not in self._measure(part)
+    return part.selects_by not in values
 
   def _measure(self, part: TaskSet) -> dict[str, float]:
     """Returns one environment's values, without prefix and suffix."""
@@ -380,8 +378,8 @@ class Evaluator:
         ),
         **statistics.entropy(part.sampled),
       }
-    errors = sum(x.stop_reason == 'error' for x in part.rollouts)
-    return {**values, 'errors': errors}
+    values['errors'] = sum(x.stop_reason == 'error' for x in part.rollouts)
+    return values
 
   def _kl(
     self, name: str, reference: schema.Reference | None, part: TaskSet

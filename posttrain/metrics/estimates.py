@@ -61,8 +61,13 @@ def change(
       d = b - a,    d - sqrt((b - b_low)^2 + (a_high - a)^2)
                 to  d + sqrt((b_high - b)^2 + (a - a_low)^2)
 
-  As if both rows had tasks of their own: where they share them, `paired` is
-  narrower.
+  As if both rows had tasks of their own; or, where the tasks are the same, the
+  paired difference, which is narrower.
+
+  Args:
+    first, last: the rows; the last may have paired differences,
+      'difference/...' with their bounds.
+    key: the metric, 'eval/...'.
 
   Returns:
     (change, low, high, whether 0 is between them in words); None where a value
@@ -73,16 +78,19 @@ def change(
     Proportions, Statistics in Medicine 1998, method 10.
   """
   keys = key, *bound_keys(key)
-  values = [row.get(x) for row in (first, last) for x in keys]
-  if None in values:
-    return None
-  a, a_low, a_high, b, b_low, b_high = values
-  low = b - a - math.hypot(b - b_low, a_high - a)
-  high = b - a + math.hypot(b_high - b, a - a_low)
-  is_worse = (b > a) == key.startswith(('eval/nll/', 'eval/teacher_kl/'))
+  known = [last.get(x.replace('eval', 'difference', 1)) for x in keys]
+  if None in known:
+    known = [row.get(x) for row in (first, last) for x in keys]
+    if None in known:
+      return None
+    a, a_low, a_high, b, b_low, b_high = known
+    low = math.hypot(b - b_low, a_high - a)
+    known = b - a, b - a - low, b - a + math.hypot(b_high - b, a - a_low)
+  gain, low, high = known
+  is_worse = (gain > 0) == key.startswith(('eval/nll/', 'eval/teacher_kl/'))
   words = f'for the {"worse" if is_worse else "better"}, and '
   words = f'{"no " if low <= 0 <= high else words}more than chance explains'
-  return b - a, low, high, words
+  return gain, low, high, words
 
 
 def pass_at(n: int, correct: int, k: int) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from posttrain.evaluation import comparison
 from posttrain.metrics import estimates, statistics, writers
 from posttrain.util import disk
 
@@ -283,6 +284,7 @@ def headlines(run: Run) -> list[Row]:
     for row, _ in cells:
       if (row['stage'], row['step']) == (last['stage'], end):
         last = row
+    compared = last | comparison.within(run.workdir, last, first)
     change = last[key] - first[key]
     is_rate = '%' in measure.style
     text = f'{100 * change:+.1f} points' if is_rate else f'{change:+.4g}'
@@ -292,7 +294,7 @@ def headlines(run: Run) -> list[Row]:
         'title': title,
         'first': estimates.formatted(first, key, measure.style),
         'last': estimates.formatted(last, key, measure.style),
-        'words': (estimates.change(first, last, key) or [''])[-1],
+        'words': (estimates.change(first, compared, key) or [''])[-1],
         'change': text.replace('-', '\N{MINUS SIGN}'),
         'moved': last is not first,
         'where': f'{last["stage"]}, step {last["step"]:,}',

@@ -216,12 +216,14 @@ class Job:
     evaluation = sampling.evaluation
     tokens = evaluation.most_tokens(brief)
     if step == 0 or cfg.max_sampled_tokens is not None:
-      bound = tokens and (
+      bound = (
         f', with at most {tokens:,} sampled tokens; '
         f'config.{self.name}.eval.max_sampled_tokens bounds them'
+        if tokens
+        else ''
       )
       self.logbook.shown.say(
-        f'evaluates {f"step {step}" if step else "the start"}{bound or ""}'
+        f'evaluates {f"step {step}" if step else "the start"}{bound}'
       )
     with self.logbook.clock('eval'):
       metrics, answers, suite = {}, [], []

@@ -518,14 +518,16 @@ def results(run: schema.Run, workdir: str) -> list[str]:
     workdir: its folder.
   """
   rows = writers.read_metrics(os.path.join(workdir, 'metrics.jsonl'))
-  printed = evaluated(run, rows)
+  printed = evaluated(run, rows, workdir)
   report = os.path.join(workdir, 'report.html')
   if os.path.exists(report):
     printed.append(f'report: {report}')
   return [*printed, 'next:', *(f'  {x}' for x in commands(run, workdir, rows))]
 
 
-def evaluated(run: schema.Run, rows: list[writers.Row]) -> list[str]:
+def evaluated(
+  run: schema.Run, rows: list[writers.Row], workdir: str = ''
+) -> list[str]:
   """Returns a table of the main evaluated numbers; [] without any.
 
   And sentences on whether those of the first kind changed in the last stage.
@@ -536,6 +538,7 @@ def evaluated(run: schema.Run, rows: list[writers.Row]) -> list[str]:
   Args:
     run: the run's options.
     rows: the rows of its metrics.jsonl.
+    workdir: its folder, with the answers.
   """
   rows = [row for row in rows if any(x.startswith('eval/') for x in row)]
   columns = {'start': rows[0]} if rows else {}
@@ -555,6 +558,7 @@ def evaluated(run: schema.Run, rows: list[writers.Row]) -> list[str]:
   if not (keys := statistics.held_out(known)):
     return []
   *_, before, after = columns.values()
+  after = after | comparison.within(workdir, after, before)
   for key in keys:
     line = [key.removeprefix('eval/')]
     for row in columns.values():

@@ -6,6 +6,7 @@ import shlex
 import pytest
 
 from posttrain import schema
+from posttrain.metrics import estimates
 from posttrain.stage import plan
 from posttrain.util import imports
 
@@ -79,6 +80,25 @@ def test_answers_that_are_all_cut_are_named():
     end = row('sft', 2, **rated(0, 0, 1), eval__truncated__sums=share)
     text = '\n'.join(plan.evaluated(schema.Run(stages={'sft': SFT}), [end]))
     assert ('config.sft.eval.max_tokens' in text) == (share == 1)
+
+
+def test_the_same_tasks_are_compared_pair_by_pair(tmp_path):
+  """10 of 20 are right before, and 4 others besides after."""
+  (tmp_path / 'rollouts').mkdir()
+  run, rows = schema.Run(stages={'sft': SFT}), []
+  for step, right in ((0, 10), (2, 14)):
+    rows.append(row('sft', step, **rated(0.3, right / 20, 0.8)))
+    answers = (
+      {'env': 'sums', 'id': i, 'measures': {'pass_rate': i < right}}
+      for i in range(20)
+    )
+    path = tmp_path / f'rollouts/sft_eval_{step:06d}.jsonl'
+    path.write_text(''.join(json.dumps(x) + '\n' for x in answers))
+  ends = estimates.paired([1] * 14 + [0] * 6, [1] * 10 + [0] * 10)[1:]
+  text = 'changed by +0.200 [{:+.3f}, {:+.3f}]'.format(*ends)
+  assert text in plan.evaluated(run, rows, str(tmp_path))[-1]
+  path.write_text('')
+  assert text not in plan.evaluated(run, rows, str(tmp_path))[-1]
 
 
 def test_every_reward_has_a_sentence():
