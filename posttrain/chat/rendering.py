@@ -41,9 +41,10 @@ _SPECIAL = (
 ).split()
 # What to do about a directory without a tokenizer.json, for errors.
 NO_TOKENIZER = (
-  'AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of the package '
-  'transformers writes one from other formats; a directory without any needs '
-  'the files of the model that it was made from'
+  'copy tokenizer.json and tokenizer_config.json from the directory of the '
+  'model that it was made from; where that has a tokenizer.model or vocab.json '
+  'alone, AutoTokenizer of the package transformers reads it and saves these '
+  'files'
 )
 # Fields of messages whose text would be missing where nothing reads them.
 MEANINGS = frozenset(
@@ -779,10 +780,10 @@ def check_tokenizer(folder: str, tokenizer: tokenizers.Tokenizer) -> None:
   if file.is_file() and file.read_bytes() != tokenizer.content:
     raise ValueError(
       f'the tokenizer of {folder} must be that of the run, '
-      f'config.tokenizer.path: got another one; if {folder} trains, '
-      f'--config.tokenizer.path={folder} sets it, and its template; a teacher, '
-      'reference or reward model reads the tokens of the model that trains, '
-      'one by one: take one with the same tokenizer.json'
+      f'config.tokenizer.path: got another one; a teacher, reference or reward '
+      'model reads the tokens of the model that trains, one by one, so take '
+      'one with the same tokenizer.json; where it is itself the model that '
+      f'trains, --config.tokenizer.path={folder} sets it, and its template'
     )
 
 
