@@ -175,6 +175,7 @@ print(tuple(model(torch.tensor([[1, 2, 3]])).logits.shape))
 """
 
 
+@pytest.mark.slow
 def test_transformers_works_beside_our_kernels_package():
   for name in ('transformers', 'torch'):
     if importlib.util.find_spec(name) is None:

@@ -119,6 +119,7 @@ def test_two_processes_do_what_one_does(tmp_path, capsys):
   assert written - like == {'hosts/1.log'} and like <= written
 
 
+@pytest.mark.slow
 def test_a_mistake_ends_all_with_the_same_line(tmp_path):
   """An error of the config is a line in each log, and exit code 2."""
   processes = _start(flags(tmp_path, **{'grpo.rollout.slots': 7}), 2)
