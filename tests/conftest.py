@@ -49,13 +49,13 @@ def pytest_configure(config):
 
 @pytest.fixture(autouse=True, scope='module')
 def forget_programs():
-  """Drops compiled programs where the process has more than 1 GiB of memory."""
+  """Drops compiled programs where the process has more than 768 MiB of memory."""
   yield
   import jax
 
   memory = pathlib.Path('/proc/self/statm')  # of Linux
   pages = int(memory.read_text().split()[1]) if memory.exists() else 0
-  if pages * os.sysconf('SC_PAGE_SIZE') > 2**30:
+  if pages * os.sysconf('SC_PAGE_SIZE') > 3 * 2**28:
     jax.clear_caches()
     # The C library keeps freed memory for later use, unless it is told not to.
     getattr(ctypes.CDLL(None), 'malloc_trim', int)(0)
