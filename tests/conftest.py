@@ -49,7 +49,7 @@ def pytest_configure(config):
 
 @pytest.fixture(autouse=True, scope='module')
 def forget_programs():
-  """Drops compiled programs where the process has more than 768 MiB of memory."""
+  """Drops compiled programs where the process has more than 768 MiB."""
   yield
   import jax
 
