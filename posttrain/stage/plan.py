@@ -541,27 +541,28 @@ def evaluated(
     workdir: its folder, with the answers.
   """
   rows = [row for row in rows if any(x.startswith('eval/') for x in row)]
-  columns = {'start': rows[0]} if rows else {}
+  titles, columns = ['start'] * bool(rows), rows[:1]
   for name in run.stages:
     if own := [row for row in rows if row['stage'] == name]:
       end = writers.end(own)
       early = '' if end is own[-1] else f' (step {end["step"]})'
-      columns[name + early] = end
+      titles.append(name + early)
+      columns.append(end)
   known = {
     key: None
-    for row in columns.values()
+    for row in columns
     for key in row
     if not estimates.is_bound(key, row)
   }
-  cells, note = [['held-out evaluation', *columns]], []
+  cells, note = [['held-out evaluation', *titles]], []
   gains: dict[str, list[str]] = {}
   if not (keys := statistics.held_out(known)):
     return []
-  *_, before, after = columns.values()
+  *_, before, after = columns
   after = after | comparison.within(workdir, after, before)
   for key in keys:
     line = [key.removeprefix('eval/')]
-    for row in columns.values():
+    for row in columns:
       text, interval = estimates.formatted(row, key, '{:.3f}')
       if interval:
         text += f' {interval}'
@@ -570,7 +571,7 @@ def evaluated(
     cells.append(line)
     if gain := estimates.change(before, after, key):
       text = '{}: {} changed by {:+.3f} [{:+.3f}, {:+.3f}], {}'
-      text = text.format(list(columns)[-1], line[0], *gain)
+      text = text.format(titles[-1], line[0], *gain)
       gains.setdefault(key.split('/')[1], []).append(text)
   note += [
     f'every held-out answer of {key.split("/")[-1]} was cut off: see '
