@@ -541,7 +541,7 @@ def evaluated(
     workdir: its folder, with the answers.
   """
   rows = [row for row in rows if any(x.startswith('eval/') for x in row)]
-  titles, columns = ['start'] * bool(rows), rows[:1]
+  titles, columns = ['start'], rows[:1]
   for name in run.stages:
     if own := [row for row in rows if row['stage'] == name]:
       end = writers.end(own)
