@@ -3,6 +3,7 @@
 import logging
 import os
 import tempfile
+import threading
 
 import jax
 
@@ -18,7 +19,8 @@ class CompileCounter:
 
   A program loaded from the persistent compilation cache counts as well: a
   recompilation bug shows in `count` whatever the cache holds. `seconds` is the
-  time of all. A program that jax has in memory does not count.
+  time of all. A program that jax has in memory does not count. A `with` block
+  counts those of its own thread, `open` those of all threads.
 
     with CompileCounter() as compiles:
       step(state, batch)
@@ -29,16 +31,22 @@ class CompileCounter:
     self.count = 0
     self.seconds = 0.0
     self._taken = 0.0
+    self._thread: int | None = None  # None = all
 
   def __enter__(self) -> 'CompileCounter':
+    self._thread = threading.get_ident()
+    return self._begin()
+
+  def _begin(self) -> 'CompileCounter':
     global _listening
     if not _listening:  # registers the listeners with jax, once per process
       _listening = True
 
       def on_duration(event: str, seconds: float, **_) -> None:
-        for counter in _counters if event == _COMPILED else ():
-          counter.count += 1
-          counter.seconds += seconds
+        for counter in list(_counters) if event == _COMPILED else ():
+          if counter._thread in (None, threading.get_ident()):
+            counter.count += 1
+            counter.seconds += seconds
 
       jax.monitoring.register_event_duration_secs_listener(on_duration)
     _counters.append(self)
@@ -49,7 +57,7 @@ class CompileCounter:
 
   def open(self) -> 'CompileCounter':
     """Starts counting without a `with` block."""
-    return self.__enter__()
+    return self._begin()
 
   def take(self) -> float:
     """Returns the compile seconds since the last call."""

@@ -77,6 +77,9 @@ def problems(run: schema.Run) -> Iterator[Problem]:
     if mode != 'none' and passes > 1:  # then another policy has sampled
       must = f"be 'none' with updates_per_rollout={passes}"
       yield f'{name}.loss.rl.sampler_is_mode', must, mode
+    if stage.rollout.sleep and stage.rollout.max_lag:  # the cache is in use
+      must = f'be False with max_lag={stage.rollout.max_lag}'
+      yield f'{name}.rollout.sleep', must, True
     if stage.lora.rank and (stage.init == 'random' or stage.kind == 'ranking'):
       must = "be 0 where init is 'random' or kind is 'ranking'"
       yield f'{name}.lora.rank', must, stage.lora.rank

@@ -42,6 +42,8 @@ _RESUMABLE = (
   # permitted faults of reward functions and environments.
   r'\.(base_url|api_key_env|timeout|tries|concurrency|probe)$',
   r'\.rollout\.(env_timeout|max_error_share)$',
+  # Whether batches are sampled beside the updates, and a check of them.
+  r'\.rollout\.(in_turns|rounding_share)$',
   # Where environments are called.
   r'\.rollout\.(workers|num_workers)$',
 )

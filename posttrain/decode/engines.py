@@ -85,6 +85,7 @@ class Engine:
     self._schedule = schedule.Schedule(slots, ways)
     self._ready: list[requests.Completion] = []
     self._launched = False  # whether a chunk runs that was not waited for
+    self._stopped = False
 
   def take_free_slots(self) -> None:
     """Lets neighbours with the same prompt take free slots at once.
@@ -118,6 +119,10 @@ class Engine:
       self._view = loop.view(params, self._model, self._sharding)
     else:
       self._view = loop.local_view(params, self._model, self._mesh)
+
+  def stop(self) -> None:
+    """Has decoding raise `requests.Stopped`, also in another thread."""
+    self._stopped = True
 
   def sleep(self) -> None:
     """Frees the cache until the next request; none may be in flight."""
@@ -318,6 +323,8 @@ class Engine:
 
   def _decode(self, steps: int | None = None) -> None:
     """Admits requests and starts decoding; `steps`: None = `poll`'s choice."""
+    if self._stopped:
+      raise requests.Stopped
     if self._schedule.num_waiting:
       self._admit()
     if not self._schedule.num_active:

@@ -6,6 +6,10 @@ from typing import Any
 import numpy as np
 
 
+class Stopped(Exception):
+  """Decoding was ended from another thread."""
+
+
 def require(ok: Any, what: str, must: str, got: Any, advice: str = '') -> None:
   """Raises ValueError unless `ok`."""
   if not ok:

@@ -78,6 +78,9 @@ class Env(Protocol):
     blocking: whether its calls wait for something (a network, a process).
       `make` and the methods of its episodes are then called from a thread
       pool, different episodes at the same time.
+    repeats: whether an episode that is played again, with the same turns, goes
+      the same way. Where not, checkpoints store batches that were sampled ahead
+      of their step, see `rollout.max_lag`.
     judge: the model of the entry's `judge`, from conversations to one reply
       per conversation; set before the first episode, None if there is none.
   """
@@ -86,6 +89,7 @@ class Env(Protocol):
   max_turns: int
   votes: bool = False
   blocking: bool = False
+  repeats: bool = True
   judge: Callable[..., Sequence[str]] | None = None
 
   @abc.abstractmethod

@@ -15,7 +15,10 @@
    them. Part of the pipeline's state, so that a resumed stage counts on.
 """
 
+import base64
+import contextlib
 import dataclasses
+import io
 import itertools
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -58,6 +61,24 @@ class Item:
   # Environment -> its rollouts.
   played: Mapping[str, Played] = dataclasses.field(default_factory=dict)
 
+  def stored(self) -> dict[str, Any]:
+    """Returns a batch of tokens as JSON-able data, without `played`."""
+    file = io.BytesIO()
+    np.savez_compressed(file, **vars(self.batch))
+    arrays = base64.b64encode(file.getvalue()).decode()
+    rest = {'metrics': self.metrics, 'state': self.state}
+    return {'arrays': arrays, 'errors': self.errors, **rest}
+
+
+def load_item(stored: Mapping[str, Any]) -> Item:
+  """Returns the item of `Item.stored`, without its rollouts."""
+  file = io.BytesIO(base64.b64decode(stored['arrays']))
+  with np.load(file) as arrays:
+    fields = {k: x if x.ndim else x[()] for k, x in arrays.items()}
+  batch = types.Batch(**fields)
+  errors = tuple(stored['errors'])
+  return Item(batch, stored['metrics'], stored['state'], errors)
+
 
 def rows(played: Mapping[str, Played]) -> Iterator[dict[str, Any]]:
   """Yields the rows of the first `MAX_GROUPS` groups of each environment."""
@@ -94,6 +115,24 @@ def rows(played: Mapping[str, Played]) -> Iterator[dict[str, Any]]:
           'error': rollout.error,
           'advantage': advantages.get(rollout.uid),
         }
+
+
+def staleness(played: Mapping[str, Played], version: int) -> dict[str, float]:
+  """Returns by how many steps the sampled tokens are older than a version.
+
+  Tokens of data sets and frozen models have no version, and do not count.
+
+  Args:
+    played: the rollouts of a step.
+    version: the version that trains on them.
+  """
+  metrics = {}
+  for env, step in played.items():
+    ages = [version - x.versions[x.versions >= 0] for x in step.samples]
+    if ages and (age := np.concatenate(ages)).size:
+      metrics[f'staleness/mean/{env}'] = float(age.mean())
+      metrics[f'staleness/max/{env}'] = float(age.max())
+  return metrics
 
 
 @dataclasses.dataclass
@@ -247,6 +286,7 @@ class StageData:
     players: frozen models that play episodes.
     held_models: those of all these that stay loaded while the stage trains.
     min_capacity: tokens that a sequence of the decode engine must hold.
+    uses_policy: whether batches depend on the policy's weights.
   """
 
   stage: schema.Stage
@@ -264,6 +304,7 @@ class StageData:
   players: Collection[schema.Reference] = ()
   held_models: Collection[schema.Reference] = ()
   min_capacity: int
+  uses_policy: bool = False
 
   def check(self) -> None:
     """Checks the first tasks or all pairs; does not advance a source.
@@ -318,6 +359,7 @@ class Pipeline:
   Attributes:
     uses_policy: whether batches depend on the policy's weights.
     can_prefetch: whether a batch can be built during a step: it needs no model.
+    repeats: whether a batch that is made again is the same.
     learns_by_trial: environments that train on rewards of the policy's
       rollouts.
     tally: counts of the stage's rewards; None for pairs.
@@ -328,6 +370,7 @@ class Pipeline:
 
   uses_policy: bool = False
   can_prefetch: bool = True
+  repeats: bool = True
   learns_by_trial: Collection[str] = ()
   tally: Tally | None = None
   held_out: types.PairBatch | None = None
@@ -338,6 +381,13 @@ class Pipeline:
 
   def __next__(self) -> Item:
     raise NotImplementedError
+
+  def paused(self) -> contextlib.AbstractContextManager[None]:
+    """Keeps batches from being made meanwhile, where a thread makes them."""
+    return contextlib.nullcontext()
+
+  def close(self) -> None:
+    """Ends what makes batches."""
 
   def get_state(self) -> dict[str, Any]:
     """Returns JSON-able state that determines all later items."""

@@ -105,6 +105,10 @@ class TokenData(batches.StageData):
     self.uses_policy = any(x.sampler.on_policy for x in all_own) or any(
       map(frozen_models.tracks_policy, self.references)
     )
+    models = {*self.references, *self.players}
+    self.repeats = all(env.repeats for env in envs.values()) and not any(
+      isinstance(x, schema.Endpoint) for x in models
+    )
     # The messages of an environment between turns are unknown beforehand.
     turns = max(env.max_turns for env in envs.values())
     plays = self.uses_policy or self.players or turns > 1
@@ -177,7 +181,7 @@ class TokenPipeline(batches.Pipeline):
     self._pack = Packer(data.stage, data.tokenizer.pad_id)
     ratios = np.array([x.entry.ratio for x in data.environments.values()])
     self._ratios = np.cumsum(ratios) / ratios.sum()
-    self.uses_policy = data.uses_policy
+    self.uses_policy, self.repeats = data.uses_policy, data.repeats
     self.can_prefetch = not (data.uses_policy or data.references)
     self.learns_by_trial = tuple(
       name

@@ -10,12 +10,16 @@ import dataclasses
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from posttrain import compilation, processes, schema
 from posttrain.chat import rendering
 from posttrain.checkpoints import store
+from posttrain.decode import engines
 from posttrain.evaluation import evaluator
+from posttrain.pipeline import ahead, batches
+from posttrain.rollout import frozen_models
 from posttrain.stage import job, learner, logbook, models, pairs, resume
 from posttrain.training import token_export
 from posttrain.util import preemption, watchdog
@@ -61,7 +65,9 @@ def make(
     spec = components.spec
     folder = os.path.join(workdir, 'checkpoints', name)
     checkpointer = store.Checkpointer(folder, cfg.checkpoint)
-    state, host = checkpointer.restore(spec.state_like) or (None, {})
+    max_lag = stage.rollout.max_lag if components.data.uses_policy else 0
+    like = spec.stored_like(max_lag)
+    state, host = checkpointer.restore(like) or (None, {})
     metadata = processes.on(0, lambda: _metadata(components, workdir, host))
     before, now = host.get('devices'), metadata['devices']
     if before not in (None, now):
@@ -94,7 +100,12 @@ def make(
     # 4. The learner, from the restored state or a fresh one.
     if state is None:
       state = spec.fresh(load.init, frozen)
-    trained = spec.learner(state, frozen)
+    past = state.past or ()
+    trained = spec.learner(dataclasses.replace(state, past=None), frozen)
+    if pipeline.uses_policy:
+      pipeline = _ahead(
+        components, pipeline, decoder, references, trained, past, host, clock
+      )
     # 5. The evaluation of its weights.
     sampling = job.Sampling(
       pipeline,
@@ -145,6 +156,51 @@ def make(
     selection=resume.Selection(name, stage.eval, **host.get('best', {}))
     if stage.eval.best
     else None,
+  )
+
+
+def _ahead(
+  components: models.Components,
+  pipeline: batches.Pipeline,
+  decoder: engines.Engine,
+  references: frozen_models.References,
+  trained: learner.Learner,
+  past: Sequence[ahead.Weights],
+  host: dict[str, Any],
+  clock: watchdog.Timers,
+) -> ahead.Ahead:
+  """Builds the pipeline of a policy from the one of its batches."""
+  rollout, mesh = components.stage.rollout, components.mesh
+  lags = rollout.max_lag > 0
+
+  def use(weights: ahead.Weights, version: int) -> None:
+    policies = {name: trained.policy(x) for name, x in weights.items()}
+    decoder.set_params(policies['policy'], version)
+    references.set_policy(policies)
+
+  # Two threads that launch collectives on the same devices would wait for each
+  # other for ever.
+  alone = processes.count() == 1 and mesh.size == 1
+  if lags and not rollout.in_turns and not alone:
+    logging.getLogger('absl').warning(
+      'stage %s samples and trains in turns, in spite of max_lag=%d: both use '
+      'the same %d devices',
+      components.name,
+      rollout.max_lag,
+      mesh.size,
+    )
+  return ahead.Ahead(
+    pipeline,
+    use,
+    decoder.stop,
+    max_lag=rollout.max_lag,
+    steps=range(host.get('step', 0) + 1, components.stage.steps + 1),
+    past=past,
+    stored=host.get('ahead', ()),
+    in_thread=lags and alone and not rollout.in_turns,
+    scorer=references if rollout.rounding_share else None,
+    rounding_share=rollout.rounding_share,
+    clock=clock,
   )
 
 

@@ -13,7 +13,7 @@ from posttrain.checkpoints import store
 from posttrain.decode import engines
 from posttrain.evaluation import evaluator
 from posttrain.metrics import statistics
-from posttrain.pipeline import batches
+from posttrain.pipeline import ahead, batches
 from posttrain.rollout import calls, env_calls, frozen_models
 from posttrain.stage import learner, logbook, resume
 from posttrain.training import arrays, token_export
@@ -33,7 +33,10 @@ MIN_PASS_RATE = 0.1  # below it, trial and error finds little to reinforce
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """The part of a job that samples, scores and evaluates."""
+  """The part of a job that samples, scores and evaluates.
+
+  `pipeline` is an `ahead.Ahead` where batches depend on the policy.
+  """
 
   pipeline: batches.Pipeline
   decoder: engines.Engine
@@ -126,11 +129,12 @@ class Job:
       gc.freeze()
 
   def hand_over(self, state: arrays.TrainState, step: int) -> None:
-    """Hands the weights to the engine and references, if a batch needs them."""
-    if self.sampling.pipeline.uses_policy:
-      policies = self.learner.policies(state)
-      self.sampling.decoder.set_params(policies['policy'], step)
-      self.sampling.scorers.set_policy(policies)
+    """Hands the weights to the side that samples, if a batch needs them."""
+    pipeline = self.sampling.pipeline
+    if isinstance(pipeline, ahead.Ahead):
+      lags = pipeline.max_lag > 0
+      weights = self.learner.copies if lags else learner.weights_of
+      pipeline.publish(step, weights(state))
 
   def next_item(
     self, step: int, state: arrays.TrainState, stop: preemption.Signal
@@ -225,11 +229,15 @@ class Job:
       self.logbook.shown.say(
         f'evaluates {f"step {step}" if step else "the start"}{bound}'
       )
-    with self.logbook.clock('eval'):
+    with self.logbook.clock('eval'), sampling.pipeline.paused():
       metrics, answers, suite = {}, [], []
       if evaluation.tasks.any:
         policy = self.learner.policy(params)
         sampling.decoder.set_params(policy, step, decodes=tokens > 0)
+        weights = learner.weights_of(state).items()
+        sampling.scorers.set_policy(
+          {name: self.learner.policy(x) for name, x in weights}
+        )
         try:
           results = evaluation.measure(brief)
         except statistics.TooManyErrors as error:
@@ -303,9 +311,13 @@ class Job:
     self, step: int, state: arrays.TrainState, pipeline_state: dict[str, Any]
   ) -> None:
     """Starts to save everything that a resumed run needs."""
-    selected = {}
+    selected, pipeline = {}, self.sampling.pipeline
+    if isinstance(pipeline, ahead.Ahead) and pipeline.max_lag:
+      past = pipeline.past(step, lambda: self.learner.copies(state))
+      state = dataclasses.replace(state, past=past)
+      selected['ahead'] = pipeline.stored()
     if self.selection is not None:
-      selected = {
+      selected |= {
         'best': self.selection.state(),
         'finished': self.selection.is_over,
       }
@@ -344,6 +356,7 @@ class Job:
   def close(self) -> None:
     """Waits for a checkpoint that is being written; closes all files."""
     gc.unfreeze()
+    self.sampling.pipeline.close()
     self.sampling.scorers.close()
     self.saves.checkpointer.close()
     self.logbook.close()

@@ -7,13 +7,15 @@
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from posttrain import processes, schema, tree
+from posttrain import processes, schema, sharding, tree
 from posttrain.metrics import estimates
 from posttrain.models import lora, transformer
 from posttrain.training import arrays, objectives, optim, step
@@ -22,6 +24,15 @@ from posttrain.util import disk
 
 class NonFiniteError(RuntimeError):
   """Too many gradients in a row were NaN or infinite."""
+
+
+def weights_of(state: arrays.TrainState) -> dict[str, Any]:
+  """Returns what trains, with its EMAs and snapshots, by reference name."""
+  return {'policy': state.params, **(state.ema_and_snapshots or {})}
+
+
+def _copies(weights: Any, dtype: str) -> Any:
+  return jax.tree.map(jnp.copy, lora.cast_matrices(weights, dtype))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +50,15 @@ class Learner:
     """Returns the whole model's parameters from those that train."""
     return params if self.base is None else self.base.attach(params)
 
-  def policies(self, state: arrays.TrainState) -> dict[str, Any]:
-    """Returns the policy with its EMAs and snapshots, by reference name."""
-    copies = state.ema_and_snapshots or {}
-    return {
-      'policy': self.policy(state.params),
-      **{name: self.policy(params) for name, params in copies.items()},
-    }
+  def copies(self, state: arrays.TrainState) -> dict[str, Any]:
+    """Returns copies of `weights`, which an update does not overwrite.
+
+    Matrices have the compute dtype, in which alone they are used.
+    """
+    weights = weights_of(state)
+    places = jax.tree.map(lambda x: x.sharding, weights)
+    copy = functools.partial(_copies, dtype=self.objective.dtype)
+    return jax.jit(copy, out_shardings=places)(weights)
 
   def measured(
     self, batch: arrays.AnyBatch, metrics: Mapping[str, float]
@@ -143,6 +156,20 @@ class LearnerSpec:
   optimizer: optim.Optimizer
   state_like: arrays.TrainState  # shapes and shardings
   weights_like: Any  # the same, of the model's whole weights
+
+  def stored_like(self, max_lag: int) -> arrays.TrainState:
+    """Returns the shapes and shardings of the state in a checkpoint.
+
+    Args:
+      max_lag: number of past versions that it holds, see `pipeline.ahead`.
+    """
+    if not max_lag:
+      return self.state_like
+    copy = functools.partial(_copies, dtype=self.objective.dtype)
+    shapes = jax.eval_shape(copy, weights_of(self.state_like))
+    rules = transformer.SHARDING_RULES
+    past = sharding.placed([shapes] * max_lag, rules, self.mesh)
+    return dataclasses.replace(self.state_like, past=tuple(past))
 
   def base(self, init: Callable[[], Any]) -> lora.Base | None:
     """Returns the frozen weights of a stage with LoRA, else None.

@@ -35,6 +35,9 @@ class TrainState:
   skipped_in_row: jax.Array  # i32[], those since the last good update
   # Name -> params, see `step.update_ema_and_snapshots`; None = no names.
   ema_and_snapshots: Any = None
+  # Earlier versions of params and of those, in checkpoints alone, see
+  # `pipeline.ahead`; None = the run needs none.
+  past: Any = None
 
 
 # Field -> its name in the tree paths of checkpoints, where they differ.

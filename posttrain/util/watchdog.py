@@ -87,10 +87,15 @@ def others_progress() -> None:
 def phase(name: str, first: bool = False) -> Iterator[None]:
   """Names the phase that the main thread is in; phases may nest.
 
+  In another thread it has no effect.
+
   Args:
     name: its name.
     first: whether the block may compile, and so take long.
   """
+  if threading.current_thread() is not threading.main_thread():
+    yield
+    return
   _phases.append((name, first))
   _write()
   try:
@@ -126,6 +131,10 @@ class Timers:
     finally:
       self.last[name] = time.perf_counter() - start
       self._seconds[name] += self.last[name]
+
+  def add(self, name: str, seconds: float) -> None:
+    """Adds seconds that were timed elsewhere."""
+    self._seconds[name] += seconds
 
   def take(self) -> dict[str, float]:
     """Returns the seconds since the last `take`, and resets them."""
