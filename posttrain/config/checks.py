@@ -73,10 +73,6 @@ def problems(run: schema.Run) -> Iterator[Problem]:
     if stage.optim.warmup_steps >= updates:
       must = f"be < the stage's {updates} updates"
       yield f'{name}.optim.warmup_steps', must, stage.optim.warmup_steps
-    mode, passes = stage.loss.rl.sampler_is_mode, stage.updates_per_rollout
-    if mode != 'none' and passes > 1:  # then another policy has sampled
-      must = f"be 'none' with updates_per_rollout={passes}"
-      yield f'{name}.loss.rl.sampler_is_mode', must, mode
     if stage.rollout.sleep and stage.rollout.max_lag:  # the cache is in use
       must = f'be False with max_lag={stage.rollout.max_lag}'
       yield f'{name}.rollout.sleep', must, True

@@ -117,7 +117,9 @@ STAGE.loss.rl.sampler_is_mode
   vllm_importance_sampling_correction vllm_importance_sampling_mode rollout_is
 STAGE.loss.rl.sampler_is_clip_max
   vllm_importance_sampling_cap vllm_importance_sampling_clip_max
-  rollout_is_threshold
+  rollout_is_threshold behav_imp_weight_cap
+STAGE.loss.rl.off_policy_mask
+  off_policy_mask_threshold opsm_delta
 STAGE.loss.preference.beta
   beta
 STAGE.loss.preference

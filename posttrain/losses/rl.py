@@ -2,7 +2,8 @@
 
 1. A type of `rl_types`, which may be the user's function, returns a loss per
    token.
-2. `sampler_is` may multiply it with the ratio of policy and sampler.
+2. `sampler_is` may multiply it with the ratio of policy and sampler, and mask
+   sequences that the policy has moved away from.
 3. The token's weight, the entropy bonus and the aggregation are applied.
 
 Axes: T tokens of a row; any dimensions before it.
@@ -34,6 +35,7 @@ def loss(
   segment_ids: jax.Array,
   entropy: jax.Array,
   options: objective.RlLoss,
+  proximal_logprobs: jax.Array | None = None,
 ) -> tuple[jax.Array, combine.Metrics]:
   """Returns the weighted policy-gradient loss of the member tokens.
 
@@ -44,13 +46,16 @@ def loss(
   terms, divided by `denominator`, is the component's loss.
 
   c = 1 with sampler_is_mode 'none': rho = pi / mu inside l corrects for the
-  sampler, within the type's bounds. With another mode the type gets the
-  policy's logprobs as the sampler's, so that rho = pi / sg(pi) is 1 and has
-  the gradient of log pi; the type's bounds have no effect, squared log ratios
-  and the type's metrics are 0; and c is the ratio sg(pi) / mu, truncated or
-  masked by `sampler_is.weigh`. A masked token stays in the denominator. TRL
-  does the same at one update per batch, and it assumes one: from the second
-  update on, the policy is no longer the old policy.
+  sampler, within the type's bounds. With another mode (decoupled PPO) the type
+  gets the logprobs of the proximal policy, the one before the step's first
+  update, as the sampler's, so that rho = pi / prox; and c is prox / mu,
+  truncated or masked by `sampler_is.weigh`. A masked token stays in the
+  denominator. In the first update rho is 1 and has the gradient of log pi; the
+  type's bounds have no effect, squared log ratios and the type's metrics are 0.
+  `proximal_logprobs` None stands for that update, with prox = sg(pi).
+
+  With `off_policy_mask`, tokens of `sampler_is.off_policy` have a credit of 0;
+  they stay in the denominator, and keep squared log ratios.
 
   A token with weight 0 has a term of exactly 0, and no gradient, whatever its
   other inputs (also inf or NaN).
@@ -66,18 +71,33 @@ def loss(
     options: those of the type. sampler_is_* are those of `sampler_is.weigh`;
       max_log_ratio bounds |log rho| before exp, in nats; above it, no gradient
       passes through the ratio. (Not in the papers: rho overflows without it.)
+    proximal_logprobs: f32[..., T], log prox of each token in nats, or None.
 
   Returns:
     The terms, f32[..., T], and the metrics of the type and of
-    `sampler_is.weigh` over the member tokens, as (sum, count).
+    `sampler_is.weigh` over the member tokens, as (sum, count); with
+    off_policy_mask also is_off_policy, the fraction that it masks.
+
+  References:
+    Hilton et al., "Batch size-invariance for policy optimization", arXiv
+    2110.00641; Fu et al., "AReaL", arXiv 2505.24298 (decoupled PPO).
+    DeepSeek-AI, "DeepSeek-V3.2", arXiv 2512.02556 (off_policy_mask).
   """
   chex.assert_equal_shape([advantages, weights, segment_ids, entropy])
   bound = options.max_log_ratio
   ratio = ratios.policy_over_sampler(logprobs, sampler_logprobs, weights, bound)
   correction, is_metrics = None, {}
+  if options.off_policy_mask is not None:
+    masked = sampler_is.off_policy(
+      ratio, advantages, segment_ids, options.off_policy_mask
+    )
+    advantages = jnp.where(masked, 0.0, advantages)
+    is_metrics['is_off_policy'] = combine.pair(masked, ratio.member)
   if options.sampler_is_mode != 'none':
-    correction, is_metrics = sampler_is.weigh(
-      ratio,
+    proximal = logprobs if proximal_logprobs is None else proximal_logprobs
+    proximal = jax.lax.stop_gradient(proximal)
+    correction, weight_metrics = sampler_is.weigh(
+      ratios.policy_over_sampler(proximal, sampler_logprobs, weights, bound),
       segment_ids,
       mode=options.sampler_is_mode,
       clip_min=options.sampler_is_clip_min,
@@ -85,10 +105,9 @@ def loss(
       norm=options.sampler_is_norm,
       max_log_ratio=bound,
     )
-    sampler_logprobs = jax.lax.stop_gradient(logprobs)
-    ratio = ratios.policy_over_sampler(
-      logprobs, sampler_logprobs, weights, bound
-    )
+    is_metrics |= weight_metrics
+    sampler_logprobs = proximal
+    ratio = ratios.policy_over_sampler(logprobs, proximal, weights, bound)
   arrays = logprobs, sampler_logprobs, advantages, weights
   new, old, credit, weight = (jnp.where(ratio.member, x, 0.0) for x in arrays)
   inputs = rl_types.Inputs(new, old, credit, weight, segment_ids)

@@ -2,8 +2,9 @@
 
 All multiply the advantage A with rho = pi / mu, the ratio of policy and
 sampler; they differ in the tokens whose gradient they mask or bound. The old
-policy of the papers is the sampler itself: there is no third set of logprobs.
-Where rho = 1 each has the gradient of plain policy gradient, -A d log pi.
+policy of the papers is the sampler itself, or, with a `sampler_is_mode`, the
+proximal policy, whose logprobs a type then gets as the sampler's. Where rho = 1
+each has the gradient of plain policy gradient, -A d log pi.
 
 A type takes the inputs, the ratio, and its options. It returns the loss
 per token, before weight and aggregation (`rl.loss` applies them), and metrics

@@ -1,4 +1,4 @@
-"""Bounded importance weights that correct for the sampler.
+"""Bounded importance weights, and a mask, that correct for the sampler.
 
 The sampler's distribution mu differs slightly from the policy's pi: older
 weights, other kernels, other rounding. The ratio c = pi / mu, without gradient,
@@ -37,7 +37,7 @@ def weigh(
   geometric mean of the token ratios: biased, and near 1.
 
   Args:
-    ratio: policy over sampler.
+    ratio: proximal policy over sampler.
     segment_ids: i32[..., T], see `segments`.
     mode: one of `schema.SAMPLER_IS_MODES`, except 'none'.
     clip_min, clip_max: bounds of c; clip_min None = no lower bound.
@@ -81,3 +81,32 @@ def weigh(
     'sampler_is_sum_norm': combine.pair(sequence['sum'], one_each),
     'sampler_is_mean_norm': combine.pair(sequence['mean'], one_each),
   }
+
+
+def off_policy(
+  ratio: ratios.Ratio,
+  advantages: jax.Array,
+  segment_ids: jax.Array,
+  delta: float,
+) -> jax.Array:
+  """Returns the tokens with A < 0 of sequences that the policy moved away from.
+
+  mean over the sequence's members of log mu - log pi > delta
+
+  pi = mu and an infinite delta give none.
+
+  Args:
+    ratio: policy over sampler.
+    advantages: f32[..., T], credit.
+    segment_ids: i32[..., T], see `segments`.
+    delta: the bound, in nats per token.
+
+  Returns:
+    bool[..., T].
+
+  References:
+    DeepSeek-AI, "DeepSeek-V3.2", arXiv 2512.02556 (without a value of delta).
+  """
+  total = segments.totals(ratio.log_ratio, segment_ids)
+  count = segments.totals(ratio.member, segment_ids)
+  return ratio.member & (advantages < 0) & (-total > delta * count)

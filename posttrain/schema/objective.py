@@ -112,7 +112,9 @@ class _Rl(bounds.Options):
   # ratio: 'none', or the ratio of policy and sampler per token or sequence,
   # truncated to its bounds or masked (weight 0) outside of them:
   # 'token_truncate' (TIS), 'token_mask' (IcePop), 'sequence_truncate',
-  # 'sequence_mask'. The type's own bounds have no effect then.
+  # 'sequence_mask'. The type's own ratio is then to the policy before the
+  # step's first update (decoupled PPO), so its bounds have no effect with
+  # updates_per_rollout=1.
   sampler_is_mode: Annotated[str, bounds.one_of(*SAMPLER_IS_MODES)] = 'none'
   # Lower bound of the importance weight; None = no lower bound.
   sampler_is_clip_min: float | None = None
@@ -120,6 +122,11 @@ class _Rl(bounds.Options):
   sampler_is_clip_max: bounds.Positive = 3.0
   # Log ratio of a sequence: 'sum' or 'mean' of its tokens' log ratios.
   sampler_is_norm: Annotated[str, bounds.one_of('sum', 'mean')] = 'sum'
+  # No policy gradient from tokens with a negative advantage in sequences where
+  # the mean of log(sampler / policy) exceeds this, in nats; None = no mask.
+  off_policy_mask: Annotated[
+    float | None, bounds.Rule('be >= 0', lambda x: x >= 0)
+  ] = None
   # Bound on |log ratio| before exp, in nats; beyond it, the ratio has no
   # gradient.
   max_log_ratio: LogRatio = 20.0

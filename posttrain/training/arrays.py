@@ -23,6 +23,14 @@ jax.tree_util.register_dataclass(Batch)
 jax.tree_util.register_dataclass(PairBatch)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ProximalBatch(Batch):
+  """A batch with logprobs under the parameters before a step's updates."""
+
+  proximal_logprobs: jax.Array  # f32, nats
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainState:
   """All that an update reads and writes, and a checkpoint's `state` item."""
@@ -63,9 +71,10 @@ jax.tree_util.register_pytree_with_keys(
 class Objective(Protocol):
   """A loss of a batch, as a sum over its micro-batches.
 
-  1. `prepare` adds to the batch the values that need the whole batch;
-  2. the call returns one micro-batch's share of the loss, and its metrics;
-  3. `unmeasured` names the metrics of the step without a measurement.
+  1. `before_updates` adds values of the parameters before several updates;
+  2. `prepare` adds to the batch the values that need the whole batch;
+  3. the call returns one micro-batch's share of the loss, and its metrics;
+  4. `unmeasured` names the metrics of the step without a measurement.
   """
 
   # Whether the model that it trains generates text; a reward model does not.
@@ -77,6 +86,11 @@ class Objective(Protocol):
     """Returns a model's initial parameters, with those of a new head."""
     del loss
     return params
+
+  def before_updates(self, params: Params, batch: AnyBatch) -> AnyBatch:
+    """Returns the batch of several updates, called before the first one."""
+    del params
+    return batch
 
   def prepare(self, params: Params, batch: AnyBatch) -> AnyBatch:
     """Returns the batch, with the values that need the whole batch."""

@@ -53,6 +53,21 @@ class TokenComponents(arrays.Objective):
     self._rl = loss.rl
     self._ref_kl = vars(loss.ref_kl)
 
+  def before_updates(
+    self, params: arrays.Params, batch: arrays.AnyBatch
+  ) -> arrays.AnyBatch:
+    """Adds the logprobs of the proximal policy, where `rl.loss` reads them."""
+    if self._rl.sampler_is_mode == 'none':
+      return batch
+
+    def score(i, logprobs):
+      micro = jax.tree.map(lambda x: x[i] if x.ndim else x, batch)
+      return logprobs.at[i].set(self._score(params, micro)[0])
+
+    logprobs = jnp.zeros_like(batch.sampler_logprobs)
+    logprobs = jax.lax.fori_loop(0, batch.num_micro_batches, score, logprobs)
+    return arrays.ProximalBatch(**vars(batch), proximal_logprobs=logprobs)
+
   def unmeasured(
     self, batch: types.Batch, metrics: Mapping[str, float]
   ) -> set[str]:
@@ -83,14 +98,7 @@ class TokenComponents(arrays.Objective):
   def __call__(
     self, params: arrays.Params, micro: arrays.AnyBatch
   ) -> tuple[jax.Array, combine.Metrics]:
-    logprobs, entropy = scoring.score(
-      params,
-      self._model,
-      micro.ids,
-      micro.positions,
-      micro.segment_ids,
-      micro.temperatures,
-    )
+    logprobs, entropy = self._score(params, micro)
     components = self._components(micro, logprobs, entropy)
     counts = {
       'rl': rl.denominator(
@@ -111,6 +119,19 @@ class TokenComponents(arrays.Objective):
       **_mismatch(micro, logprobs, self._rl.max_log_ratio),
     }
 
+  def _score(
+    self, params: arrays.Params, micro: arrays.AnyBatch
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns logprobs and entropy of each token, f32[B, T]."""
+    return scoring.score(
+      params,
+      self._model,
+      micro.ids,
+      micro.positions,
+      micro.segment_ids,
+      micro.temperatures,
+    )
+
   def _components(
     self, micro: arrays.AnyBatch, logprobs: jax.Array, entropy: jax.Array
   ) -> dict[str, tuple[jax.Array, combine.Metrics]]:
@@ -124,6 +145,7 @@ class TokenComponents(arrays.Objective):
         micro.segment_ids,
         entropy,
         self._rl,
+        getattr(micro, 'proximal_logprobs', None),
       ),
       'ce': ce.loss(logprobs, micro.ce_weights),
       'ref_kl': ref_kl.loss(

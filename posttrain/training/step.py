@@ -240,7 +240,7 @@ def make_train_step(
   def passes(
     state: arrays.TrainState, batch: Batch, base: Any, numbers: optim.Numbers
   ):
-    def once(state: arrays.TrainState):
+    def once(state: arrays.TrainState, batch: Batch):
       """Returns the state after one optimizer update, and its metrics."""
       grads, sums, loss = gradients(state.params, base, batch)
       norm = optax.tree.norm(grads)
@@ -280,9 +280,12 @@ def make_train_step(
 
     state = dataclasses.replace(state, step=state.step + 1)
     if updates == 1:
-      state, metrics = once(state)
+      state, metrics = once(state, batch)
     else:
-      state, metrics = jax.lax.scan(lambda s, _: once(s), state, length=updates)
+      batch = objective.before_updates(attach(state.params, base), batch)
+      state, metrics = jax.lax.scan(
+        lambda s, _: once(s, batch), state, length=updates
+      )
       metrics = _over_passes(metrics)
     state = dataclasses.replace(
       state,

@@ -109,13 +109,6 @@ def test_what_is_impossible_is_refused_by_key(key, value):
   assert '\n' not in str(error.value)
 
 
-def test_sampler_is_mode_requires_one_update_per_rollout():
-  mode = ('grpo.loss.rl.sampler_is_mode', 'token_truncate')
-  assert _resolve(mode).stages['grpo'].loss.rl.sampler_is_mode == mode[1]
-  with pytest.raises(ValueError, match=mode[0]):
-    _resolve(mode, ('grpo.updates_per_rollout', '2'))
-
-
 def test_a_group_of_one_rollout_may_train_without_its_reward():
   size = ('grpo.envs.a.group_size', '1')
   for algorithm in (

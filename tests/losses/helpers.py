@@ -55,16 +55,26 @@ def name(options):
   return options['type']
 
 
-def terms(new, old, credit, weights, segments=None, entropy=None, **values):
+def terms(
+  new,
+  old,
+  credit,
+  weights,
+  segments=None,
+  entropy=None,
+  proximal=None,
+  **values,
+):
   """Returns `rl.loss`; by default a row is one sequence."""
   segments = jnp.ones(new.shape, 'int32') if segments is None else segments
   entropy = jnp.zeros(new.shape) if entropy is None else entropy
   return rl.loss(
-    new, old, credit, weights, segments, entropy, options(**values)
+    new, old, credit, weights, segments, entropy, options(**values), proximal
   )
 
 
 def total(*arrays, **options):
+  """Returns (sum of the terms, metrics)."""
   values, metrics = terms(*arrays, **options)
   return values.sum(), metrics
 

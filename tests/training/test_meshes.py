@@ -46,7 +46,9 @@ def _objective(kind):
   if kind == 'ranking':
     loss = schema.Loss(ranking=schema.Ranking(lm_coef=0.1))
     return objectives.TYPES['ranking'](MODEL, (), loss)
-  return objectives.TokenComponents(MODEL, ('arithmetic',))
+  mode = 'token_truncate' if kind == 'tokens' else 'none'
+  loss = schema.Loss(rl=schema.Clip(sampler_is_mode=mode))
+  return objectives.TokenComponents(MODEL, ('arithmetic',), loss)
 
 
 def _batch(kind):

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from posttrain import schema, scoring, types
+from posttrain import schema, scoring, sharding, types
 from posttrain.losses import combine
 from posttrain.models import transformer
-from posttrain.training import arrays, objectives
+from posttrain.training import arrays, objectives, optim
 from posttrain.training import step as train_step
 from tests import fixtures
 
@@ -145,12 +145,14 @@ def _scored(monkeypatch):
 
   def score(params, cfg, ids, positions, segment_ids, temperatures):
     predicted = (positions > 0) & (segment_ids != 0)
-    return tuple(jnp.where(predicted, x[ids], 0.0) for x in params)
+    tables = params['policy'], params['entropy']
+    return tuple(jnp.where(predicted, x[ids], 0.0) for x in tables)
 
   monkeypatch.setattr(objectives.scoring, 'score', score)
   rng = np.random.default_rng(3)
   shape = (2, fixtures.MODEL.vocab_size)
-  return tuple(np.float32(-4 + 0.3 * rng.normal(size=shape)))
+  tables = np.float32(-4 + 0.3 * rng.normal(size=shape))
+  return dict(zip(('policy', 'entropy'), tables, strict=True))
 
 
 @pytest.mark.parametrize('aggregation', ['token', 'sequence', 'constant'])
@@ -186,7 +188,7 @@ def test_the_cut_does_not_matter(monkeypatch, aggregation):
       results[0],
       whole,
     )
-  values, entropies = (x[batch.ids] for x in params)
+  values, entropies = (x[batch.ids] for x in params.values())
   weights = batch.rl_weights
   means, sums, sizes = [], [], []
   for place in np.ndindex(2, 2, 2):
@@ -213,6 +215,44 @@ def test_the_cut_does_not_matter(monkeypatch, aggregation):
   np.testing.assert_allclose(results[0][2], expected, rtol=1e-4)
 
 
+def test_several_updates_are_relative_to_the_policy_before_them(monkeypatch):
+  """Against passes that get the first parameters' logprobs from outside."""
+  params, batch = _scored(monkeypatch), _only(_batch(), 'rl')
+  node = schema.Clip(low=0.02, high=0.02, sampler_is_mode='token_truncate')
+  objective = objectives.TokenComponents(
+    fixtures.MODEL, ENVS, schema.Loss(rl=node)
+  )
+  optimizer = optim.make(schema.Optim(lr=0.03, warmup_steps=0), 4)
+
+  def train(batch, updates):
+    step = train_step.make_train_step(
+      objective,
+      optimizer,
+      mesh=sharding.make_mesh(schema.Mesh()),
+      rules=(('.*', ()),),
+      updates=updates,
+    )
+    state = train_step.init_state(
+      jax.tree.map(jnp.asarray, params), optimizer, average=False
+    )
+    measured = []
+    for _ in range(2 // updates):
+      state, metrics = step(state, batch)
+      measured.append(jax.device_get(metrics))
+    return jax.device_get(state.params), measured
+
+  logprobs = np.where(batch.positions > 0, params['policy'][batch.ids], 0.0)
+  outside = arrays.ProximalBatch(**vars(batch), proximal_logprobs=logprobs)
+  both, (metrics,) = train(batch, updates=2)
+  expected, (first, second) = train(outside, updates=1)
+  assert fixtures.worst(expected, both) < 1e-6
+  assert first['rl/is_masked'] == 0 < second['rl/is_masked']
+  for name in ('rl/is_masked', 'rl/sampler_is_mean', 'loss/rl'):
+    mean = (first[name] + second[name]) / 2
+    np.testing.assert_allclose(metrics[name], mean, rtol=1e-5)
+  assert first['rl/sampler_is_mean'] == second['rl/sampler_is_mean']
+
+
 def test_every_type_reads_its_options(monkeypatch):
   """Traced, so that a constant that no function takes is an error."""
   params, batch = _scored(monkeypatch), _batch()
@@ -221,7 +261,7 @@ def test_every_type_reads_its_options(monkeypatch):
     schema.Ipo(),
     schema.Clip(delta=3.0),
     schema.Gspo(),
-    schema.Cispo(sampler_is_mode='token_mask'),
+    schema.Cispo(sampler_is_mode='token_mask', off_policy_mask=0.1),
     schema.CustomRl(
       import_path='tests.losses.helpers:mirror', entropy_coef=0.1
     ),
@@ -234,6 +274,7 @@ def test_every_type_reads_its_options(monkeypatch):
     )
     corrected = node.sampler_is_mode != 'none'
     assert ('rl/sampler_is_cut' in metrics) is corrected
+    assert ('rl/is_off_policy' in metrics) is corrected
     assert ('rl/ratio' in metrics) is (node.type == 'custom')
 
 
@@ -349,6 +390,7 @@ def test_entropy_and_nll_are_per_environment():
       {'sampler_is_clip_min': 4.0, 'sampler_is_mode': 'token_mask'},
       r'sampler_is_clip_min must be None or in \[0, sampler_is_clip_max=3',
     ),
+    (schema.Dppo, {'off_policy_mask': -0.1}, 'off_policy_mask must be None or'),
     (schema.CustomRl, {}, 'import_path must be an import path'),
     (schema.RefKl, {'estimator': 'k1'}, 'estimator must be one of'),
   ],
