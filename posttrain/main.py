@@ -93,6 +93,20 @@ class Flags:
 
   trust_config: bool = commands.flag(False, commands.TRUST_CONFIG)
 
+  samplers: str | None = commands.flag(
+    None,
+    'The addresses of samplers, processes of python -m posttrain.serve '
+    '--sampler that decode with the policy in place of this one.',
+    value='URL,URL',
+    if_absent='none',
+  )
+  samplers_key_env: str = commands.flag(
+    '',
+    "The environment variable with the samplers' key.",
+    value='VARIABLE',
+    if_absent='none',
+  )
+
   coordinator: str | None = commands.coordinator()
   num_processes: int | None = commands.num_processes(
     'The number of processes; with --dry_run --devices, of those to plan for.'
@@ -104,6 +118,13 @@ class Flags:
       raise ValueError('--workdir=DIR must be given, or --dry_run')
     if self.devices and not self.dry_run:
       raise ValueError('--devices must be given with --dry_run')
+
+    for url in self.samplers.split(',') if self.samplers else ():
+      if not re.fullmatch(r'https?://\S+', url):
+        raise ValueError(
+          '--samplers must be addresses with commas between them, as in '
+          f'http://127.0.0.1:8001: got {errors.quote(url)}'
+        )
 
   @property
   def planned(self) -> Devices | None:
@@ -199,6 +220,8 @@ def train(
   time_limit: float | None = None,
   profile: range | None = None,
   place: commands.Place | None = None,
+  samplers: Sequence[str] = (),
+  samplers_key: str = '',
 ) -> dict[str, Any] | None:
   """Trains a run from its newest checkpoint to its end; writes its report.
 
@@ -210,6 +233,8 @@ def train(
     time_limit: seconds of the process before which it saves and stops.
     profile: the steps of each stage to trace; None = none.
     place: the place of this process in a run of several; None = the only one.
+    samplers: the addresses of processes that decode; () = this one does.
+    samplers_key: their key; '' = none.
 
   Returns:
     The final evaluation: `stage`, `step` and every `eval/*` value; None in all
@@ -235,12 +260,22 @@ def train(
     from posttrain import compilation, machine, train
     from posttrain.hosts import joining
     from posttrain.report import page
+    from posttrain.rollout import engine_client
     from posttrain.stage import plan, preflight
 
     # 1. Join the other processes, which must have the same options.
     stack.enter_context(joining.join(place, os.path.join(workdir, 'hosts')))
     with watchdog.phase('plan', first=True):
       resolved = _resolve(run)
+    if samplers:
+      if processes.count() > 1:
+        raise ValueError(
+          '--samplers must be left out in a run of several processes: got '
+          f'{processes.count()} processes'
+        )
+      resolved = dataclasses.replace(
+        resolved, samplers=engine_client.Samplers(tuple(samplers), samplers_key)
+      )
     options = resolved.options
     mine = {**options, 'versions': machine.versions(*machine.VERSIONS)}
     first, *others = processes.gather(mine)
@@ -348,7 +383,9 @@ def _run(flags: Flags) -> int:
     place = commands.place(
       flags.coordinator, flags.num_processes, flags.process_id
     )
-    final = train(run, flags.workdir, limit, steps, place)
+    key = os.environ.get(flags.samplers_key_env, '')
+    urls = flags.samplers.split(',') if flags.samplers else ()
+    final = train(run, flags.workdir, limit, steps, place, urls, key)
     if final is not None:
       print(json.dumps(final))
   except KeyboardInterrupt:

@@ -171,6 +171,11 @@ class Engine:
     ids = np.concatenate([[entry.token], np.asarray(ids)]).astype(np.int32)
     self._begin(entry, ids, entry.length, max_tokens)
 
+  @property
+  def in_flight(self) -> list[int]:
+    """The ids of the requests that wait, decode or hold a slot."""
+    return list(self._schedule.in_flight)
+
   def release(self, id: int) -> None:
     """Removes a held request; its slot is free."""
     self._schedule.remove(self._schedule.held(id))

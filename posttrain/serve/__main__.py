@@ -3,9 +3,12 @@
     python -m posttrain.serve --checkpoint=runs/arithmetic --port=8000
     python -m posttrain.serve --checkpoint=runs/arithmetic --host=0.0.0.0 \\
         --api_key_env=POSTTRAIN_KEY
+    python -m posttrain.serve --sampler --port=8001
 
 The endpoints are /v1/completions, /v1/chat/completions, /v1/models and /health;
 a reward model has /pooling in place of completions.
+With --sampler it decodes for a run of `posttrain.main --samplers`, which sends
+model, sizes and weights.
 One line on stdout gives the address when the server is ready. The console
 script `posttrain-serve` is this command.
 
@@ -35,7 +38,17 @@ SWITCH = 5e-4  # seconds between two turns of a Python thread
 class Flags:
   """The command line."""
 
-  checkpoint: str = commands.checkpoint()
+  checkpoint: str = commands.flag(
+    '',
+    commands.CHECKPOINT,
+    value='PATH',
+    if_absent='required without --sampler',
+  )
+  sampler: bool = commands.flag(
+    False,
+    'Decodes for a run, whose learner sends the model, the sizes and the '
+    'weights; other flags than those of address and key have no effect.',
+  )
   port: int = commands.flag(
     8000, 'The port; 0 takes a free one.', least=0, most=65535
   )
@@ -91,6 +104,10 @@ class Flags:
   )
   compilation_cache: str | None = commands.compilation_cache()
 
+  def __post_init__(self):
+    if bool(self.checkpoint) == self.sampler:
+      raise ValueError('--checkpoint=PATH must be given, or --sampler')
+
 
 PARSER = commands.Parser(Flags, __doc__, names.flag)
 
@@ -126,8 +143,9 @@ def serve(options: Flags) -> int:
   signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
   key = api_key(options)
   try:
+    from posttrain import compilation, schema
     from posttrain.checkpoints import policies
-    from posttrain.serve import app, worker
+    from posttrain.serve import app, sampler, worker
     from posttrain.util import memory
   except ModuleNotFoundError as error:
     if error.name not in ('starlette', 'uvicorn'):
@@ -145,6 +163,16 @@ def serve(options: Flags) -> int:
         '--no_auth'
       )
     memory.keep_freed_memory()
+    if options.sampler:
+      compilation.enable_compilation_cache(
+        options.compilation_cache or schema.Run.compilation_cache
+      )
+      decoder = sampler.Sampler()
+      print(f'sampler at {app.address(listening)}', flush=True)
+      server = app.Server(decoder.application(key, hosts), decoder)
+      server.run(sockets=[listening])
+      # It may be decoding, which nothing but the end of the process stops.
+      os._exit(server.code)
     policy = policies.load(
       options.checkpoint,
       text=False,

@@ -161,7 +161,9 @@ class Guard:
           f'key: got {"another key" if key else "none"}',
           code='invalid_api_key',
         )
-    app = self._app if refused is None else await _error(request, refused)
+    app = (
+      self._app if refused is None else await error_response(request, refused)
+    )
     await app(scope, receive, send)
 
 
@@ -195,7 +197,7 @@ def make(
     ],
     middleware=[middleware.Middleware(Guard, api_key=api_key, hosts=hosts)],
     exception_handlers={
-      kind: _error
+      kind: error_response
       for kind in (protocol.Refused, exceptions.HTTPException, Exception)
     },
   )
@@ -344,7 +346,7 @@ def _json(value: Any, status: int = 200, headers=None) -> responses.Response:
   return responses.Response(_dumps(value), status, headers, media_type=_JSON)
 
 
-async def _error(request, error: Exception) -> responses.Response:
+async def error_response(request, error: Exception) -> responses.Response:
   """Returns the response to an exception; see Starlette's handlers."""
   headers = {}
   if isinstance(error, exceptions.HTTPException):  # of no route
@@ -365,12 +367,12 @@ async def _error(request, error: Exception) -> responses.Response:
 class Server(uvicorn.Server):
   """Serves an application on a socket until `leave`."""
 
-  def __init__(self, app: types.ASGIApp, engine: worker.Worker):
+  def __init__(self, app: types.ASGIApp, engine: Any):
     """Configures uvicorn.
 
     Args:
       app: the application, from `make`.
-      engine: the application's worker, started.
+      engine: the application's worker, started, or its sampler.
     """
     super().__init__(
       uvicorn.Config(

@@ -95,7 +95,7 @@ def make(
         load.check_base(os.path.join(folder, str(host['step'])), frozen.params)
     # 3. The other models, and the pipeline that samples and scores with them.
     own = models.Models(components, load, frozen, stop, clock)
-    decoder, references = models.make_engine(components), own.references
+    decoder, references = own.make_decoder(), own.references
     pipeline = PIPELINES[stage.kind](own, decoder, host.get('pipeline'))
     # 4. The learner, from the restored state or a fresh one.
     if state is None:
@@ -230,6 +230,7 @@ def _metadata(
   `references` are those of its checkpoint.
   """
   data, fingerprint = components.data, components.renderer.fingerprint
+  samplers = components.outside.samplers
   if host:
     rendering.check_fingerprint(
       fingerprint,
@@ -261,5 +262,6 @@ def _metadata(
     'devices': {
       **{axis: int(n) for axis, n in components.mesh.shape.items()},
       'processes': processes.count(),
+      **({'samplers': len(samplers.urls)} if samplers else {}),
     },
   }

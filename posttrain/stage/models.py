@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 
+import posttrain
 from posttrain import processes, schema, scoring, sharding, types
 from posttrain.chat import rendering
 from posttrain.decode import engines
@@ -40,6 +41,8 @@ class Outside:
       `init` name; its arguments are those of `preflight.Loader`.
     connect: (endpoint, caller, number of tokens) -> the client of a server.
     player: (client, caller, seed) -> an engine that samples from a server.
+    samplers: the `engine_client.Samplers` that decode with the policy; None =
+      this process does.
   """
 
   options: dict[str, Any]
@@ -47,6 +50,7 @@ class Outside:
   loader: Callable[..., Any]
   connect: Callable[[schema.Endpoint, str, int], Any]
   player: Callable[[Any, str, int], Any]
+  samplers: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Resolved:
   mesh: jax.sharding.Mesh  # an AbstractMesh in a plan for other devices
   platform: str  # 'cpu', 'gpu' or 'tpu'
   hosts: int  # number of processes, one per host
+  samplers: Any = None  # as in `Outside`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,17 +97,23 @@ def make_engine(
     components: the stage's components.
     model: options of the model; None = the policy's.
   """
-  rollout = components.stage.rollout
   return engines.Engine(
     model or components.model,
-    slots=components.slots,
-    capacity=components.plan.slot_tokens,
-    chunk=rollout.chunk,
-    prefill_rows=rollout.prefill_rows,
-    prefill_tokens=rollout.prefill_tokens,
-    seed=components.cfg.seed,
     mesh=sharding.local_mesh(components.mesh),
+    **_engine_options(components),
   )
+
+
+def _engine_options(components: Components) -> dict[str, Any]:
+  rollout = components.stage.rollout
+  return {
+    'slots': components.slots,
+    'capacity': components.plan.slot_tokens,
+    'chunk': rollout.chunk,
+    'prefill_rows': rollout.prefill_rows,
+    'prefill_tokens': rollout.prefill_tokens,
+    'seed': components.cfg.seed,
+  }
 
 
 def make_driver(
@@ -166,6 +177,23 @@ class Models:
 
   # Those that training and evaluation share.
   references = functools.cached_property(make_references)
+
+  def make_decoder(self) -> Any:
+    """Builds the engine of the policy: in this process, or in samplers."""
+    components, engine = self.components, make_engine(self.components)
+    if components.outside.samplers is None:
+      return engine
+    options = components.stage.lora
+    info = {
+      'posttrain': posttrain.__version__,
+      'model': dataclasses.asdict(components.model),
+      'engine': _engine_options(components),
+      'tensor': components.mesh.shape['tensor'],
+      'scale': lora.scale(options) if options.rank else 1.0,
+    }
+    client = components.outside.samplers.connect(info, engine)
+    self.stop.on_request(client.close)
+    return client
 
   def connect(self, tries: int = 1000) -> None:
     """Connects to the servers that the stage names.

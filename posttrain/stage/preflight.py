@@ -194,6 +194,7 @@ def make(
         cfg, caller, vocab_size=rows
       ),
       endpoints.Engine,
+      run.samplers,
     ),
   )
 

@@ -1,0 +1,374 @@
+"""The policy's engine in other processes: samplers, see `serve.sampler`.
+
+`EngineClient` has the methods of `decode.engines.Engine`. A sampler's engine
+has the options of the one that would decode here, and gets the same calls in
+the same order, so that one sampler draws the same tokens with the same bits.
+
+1. `submit`, `extend` and `release` are kept until `poll` or `step`, which send
+   them with themselves: to all samplers with a request that decodes, at once,
+   and wait for all. What is sent next never depends on which came first.
+2. Requests are dealt in turns, neighbours with the same prompt to the same
+   sampler, which prefills it once.
+3. Weights travel before the first call under them, in the routes of vLLM: pause,
+   init once, start, update, finish with a version, resume. Only arrays whose
+   checksums have changed are sent: under LoRA those of the adapter.
+4. A sampler that is away, or has begun anew, is waited for. It gets a new
+   session, the weights, and all calls since no request was open; so it draws
+   the same tokens again, and goes on from there.
+
+Scores are computed here, by an engine that does not decode.
+"""
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from posttrain import tree
+from posttrain.decode import engines, requests
+from posttrain.rollout import calls, side_by_side
+from posttrain.util import errors, watchdog
+
+TRIES = 12  # at a call; about four minutes of waits
+_SHORTEST, _LONGEST = 1.0, 30.0  # seconds between tries
+# Seconds for a call: a poll decodes until a request stops, and may compile.
+_TIMEOUT = httpx.Timeout(1800.0, connect=10.0)
+_CHUNK = 2**28  # bytes of weights in a request
+_BEGIN_ANEW = (409, 422)  # another session; weights that are not the learner's
+_DTYPES = {'F32': 'float32', 'BF16': 'bfloat16', 'F16': 'float16', 'I8': 'int8'}
+
+
+def write_request(request: requests.Request) -> dict[str, Any]:
+  """Returns a request as JSON."""
+  return {**dataclasses.asdict(request), 'ids': request.ids.tolist()}
+
+
+def read_request(fields: Mapping[str, Any]) -> requests.Request:
+  """Returns a request from its JSON."""
+  return requests.Request(
+    **{
+      **fields,
+      'ids': np.array(fields['ids'], np.int32),
+      'stop_ids': tuple(fields['stop_ids']),
+      'sampling': requests.Sampling(**fields['sampling']),
+    }
+  )
+
+
+def write_completion(completion: requests.Completion) -> dict[str, Any]:
+  """Returns a completion as JSON; its logprobs keep all bits."""
+  return {
+    **vars(completion),
+    'ids': completion.ids.tolist(),
+    'logprobs': completion.logprobs.tolist(),
+  }
+
+
+def read_completion(fields: Mapping[str, Any]) -> requests.Completion:
+  """Returns a completion from its JSON."""
+  return requests.Completion(
+    **{
+      **fields,
+      'ids': np.array(fields['ids'], np.int32),
+      'logprobs': np.array(fields['logprobs'], np.float32),
+    }
+  )
+
+
+def read_arrays(data: bytes) -> dict[str, np.ndarray]:
+  """Returns the arrays of a safetensors file by name."""
+  return {
+    name: np.frombuffer(
+      x['data'], jax.numpy.dtype(_DTYPES[x['dtype']])
+    ).reshape(x['shape'])
+    for name, x in safetensors.deserialize(data)
+  }
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Weights:
+  """Weights to sample with."""
+
+  leaves: dict[str, jax.Array]  # by path
+  sums: dict[str, int]  # their checksums
+  version: int
+
+
+class _Lost(Exception):
+  """The sampler is away, or has begun anew; the text says how."""
+
+
+class _Sampler:
+  """One sampler: its session, and the calls that a new one must repeat."""
+
+  def __init__(
+    self,
+    url: str,
+    init_info: Mapping[str, Any],
+    headers: Mapping[str, str],
+    closed: threading.Event,
+  ):
+    self.url, self._init_info, self._closed = url, init_info, closed
+    self._http = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT)
+    self.weights: _Weights | None = None  # to sample with
+    self.commands: list[list[Any]] = []  # not sent yet
+    self.decoding: set[int] = set()  # ids of requests
+    self._session: str | None = None
+    self._loaded: _Weights | None = None  # the session's
+    self._calls: list[dict[str, Any]] = []  # since no request was open
+    self._num_made = 0  # of them, in this session
+
+  def forget(self) -> None:
+    """Drops the session, with all requests."""
+    self._session = None
+    self.reset()
+
+  def reset(self) -> None:
+    """Forgets the calls so far; no request is open."""
+    self._calls, self._num_made = [], 0
+    self.commands, self.decoding = [], set()
+
+  def call(self, name: str) -> list[requests.Completion]:
+    """Makes a call, after the commands; returns the completions.
+
+    Raises:
+      EndpointError: the sampler stayed away, or refuses.
+    """
+    self._calls.append({'commands': self.commands, 'call': name})
+    self.commands, reply = [], {}
+    for attempt in range(1, TRIES + 1):
+      try:
+        if self._session is None:
+          self._open()
+        if self._loaded is not self.weights:
+          self._send_weights()
+        while self._num_made < len(self._calls):
+          reply = self._post('engine', self._calls[self._num_made])
+          self._num_made += 1
+        break
+      except _Lost as error:
+        self._session = None
+        if attempt == TRIES or self._closed.is_set():
+          raise calls.EndpointError(
+            f'--samplers must name servers that answer: got {error} from '
+            f'{self.url} at try {attempt} of {TRIES}; start it by python -m '
+            'posttrain.serve --sampler, and run the same command to continue'
+          ) from error
+        pause = min(_LONGEST, _SHORTEST * 2.0 ** (attempt - 1))
+        logging.getLogger('absl').warning(
+          f'waits for the sampler {self.url}: {error}; try {attempt} of '
+          f'{TRIES}, next in {pause:.3g} s'
+        )
+        with watchdog.waiting(lambda: f'sampler {self.url}, which was away'):
+          self._closed.wait(pause)
+    completions = [read_completion(x) for x in reply['completions']]
+    self.decoding.difference_update(x.id for x in completions)
+    return completions
+
+  def _open(self) -> None:
+    """Begins a session, which has no weights and no requests."""
+    body = {'init_info': self._init_info}
+    self._session = self._post('init_weight_transfer_engine', body)['session']
+    self._loaded, self._num_made = None, 0
+
+  def _send_weights(self) -> None:
+    """Sends the arrays that have changed, and has them committed."""
+    new, old = self.weights, self._loaded
+    assert new is not None, 'weights are set before requests'
+    held = {} if old is None else old.sums
+    self._post('pause', {}, mode='abort')
+    self._post('start_weight_update', {})
+    part, size = {}, 0
+    for path, leaf in new.leaves.items():
+      if held.get(path) == new.sums[path]:
+        continue
+      if part and size + leaf.nbytes > _CHUNK:
+        self._post('update_weights', safetensors.numpy.save(part))
+        part, size = {}, 0
+      part[path] = np.ascontiguousarray(jax.device_get(leaf))
+      size += leaf.nbytes
+    self._post('update_weights', safetensors.numpy.save(part))
+    body = {'weight_version': str(new.version), 'checksums': new.sums}
+    self._post('finish_weight_update', body)
+    self._post('resume', {})
+    self._loaded = new
+
+  def _post(
+    self, path: str, body: Mapping[str, Any] | bytes, **query: str
+  ) -> dict[str, Any]:
+    """Returns the reply to a request.
+
+    Raises:
+      _Lost: there is none, or the sampler has begun anew.
+      EndpointError: it refuses.
+    """
+    sent: dict[str, Any] = {'json': body}
+    if isinstance(body, bytes):
+      kind = 'application/octet-stream'
+      sent = {'content': body, 'headers': {'Content-Type': kind}}
+    if self._session is not None:
+      query['session'] = self._session
+    try:
+      with watchdog.waiting(lambda: f'sampler {self.url}'):
+        response = self._http.post(f'/{path}', params=query, **sent)
+      if response.status_code == 200:
+        return response.json()
+      problem = f'status {response.status_code}: {response.text[:400]}'
+    except (httpx.HTTPError, ValueError) as error:
+      raise _Lost(errors.text(error) or type(error).__name__) from error
+    status = response.status_code
+    if status >= 500 or status in _BEGIN_ANEW:
+      raise _Lost(errors.text(problem))
+    raise calls.EndpointError(
+      f'--samplers must name samplers that accept {path}: got '
+      f'{errors.text(problem)} from {self.url}',
+      status,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Samplers:
+  """The samplers of a run."""
+
+  urls: tuple[str, ...]
+  api_key: str = ''  # '' = none
+
+  def connect(
+    self, init_info: Mapping[str, Any], local: engines.Engine
+  ) -> 'EngineClient':
+    """Returns the client of a stage, see `EngineClient`."""
+    return EngineClient(self, init_info, local)
+
+
+class EngineClient:
+  """An engine whose requests are decoded by samplers."""
+
+  def __init__(
+    self,
+    samplers: Samplers,
+    init_info: Mapping[str, Any],
+    local: engines.Engine,
+  ):
+    """Sends nothing yet.
+
+    Args:
+      samplers: their addresses and key.
+      init_info: the model and the options of each engine, the JSON that
+        `serve.sampler` reads.
+      local: an engine of this process, which scores.
+    """
+    self._local, self.score = local, local.score
+    self._closed, key = threading.Event(), samplers.api_key
+    headers = {'Authorization': f'Bearer {key}'} if key else {}
+    self._samplers = [
+      _Sampler(url, init_info, headers, self._closed) for url in samplers.urls
+    ]
+    self._owners: dict[int, _Sampler] = {}  # of open requests
+    self._holds: set[int] = set()  # ids of requests that keep their slots
+    self._turn, self._prompt = -1, np.zeros(0, np.int32)
+
+  def close(self) -> None:
+    """Ends waits for samplers that are away."""
+    self._closed.set()
+
+  def set_params(self, params: Any, version: int, decodes: bool = True) -> None:
+    """Sets the weights of all samplers, as `Engine.set_params`.
+
+    They are sent before the first request is decoded.
+    """
+    assert not self._owners, 'release all requests first'
+    self._local.set_params(params, version, decodes=False)
+    if not decodes:
+      return
+    weights = _Weights(tree.flat(params), tree.checksums(params), version)
+    for sampler in self._samplers:
+      sampler.reset()
+      sampler.weights = weights
+
+  def sleep(self) -> None:
+    """Does nothing: the caches take no memory of this process."""
+
+  def launch(self) -> None:
+    """Has a chunk decoded before what follows; it starts with the next call."""
+    for sampler in self._samplers:
+      if sampler.decoding:
+        sampler.commands.append(['launch'])
+
+  def submit(self, request: requests.Request) -> None:
+    """Queues a request."""
+    if not self._owners:
+      self._turn = -1
+    if self._turn < 0 or not np.array_equal(request.ids, self._prompt):
+      self._turn, self._prompt = self._turn + 1, request.ids
+    sampler = self._samplers[self._turn % len(self._samplers)]
+    self._owners[request.id] = sampler
+    if request.hold:
+      self._holds.add(request.id)
+    sampler.commands.append(['submit', write_request(request)])
+    sampler.decoding.add(request.id)
+
+  def extend(self, id: int, ids: np.ndarray, max_tokens: int) -> None:
+    """Appends tokens to a held sequence, and queues its next turn."""
+    sampler = self._owners[id]
+    sampler.commands.append(
+      ['extend', id, np.asarray(ids).tolist(), max_tokens]
+    )
+    sampler.decoding.add(id)
+
+  def release(self, id: int) -> None:
+    """Removes a held request."""
+    self._holds.remove(id)
+    self._owners.pop(id).commands.append(['release', id])
+
+  def poll(self) -> list[requests.Completion]:
+    """Decodes until each sampler that decodes has completions.
+
+    Raises:
+      EndpointError: a sampler stayed away, or refuses.
+    """
+    return self._call('poll')
+
+  def step(self) -> list[requests.Completion]:
+    """Decodes a chunk at each sampler that decodes.
+
+    Raises:
+      EndpointError: as `poll`.
+    """
+    return self._call('step')
+
+  def drop(self) -> None:
+    """Removes all requests: their episodes have failed."""
+    if self._owners:
+      for sampler in self._samplers:
+        sampler.forget()
+      self._owners.clear()
+      self._holds.clear()
+
+  def generate(
+    self, batch: Sequence[requests.Request]
+  ) -> list[requests.Completion]:
+    """Returns the completion of each request, in order."""
+    for request in batch:
+      self.submit(request)
+    completions = {}
+    while len(completions) < len(batch):
+      completions |= {x.id: x for x in self.poll()}
+    return [completions[request.id] for request in batch]
+
+  def _call(self, name: str) -> list[requests.Completion]:
+    decoding = [x for x in self._samplers if x.decoding]
+    results = [side_by_side.thread(x.call, name) for x in decoding]
+    completions = [x for result in results for x in result.result()]
+    for id in {x.id for x in completions} - self._holds:
+      del self._owners[id]
+    for sampler in self._samplers if not self._owners else ():
+      if not sampler.commands:  # no slot is to be released
+        sampler.reset()
+    return completions

@@ -1,0 +1,233 @@
+"""A sampler: the engine of a learner, in another process.
+
+    GET  /health
+    POST /init_weight_transfer_engine  {"init_info": {...}} -> {"session": ...}
+    POST /pause                        cancels all requests
+    POST /start_weight_update
+    POST /update_weights               a safetensors file; any number of times
+    POST /finish_weight_update         {"weight_version", "checksums"}
+    POST /resume
+    POST /weight_checker               {"action": "checksum" or "compare"}
+    POST /engine                       {"commands": [...], "call": "poll"}
+
+The routes of the weights are those of vLLM. `rollout.engine_client` calls them.
+
+1. A learner opens a session with the model's options and the engine's sizes, so
+   that nothing is said twice. It replaces that of an earlier learner, whose
+   requests get status 409 from then on.
+2. Weights have two phases. `update_weights` holds arrays beside the weights in
+   use. `finish_weight_update` loads them, and compares the checksums of the
+   whole tree with the learner's; only if all are equal, it commits them.
+   Otherwise (422) the old weights stay.
+3. `/engine` makes the calls that a learner would make to an engine of its own,
+   in the same order, so that their bits are the same.
+
+One thread does all of this, a request at a time.
+"""
+
+import asyncio
+import concurrent.futures
+import json
+import logging
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors
+from starlette import applications, exceptions, middleware, responses, routing
+from starlette import requests as http
+
+import posttrain
+from posttrain import schema, sharding, tree
+from posttrain.decode import engines
+from posttrain.models import lora, transformer
+from posttrain.rollout import engine_client
+from posttrain.serve import app, protocol
+
+_JSON, _BYTES = 'application/json', 'application/octet-stream'
+
+
+class Sampler:
+  """The engine and the weights of the learner that came last."""
+
+  def __init__(self):
+    self.version: int | None = None  # of the weights; None = none yet
+    self._session = ''
+    self._engine: engines.Engine | None = None
+    self._mesh, self._scale = sharding.one_device(), 1.0
+    self._leaves: dict[str, jax.Array] = {}  # the weights by path
+    self._staged: dict[str, np.ndarray] | None = None  # those to come
+    self._thread = concurrent.futures.ThreadPoolExecutor(1)
+    self._routes = {
+      '/init_weight_transfer_engine': self._open,
+      '/pause': self._pause,
+      '/start_weight_update': self._start_update,
+      '/update_weights': self._update,
+      '/finish_weight_update': self._finish_update,
+      '/resume': lambda _: {'status': 'resumed'},
+      '/weight_checker': self._check,
+      '/engine': self._run,
+    }
+
+  def application(
+    self, api_key: str | None, hosts: frozenset[str] | None
+  ) -> applications.Starlette:
+    """Builds the application; the arguments are those of `app.Guard`."""
+    return applications.Starlette(
+      routes=[
+        routing.Route('/health', self._health),
+        *(
+          routing.Route(path, self._respond, methods=['POST'])
+          for path in self._routes
+        ),
+      ],
+      middleware=[
+        middleware.Middleware(app.Guard, api_key=api_key, hosts=hosts)
+      ],
+      exception_handlers={
+        kind: app.error_response
+        for kind in (protocol.Refused, exceptions.HTTPException, Exception)
+      },
+    )
+
+  def stop(self, wait: float) -> bool:
+    """Returns False: the thread may decode, which ends with the process."""
+    return False
+
+  async def _health(self, _: http.Request) -> responses.Response:
+    return responses.JSONResponse({'status': 'ok', 'version': self.version})
+
+  async def _respond(self, request: http.Request) -> responses.Response:
+    kind = request.headers.get('content-type', '').partition(';')[0]
+    if kind not in (_JSON, _BYTES):  # other kinds may be of a web page
+      raise protocol.Refused(415, f'Content-Type must be {_JSON}: got {kind!r}')
+    data, path = await request.body(), request.url.path
+    session = request.query_params.get('session', '')
+    result = await asyncio.get_running_loop().run_in_executor(
+      self._thread, self._answer, path, session, data, kind == _JSON
+    )
+    return responses.JSONResponse(result)
+
+  def _answer(
+    self, path: str, session: str, data: bytes, is_json: bool
+  ) -> dict[str, Any]:
+    if path != '/init_weight_transfer_engine' and session != self._session:
+      raise protocol.Refused(409, 'the session must be that of the last init')
+    try:
+      return self._routes[path](json.loads(data) if is_json else data)
+    except protocol.Refused:
+      raise
+    except Exception as error:  # the engine's state is unknown: begin anew
+      logging.getLogger('absl').exception('the request %s failed', path)
+      self._session = secrets.token_hex(8)
+      status = 400 if isinstance(error, ValueError) else 500
+      raise protocol.Refused(
+        status, f'{type(error).__name__}: {error}'
+      ) from error
+
+  def _open(self, body: dict[str, Any]) -> dict[str, Any]:
+    """Makes the engine of a new session, without weights."""
+    info = body['init_info']
+    protocol.require(
+      info['posttrain'] == posttrain.__version__,
+      'posttrain',
+      f'be of the version {posttrain.__version__} of the sampler',
+      info['posttrain'],
+    )
+    self._session = secrets.token_hex(8)
+    self._engine = self._staged = self.version = None  # freed first
+    self._leaves = {}
+    self._scale = info['scale']
+    self._mesh = sharding.make_mesh(schema.Mesh(tensor=info['tensor']))
+    model = schema.Model.from_json(info['model'])
+    self._engine = engines.Engine(model, mesh=self._mesh, **info['engine'])
+    return {'session': self._session}
+
+  def _pause(self, _: Any) -> dict[str, Any]:
+    assert self._engine is not None
+    for id in self._engine.in_flight:
+      self._engine.cancel(id)
+    return {'status': 'paused'}
+
+  def _start_update(self, _: Any) -> dict[str, Any]:
+    self._staged = {}
+    return {'message': 'started'}
+
+  def _update(self, data: bytes) -> dict[str, Any]:
+    if self._staged is None:
+      raise protocol.Refused(409, 'start_weight_update must come first')
+    try:
+      self._staged |= engine_client.read_arrays(data)
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+      self._staged = None
+      message = f'the weights must be a whole safetensors file: {error}'
+      raise protocol.Refused(422, message) from error
+    return {'message': f'{len(self._staged)} arrays'}
+
+  def _finish_update(self, body: dict[str, Any]) -> dict[str, Any]:
+    """Commits the new weights, if their checksums are the learner's."""
+    staged, self._staged = self._staged, None
+    if staged is None or self._engine is None:
+      raise protocol.Refused(409, 'start_weight_update must come first')
+    new, rules = _nest(staged), transformer.SHARDING_RULES
+    new = sharding.put(new, sharding.shardings(new, rules, self._mesh))
+    leaves = self._leaves | tree.flat(new)
+    params = _nest(leaves, self._scale)
+    differing = _differing(tree.checksums(params), body['checksums'])
+    if differing:
+      raise protocol.Refused(
+        422,
+        f'the checksums of {len(differing)} arrays differ from those of the '
+        f'learner, the first of {differing[0]}; the weights stay as they were',
+      )
+    version = int(body['weight_version'])
+    self._engine.set_params(params, version)
+    self._leaves, self.version = leaves, version
+    return {'message': f'version {version}'}
+
+  def _check(self, body: dict[str, Any]) -> dict[str, Any]:
+    """Returns the checksums of the weights, or compares them."""
+    sums = tree.checksums(_nest(self._leaves, self._scale))
+    if body['action'] == 'compare':
+      differing = _differing(sums, body['baseline'])
+      return {'match': not differing, 'mismatches': differing}
+    return {'checksums': sums}
+
+  def _run(self, body: dict[str, Any]) -> dict[str, Any]:
+    """Makes the calls to the engine, in their order."""
+    if self._engine is None or self.version is None:
+      raise protocol.Refused(409, 'weights must come first')
+    for name, *args in body['commands']:
+      if name == 'submit':
+        self._engine.submit(engine_client.read_request(*args))
+      elif name in ('extend', 'launch', 'release'):
+        getattr(self._engine, name)(*args)
+    call = self._engine.poll if body['call'] == 'poll' else self._engine.step
+    completions = map(engine_client.write_completion, call())
+    return {'completions': list(completions)}
+
+
+def _differing(sums: Mapping[str, int], others: Mapping[str, int]) -> list[str]:
+  return sorted({path for path, _ in sums.items() ^ others.items()})
+
+
+def _nest(leaves: Mapping[str, Any], scale: float = 1.0) -> Any:
+  """Returns the tree of arrays by path, with the kernels of an adapter."""
+  root: dict[str, Any] = {}
+  for path, leaf in leaves.items():
+    *nodes, name = path.split('/')
+    node = root
+    for key in nodes:
+      node = node.setdefault(key, {})
+    node[name] = leaf
+
+  def adapt(node: Any) -> Any:
+    if not isinstance(node, dict):
+      return node
+    if node.keys() == {'kernel', 'a', 'b'}:
+      return lora.Adapted(**node, scale=scale)
+    return {name: adapt(child) for name, child in node.items()}
+
+  return adapt(root)
