@@ -260,7 +260,7 @@ def train(
     from posttrain import compilation, machine, train
     from posttrain.hosts import joining
     from posttrain.report import page
-    from posttrain.rollout import engine_client
+    from posttrain.rollout import calls, engine_client
     from posttrain.stage import plan, preflight
 
     # 1. Join the other processes, which must have the same options.
@@ -319,7 +319,11 @@ def train(
     # 4. Train; write the report, without which a finished run is finished.
     compilation.enable_compilation_cache(run.compilation_cache)
     report = page.Periodic(workdir, sent.log)
-    final = train.run(stages, workdir, stop, profile, report)
+    try:
+      final = train.run(stages, workdir, stop, profile, report)
+    except calls.EndpointError:
+      stop.check('a wait for a server', False)
+      raise
 
     def end() -> None:
       machine.end(workdir)

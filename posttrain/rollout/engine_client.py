@@ -9,8 +9,8 @@ the same order, so that one sampler draws the same tokens with the same bits.
    and wait for all. What is sent next never depends on which came first.
 2. Requests are dealt in turns, neighbours with the same prompt to the same
    sampler, which prefills it once.
-3. Weights travel before the first call under them, in the routes of vLLM: pause,
-   init once, start, update, finish with a version, resume. Only arrays whose
+3. Weights travel before the first call under them, by the routes of vLLM: pause
+   (init once), start, update, finish with a version, resume. Only arrays whose
    checksums have changed are sent: under LoRA those of the adapter.
 4. A sampler that is away, or has begun anew, is waited for. It gets a new
    session, the weights, and all calls since no request was open; so it draws
@@ -116,7 +116,12 @@ class _Sampler:
     closed: threading.Event,
   ):
     self.url, self._init_info, self._closed = url, init_info, closed
-    self._http = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT)
+    self._http = httpx.Client(
+      base_url=url,
+      headers=headers,
+      timeout=_TIMEOUT,
+      limits=httpx.Limits(max_keepalive_connections=0),  # none stays open
+    )
     self.weights: _Weights | None = None  # to sample with
     self.commands: list[list[Any]] = []  # not sent yet
     self.decoding: set[int] = set()  # ids of requests
@@ -272,11 +277,17 @@ class EngineClient:
     ]
     self._owners: dict[int, _Sampler] = {}  # of open requests
     self._holds: set[int] = set()  # ids of requests that keep their slots
+    self._stopped = False
     self._turn, self._prompt = -1, np.zeros(0, np.int32)
 
   def close(self) -> None:
     """Ends waits for samplers that are away."""
     self._closed.set()
+
+  def stop(self) -> None:
+    """Has `poll` and `step` raise `requests.Stopped`, in any thread."""
+    self._stopped = True
+    self.close()
 
   def set_params(self, params: Any, version: int, decodes: bool = True) -> None:
     """Sets the weights of all samplers, as `Engine.set_params`.
@@ -363,6 +374,8 @@ class EngineClient:
     return [completions[request.id] for request in batch]
 
   def _call(self, name: str) -> list[requests.Completion]:
+    if self._stopped:
+      raise requests.Stopped
     decoding = [x for x in self._samplers if x.decoding]
     results = [side_by_side.thread(x.call, name) for x in decoding]
     completions = [x for result in results for x in result.result()]
