@@ -124,7 +124,8 @@ class Algorithm:
   ) -> Sequence[np.ndarray]:
     """Returns reference logprobs in nats, f32[T] per sample.
 
-    Called once per step, with the samples that have ref_kl members, if any.
+    Called with the samples that have ref_kl members, if any: once per step, or
+    per group if the reference is on a server.
     """
     return scorer(self.reference, samples)
 

@@ -2,9 +2,10 @@
 
 1. `assign` per group, then `rescale` over all groups: credit per rollout.
 2. Component weights, pruning and the KL weight, per sample.
-3. `score`, once over all samples with ref_kl members: `ref_logprobs`.
+3. `score`, over all samples with ref_kl members: `ref_logprobs`.
 
-`stamp` is 1 and 2, `scoring` is 3.
+`stamp` is 1 and 2, `scoring` is 3; `begin` starts 3 for a finished group, while
+others still play.
 
 Axes: T tokens of one sample.
 """
@@ -12,13 +13,22 @@ Axes: T tokens of one sample.
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from posttrain import processes, types
+from posttrain import processes, schema, types
 from posttrain.algorithms import base
 from posttrain.rollout import side_by_side
 from posttrain.util import errors
+
+
+class Begun(NamedTuple):
+  """Samples whose scores a reference computes."""
+
+  samples: Sequence[types.Sample]
+  scores: Sequence[np.ndarray]  # as of `base.Scorer`
+
 
 _CREDIT = 'assign and rescale must return one credit per rollout'
 
@@ -115,10 +125,34 @@ def _stamp(
     )
 
 
+def begin(
+  algorithm: base.Algorithm, group: base.Group, scorer: base.Scorer | None
+) -> list[Begun]:
+  """Asks a reference on a server for the scores of a finished group.
+
+  [] if the reference is no such one, and with several processes: `scoring` asks
+  for all samples then. Those that turn out not to train are scored in vain.
+  """
+  by_kl = algorithm.kl_beta or algorithm.component == 'ref_kl'
+  served = by_kl and isinstance(algorithm.reference, schema.Endpoint)
+  samples = [
+    sample
+    for rollout in group
+    if rollout.stop_reason != 'error' and algorithm.trains_on(rollout)
+    for sample in rollout.samples
+    if sample.mask[1:].any()
+  ]
+  if not (samples and served and processes.count() == 1):
+    return []
+  assert scorer is not None, 'reference logprobs need a scorer'
+  return [Begun(samples, algorithm.score(samples, scorer))]
+
+
 def scoring(
   algorithm: base.Algorithm,
   samples: list[types.Sample],
   scorer: base.Scorer | None,
+  begun: Sequence[Begun] = (),
 ) -> side_by_side.Task[list[types.Sample]]:
   """Stamps reference logprobs on the samples; a task of `side_by_side`.
 
@@ -130,6 +164,7 @@ def scoring(
     algorithm: the algorithm whose `score` is called.
     samples: from `stamp`.
     scorer: computes reference logprobs; None = the algorithm has no reference.
+    begun: from `begin`; the other samples are scored now.
 
   Raises:
     ValueError: reference logprobs are not aligned with the tokens, or one is
@@ -139,15 +174,30 @@ def scoring(
   if not indices:
     return samples
   assert scorer is not None, 'reference logprobs need a scorer'
-  members = [samples[i] for i in indices]
-  scores = algorithm.score(members, scorer)
-  count = None if scores is None else len(scores)
-  what = 'score must return one array per sample'
-  base.require_equal(what, count, len(members))
-  futures = getattr(scores, 'futures', ()) if processes.count() == 1 else ()
-  yield [future for future in futures if not future.done()]
+  # Stamping replaces samples, but not their ids.
+  known = {id(sample.ids) for call in begun for sample in call.samples}
+  rest = [samples[i] for i in indices if id(samples[i].ids) not in known]
+  all_calls = list(begun)
+  if rest:
+    all_calls.append(Begun(rest, algorithm.score(rest, scorer)))
+  for call in all_calls:
+    count = None if call.scores is None else len(call.scores)
+    what = 'score must return one array per sample'
+    base.require_equal(what, count, len(call.samples))
+  yield ()  # others begin
+  futures = [x for c in all_calls for x in getattr(c.scores, 'futures', ())]
+  while processes.count() == 1 and (
+    running := [x for x in futures if not x.done()]
+  ):
+    yield running
+  scores = {
+    id(sample.ids): logprobs
+    for call in all_calls
+    for sample, logprobs in zip(call.samples, call.scores, strict=True)
+  }
   samples = list(samples)
-  for i, logprobs in zip(indices, scores, strict=True):
+  for i in indices:
+    logprobs = scores[id(samples[i].ids)]
     where = f'row {samples[i].row!r} of environment {samples[i].env!r}'
     logprobs = np.asarray(logprobs, np.float32)
     what = f'score must align with the tokens of {where}'

@@ -210,7 +210,10 @@ class Environment:
     )
 
   def grade(
-    self, groups: Groups, rewards: grading.Rewards
+    self,
+    groups: Groups,
+    begun: Sequence[grading.Begun],
+    rewards: grading.Rewards,
   ) -> side_by_side.Task[Graded]:
     """Gives finished groups their rewards; a task of `side_by_side`.
 
@@ -219,10 +222,11 @@ class Environment:
 
     Args:
       groups: the rollouts of each drawn task.
+      begun: from `rewards.begin`, of each group.
       rewards: from `rewards`.
     """
     rollouts = [rollout for group in groups for rollout in group]
-    flat, metrics, errors = yield from rewards.task(rollouts)
+    flat, metrics, errors = yield from rewards.task(rollouts, begun)
     rewarded = iter(flat)
     groups = [[next(rewarded) for _ in group] for group in groups]
     usable = [

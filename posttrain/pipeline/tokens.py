@@ -6,8 +6,9 @@
    drawn from its source; with `max_draws` further ones in place of groups whose
    advantages are all 0.
 2. The samplers make the rollouts; episodes of all environments are played at
-   once. Failed rollouts, and those that cannot be graded, are dropped from
-   their groups and counted.
+   once. As soon as the last rollout of a group has ended, judges and references
+   on servers begin with the group. Failed rollouts, and those that cannot be
+   graded, are dropped from their groups and counted.
 3. Each environment's algorithm writes streams on its groups; the references of
    all environments score at once.
 4. The samples of all environments are packed into one batch.
@@ -191,7 +192,7 @@ class TokenPipeline(batches.Pipeline):
     self.tally = batches.Tally(self.learns_by_trial)
 
   def __next__(self) -> batches.Item:
-    rounds, errors = self._play_step()
+    rounds, errors, begun = self._play_step()
     stamped, metrics, played = {}, {}, {}
     for name, parts in rounds.items():
       environment, graded = self._environments[name], environments.join(parts)
@@ -203,7 +204,7 @@ class TokenPipeline(batches.Pipeline):
       metrics |= environment.metrics(graded, stamped[name])
       if self._stage.batch.max_draws is not None:
         metrics[f'rollout/draws/{name}'] = len(graded.groups)
-    samples = self._score(stamped)
+    samples = self._score(stamped, begun)
     batch = self._pack(samples)
     metrics |= {'batch/samples': len(samples), **batches.metrics(batch)}
     for component in types.COMPONENTS:
@@ -221,16 +222,26 @@ class TokenPipeline(batches.Pipeline):
     return batches.Item(batch, metrics, state, errors, played)
 
   def _score(
-    self, stamped: dict[str, list[types.Sample]]
+    self,
+    stamped: dict[str, list[types.Sample]],
+    begun: Mapping[str, list[streams.Begun]],
   ) -> list[types.Sample]:
-    """Returns all samples with reference logprobs, in the same order."""
+    """Returns all samples with reference logprobs, in the same order.
+
+    Args:
+      stamped: environment -> its samples.
+      begun: environment -> the groups that a server scores already.
+    """
     names = [
       k for k, samples in stamped.items() if streams.ref_kl_members(samples)
     ]
     if names:
       tasks = [
         streams.scoring(
-          self._environments[name].algorithm, stamped[name], self._scorer
+          self._environments[name].algorithm,
+          stamped[name],
+          self._scorer,
+          begun[name],
         )
         for name in names
       ]
@@ -247,11 +258,16 @@ class TokenPipeline(batches.Pipeline):
 
   def _play_step(
     self,
-  ) -> tuple[dict[str, list[environments.Graded]], tuple[str, ...]]:
+  ) -> tuple[
+    dict[str, list[environments.Graded]],
+    tuple[str, ...],
+    dict[str, list[streams.Begun]],
+  ]:
     """Plays the tasks of a step, and further ones for groups without credit.
 
     Returns:
-      (environment -> its groups by round, errors of episodes and rewards)
+      (environment -> its groups by round, errors of episodes and rewards,
+      environment -> the groups that a server scores already)
 
     Raises:
       TooManyErrors: too many rollouts failed, of all rounds together.
@@ -265,18 +281,29 @@ class TokenPipeline(batches.Pipeline):
     to_draw: list[str | None] = [None] * batch.prompts_per_step
     left = max(batch.max_draws or 0, batch.prompts_per_step)
     further: collections.Counter[str | None] = collections.Counter()
+    # What is done about a group as soon as its last rollout has ended.
+    rewarded, scored = {}, collections.defaultdict(list)
+
+    def end(place: int, group: list[types.Rollout]) -> None:
+      name = names[place]
+      rewarded[place] = self._rewards[name].begin(group)
+      if batch.max_draws is None:  # else it may not be kept
+        algorithm = self._environments[name].algorithm
+        scored[name] += streams.begin(algorithm, group, self._scorer)
+
     while to_draw:
       # Draw the tasks and play their rollouts, of all environments at once.
       left -= len(to_draw)
       draws = processes.together(lambda w=to_draw: [self._draw(x) for x in w])
       names, draws = zip(*draws, strict=True)
-      groups = collections.defaultdict(list)
-      sampled = samplers.sample(draws, self._players)
-      for name, group in zip(names, sampled, strict=True):
+      groups, begun = (collections.defaultdict(list) for _ in range(2))
+      sampled = samplers.sample(draws, self._players, end)
+      for place, (name, group) in enumerate(zip(names, sampled, strict=True)):
         groups[name].append(group)
-      # Call the rewards, of all environments side by side.
+        begun[name].append(rewarded[place])
+      # Call the other rewards, of all environments side by side.
       tasks = [
-        self._environments[name].grade(new, self._rewards[name])
+        self._environments[name].grade(new, begun[name], self._rewards[name])
         for name, new in groups.items()
       ]
       idle = []
@@ -296,12 +323,13 @@ class TokenPipeline(batches.Pipeline):
           idle += [name for group in graded.usable if lacks_credit(group)]
       to_draw = _in_turns(idle, further)[:left]
       further.update(to_draw)
-    return rounds, statistics.failures(
+    errors = statistics.failures(
       played,
       self._stage.rollout.max_error_share,
       faults,
       has_rewards=self.tally.has_rewards or not self.learns_by_trial,
     )
+    return rounds, errors, scored
 
   def _draw(self, name: str | None) -> tuple[str, samplers.Draw]:
     """Draws one of an environment's tasks, and the group's uids.

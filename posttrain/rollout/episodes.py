@@ -495,9 +495,16 @@ class Driver:
     return rollouts
 
   def play(
-    self, specs: Sequence[EpisodeSpec]
+    self,
+    specs: Sequence[EpisodeSpec],
+    ended: Callable[[types.Rollout], object] = lambda _: None,
   ) -> side_by_side.Task[list[types.Rollout]]:
-    """Runs the episodes of this process; a task of `side_by_side`."""
+    """Runs the episodes of this process; a task of `side_by_side`.
+
+    Args:
+      specs: the episodes.
+      ended: called with each rollout as soon as it has ended.
+    """
     runs = {
       spec.uid: EpisodeRun(
         spec, self._engine, self._renderer, self._max_length, self._remote
@@ -522,6 +529,7 @@ class Driver:
           rollout = self._advance(runs[uid], uid, result, pool)
           if rollout is not None:
             rollouts[uid] = rollout
+            ended(rollout)
         results = yield from self._wait(pool, len(specs) - len(rollouts))
     return [rollouts[spec.uid] for spec in specs]
 
@@ -569,6 +577,7 @@ class Driver:
 
 def run_all(
   plays: Sequence[tuple[Driver, Sequence[EpisodeSpec]]],
+  ended: Callable[[types.Rollout], object] = lambda _: None,
 ) -> list[list[types.Rollout]]:
   """Returns the rollouts of each driver, all of which run side by side.
 
@@ -578,13 +587,17 @@ def run_all(
 
   Args:
     plays: drivers, each with other specs and another engine.
+    ended: called with each rollout of this process as soon as it has ended.
 
   Raises:
     Exception: the first failure in the order of drivers; see `side_by_side`.
   """
   shares = [processes.share(specs, _task) for _, specs in plays]
   results = side_by_side.run(
-    [driver.play(own) for (driver, _), own in zip(plays, shares, strict=True)]
+    [
+      driver.play(own, ended)
+      for (driver, _), own in zip(plays, shares, strict=True)
+    ]
   )
   return [
     processes.divided(specs, lambda _, own=own: own.result(), _task)

@@ -22,12 +22,15 @@ affected rollouts then have no reward at all: all of the call, or those with a
 bad value. Each fault is logged and counted; those rollouts count as failed, as
 those of failed episodes do, and `rollout.max_error_share` bounds their share.
 
-Functions are called one after another; those whose judge is on a server wait
-for it at the same time, each in a thread of its own, those of other
-environments included. (Not with several processes, which share the calls among
-them in a fixed order.)
+A function whose judge is on a server, or with `per_group`, is called once per
+group: as soon as the group's last episode has ended, in a thread, while others
+still play. The other functions are called once per step, with all groups.
+Functions without a judge are called one at a time. (With several processes all
+are called after the last episode, shared among the processes.)
 """
 
+import concurrent.futures
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -68,6 +71,14 @@ class Result(NamedTuple):
   failed: frozenset[int] = frozenset()
   metrics: Mapping[str, float] = {}
   error: str | None = None  # the fault, in one line
+  logged: Mapping[str, Sequence[float]] = {}  # values whose mean is a metric
+
+
+class Begun(NamedTuple):
+  """A finished group, some of whose functions have been called."""
+
+  rollouts: list[types.Rollout]  # those with samples
+  calls: Mapping[str, concurrent.futures.Future]  # by the summand's name
 
 
 # A model that replies to conversations, with max_tokens=64 and temperature=0.0
@@ -75,6 +86,7 @@ class Result(NamedTuple):
 Judge = Callable[..., list[str]]
 Model = Callable[[Sequence[types.Rollout]], Result]
 Rewarded = tuple[list[types.Rollout], dict[str, float], tuple[str, ...]]
+_ONE_AT_A_TIME = threading.Lock()  # functions without a judge
 
 
 class LocalJudge:
@@ -125,7 +137,7 @@ class LocalJudge:
 
 
 class Function:
-  """A reward function, called once per step."""
+  """A reward function, called once per step or per group."""
 
   def __init__(
     self,
@@ -181,8 +193,8 @@ class Function:
       judge: the argument `judge`; None = none.
 
     Returns:
-      The rewards, with metrics: the means of the logged values, if the function
-      returned; `faults`, 0 or 1; `seconds`, including those of the judge.
+      The rewards; the logged values, if the function returned; and metrics:
+      `faults`, 0 or 1; `seconds`, including those of the judge.
 
     Raises:
       EndpointError: the judge's server is away.
@@ -231,12 +243,12 @@ class Function:
         f'{self._name} {error}; rollouts left out: {len(failed)} of {count}'
       )
       logging.getLogger('absl').warning('%s', f'{error}\n{reply.stack}'.strip())
-    logged = {key: float(np.mean(x)) for key, x in reply.logged.items()}
     return Result(
       list(reply.rewards) if reply.rewards else [None] * count,
       failed,
-      {**logged, 'faults': float(bool(error)), 'seconds': clock.wall},
+      {'faults': float(bool(error)), 'seconds': clock.wall},
       error or None,
+      reply.logged,
     )
 
   def check(self, keys: Iterable[str]) -> None:
@@ -317,8 +329,9 @@ class Function:
         )
     loggers = tuple(filter(self._takes, _LOGGERS))
     call = worker.Call(own, loggers, len(rollouts), self._cfg.weight)
+    alone = _ONE_AT_A_TIME if judge is None else contextlib.nullcontext()
     try:
-      with watchdog.waiting(lambda: f'reward function {self._name}'):
+      with alone, watchdog.waiting(lambda: f'reward function {self._name}'):
         return self.score(call, clock)
     except calls.Late as error:
       return worker.Reply(
@@ -370,8 +383,21 @@ class Rewards:
     (result,) = side_by_side.run([self.task(rollouts)])
     return result.result()
 
+  def begin(self, group: Sequence[types.Rollout]) -> Begun:
+    """Calls the functions that are called per group, each in a thread.
+
+    With several processes none is called yet.
+    """
+    alive = [r for r in group if r.samples]
+    started = {
+      name: side_by_side.thread(self._call, name, alive)
+      for name in self._cfg
+      if alive and processes.count() == 1 and self._per_group(name)
+    }
+    return Begun(alive, started)
+
   def task(
-    self, rollouts: Sequence[types.Rollout]
+    self, rollouts: Sequence[types.Rollout], begun: Sequence[Begun] = ()
   ) -> side_by_side.Task[Rewarded]:
     """Computes rewards; a task of `side_by_side`.
 
@@ -380,6 +406,10 @@ class Rewards:
     The reward is None if all r_k are, or if the call of a function failed: a
     partial sum is on another scale; the rollout's `error` then says why. A
     rollout without samples, which is one that failed, stays as it is.
+
+    Args:
+      rollouts: the rollouts to score.
+      begun: from `begin`, of each of their groups; () = they are one group.
 
     Returns:
       (the rollouts with their rewards, metrics, errors of the functions)
@@ -390,13 +420,19 @@ class Rewards:
     alive = [r for r in rollouts if r.samples]
     if not self._cfg or not alive:
       return list(rollouts), {}, ()
-    results = yield from self._results(alive)
-    errors = tuple(x.error for x in results.values() if x.error is not None)
+    groups = [group for group in begun if group.rollouts]
+    by_call = yield from self._results(groups or [Begun(alive, {})])
     # 1. The rollouts' sums.
-    failed = {i: x.error for x in results.values() for i in x.failed}
+    rewards, failed, errors = {}, {}, ()
+    for name, results in by_call.items():
+      rewards[name] = []
+      for x in results:
+        failed |= {len(rewards[name]) + i: x.error for i in x.failed}
+        rewards[name] += x.rewards
+        errors += (x.error,) if x.error is not None else ()
     scored = {}
     for i, rollout in enumerate(alive):
-      summands = {name: x.rewards[i] for name, x in results.items()}
+      summands = {name: values[i] for name, values in rewards.items()}
       known = [
         self._cfg[name].weight * value
         for name, value in summands.items()
@@ -410,51 +446,78 @@ class Rewards:
       scored[rollout.uid] = dataclasses.replace(
         rollout, score=score, error=failed.get(i)
       )
-    # 2. The means of the summands, and what their functions have measured.
+    # 2. The means of the summands and of logged values; the largest number that
+    # a call has measured.
     metrics = {}
-    for name, result in results.items():
-      known = [x for x in result.rewards if x is not None]
-      if known:
-        metrics[f'rewards/{name}'] = float(np.mean(known))
-      metrics |= {f'rewards/{name}/{k}': v for k, v in result.metrics.items()}
+    for name, results in by_call.items():
+      values = {'': [x for x in rewards[name] if x is not None]}
+      most: dict[str, float] = {}
+      for x in results:
+        for k, logged in x.logged.items():
+          values.setdefault(f'/{k}', []).extend(logged)
+        for k, v in x.metrics.items():
+          most[f'/{k}'] = max(most.get(f'/{k}', v), v)
+      means = {k: float(np.mean(x)) for k, x in values.items() if x}
+      metrics |= {f'rewards/{name}{k}': v for k, v in {**means, **most}.items()}
     return [scored.get(r.uid, r) for r in rollouts], metrics, errors
 
   def _results(
-    self, rollouts: Sequence[types.Rollout]
-  ) -> side_by_side.Task[dict[str, Result]]:
-    """Returns the rewards of every summand; waits for all servers at once."""
-    served = {
-      name: side_by_side.thread(self._evaluate, process, name, rollouts)
-      for process, name in enumerate(self._cfg)
-      if processes.count() == 1
-      and isinstance(self._cfg[name].judge, schema.Endpoint)
+    self, groups: Sequence[Begun]
+  ) -> side_by_side.Task[dict[str, list[Result]]]:
+    """Returns each summand's results, one per call, in the groups' order."""
+    threads = {
+      name: [
+        group.calls.get(name)
+        or side_by_side.thread(self._call, name, group.rollouts)
+        for group in groups
+      ]
+      for name in self._cfg
+      if processes.count() == 1 and self._per_group(name)
     }
-    if served:
+    if threads:
       yield ()  # other environments start theirs
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
     results = {}
     in_order = enumerate(self._cfg)
-    for process, name in sorted(in_order, key=lambda x: x[1] in served):
-      if name in served:
-        while not served[name].done():
-          yield [served[name]]
-        results[name] = served[name].result()
+    for process, name in sorted(in_order, key=lambda x: x[1] in threads):
+      if name in threads:
+        while running := [x for x in threads[name] if not x.done()]:
+          yield running
+        results[name] = [x.result() for x in threads[name]]
+      elif self._cfg[name].fn is None:
+        results[name] = [self._call(name, rollouts)]
       else:
-        results[name] = self._evaluate(process, name, rollouts)
+        parts = [rollouts]
+        if self._per_group(name):
+          parts = [group.rollouts for group in groups]
+        results[name] = processes.on(
+          process, lambda name=name, parts=parts: self._calls(name, parts)
+        )
     return {name: results[name] for name in self._cfg}
 
-  def _evaluate(self, process: int, name: str, rollouts) -> Result:
-    """Returns the rewards of a summand; one process calls its function."""
+  def _calls(self, name: str, parts: Sequence[Any]) -> list[Result]:
+    """Returns a summand of each part; the calls of several overlap."""
+    if len(parts) == 1:
+      return [self._call(name, parts[0])]
+    calls = [side_by_side.thread(self._call, name, part) for part in parts]
+    return [call.result() for call in calls]
+
+  def _per_group(self, name: str) -> bool:
+    """Whether a summand is computed group by group."""
+    cfg = self._cfg[name]
+    if cfg.per_group is None:
+      return isinstance(cfg.judge, schema.Endpoint)
+    return cfg.per_group
+
+  def _call(self, name: str, rollouts: Sequence[types.Rollout]) -> Result:
+    """Returns a summand of some rollouts."""
     cfg = self._cfg[name]
     if cfg.model is not None:
       return self._models[cfg.model](rollouts)
     if cfg.fn is None:
       return Result([r.score.reward for r in rollouts])
-
-    def call() -> Result:
-      judge = None if cfg.judge is None else self._judges[cfg.judge]
-      return self.functions[name](rollouts, judge)
-
-    return processes.on(process, call)
+    judge = None if cfg.judge is None else self._judges[cfg.judge]
+    return self.functions[name](rollouts, judge)
 
 
 def missing(fn: Callable, arguments: Collection[str]) -> list[str]:

@@ -7,7 +7,7 @@ policy sampled them (`on_policy`): then they have logprobs and a version.
 import collections
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,20 +28,35 @@ class Draw(NamedTuple):
 
 
 def sample(
-  draws: Sequence[Draw], players: Mapping[schema.Reference, episodes.Driver]
+  draws: Sequence[Draw],
+  players: Mapping[schema.Reference, episodes.Driver],
+  ended: Callable[[int, list[types.Rollout]], object] = lambda *_: None,
 ) -> list[list[types.Rollout]]:
   """Returns a group of rollouts per draw; the models play concurrently.
 
   Args:
     draws: tasks in any order; uids are unique.
     players: the driver of each model that a sampler uses.
+    ended: called with a draw's index and its group as soon as the group's last
+      rollout has ended, while others still play.
   """
   by_model = collections.defaultdict(list)
-  rollouts = {}
+  rollouts, groups = {}, {}
+  index = {uid: i for i, draw in enumerate(draws) for uid in draw.uids}
+
+  def end(rollout: types.Rollout) -> None:
+    i = index[rollout.uid]
+    if i not in groups:
+      rollouts[rollout.uid] = draws[i].sampler.finish(rollout)
+      # By uid and not by position: a driver may return them in any order.
+      if all(uid in rollouts for uid in draws[i].uids):
+        groups[i] = [rollouts[uid] for uid in draws[i].uids]
+        ended(i, groups[i])
+
   for draw in draws:
     for uid in draw.uids:
       if draw.sampler.model is None:
-        rollouts[uid] = draw.sampler.rollout(draw.task, uid)
+        end(draw.sampler.rollout(draw.task, uid))
       else:
         by_model[draw.sampler.model].append((draw.sampler, draw.task, uid))
   played = episodes.run_all(
@@ -51,13 +66,12 @@ def sample(
         [sampler.spec(task, uid) for sampler, task, uid in entries],
       )
       for model, entries in by_model.items()
-    ]
+    ],
+    end,
   )
-  samplers = {uid: draw.sampler for draw in draws for uid in draw.uids}
   for rollout in itertools.chain.from_iterable(played):
-    rollouts[rollout.uid] = samplers[rollout.uid].finish(rollout)
-  # By uid and not by position: a driver may return them in any order.
-  return [[rollouts[uid] for uid in draw.uids] for draw in draws]
+    end(rollout)  # of another process
+  return [groups[i] for i in range(len(draws))]
 
 
 class Measured(NamedTuple):
@@ -152,6 +166,10 @@ class DatasetSampler(NamedTuple):
   max_tokens: int  # of a sample, its prompt included
 
   on_policy, model = False, None
+
+  def finish(self, rollout: types.Rollout) -> types.Rollout:
+    """Returns the rollout as it is."""
+    return rollout
 
   def rollout(self, task: types.Task, uid: int) -> types.Rollout:
     """Returns the task's demonstration as a rollout.

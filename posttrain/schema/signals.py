@@ -191,6 +191,11 @@ class RewardFn(bounds.Options):
   judge: FrozenOrNone = None
   # Time limit of a call of the function, in seconds, without its judge's time.
   timeout: bounds.Seconds = 60.0
+  # Whether the function is called for each group as soon as the last episode of
+  # the group has ended, while others still play, instead of once per step with
+  # all groups. Calls may overlap if it has a judge. None = if its judge is on a
+  # server.
+  per_group: bool | None = None
   # Whether the function runs in a process of its own, which is killed after
   # the timeout; False = a thread. One of posttrain, a Python callable and one
   # with a judge run in a thread anyway; with rollout.workers='ray' Ray has the
@@ -207,6 +212,13 @@ class RewardFn(bounds.Options):
     super().__post_init__()
     bounds.require(
       None in (self.fn, self.model), 'fn', 'be None if model is set', self.fn
+    )
+    bounds.require(
+      not self.per_group
+      or (self.fn is not None and not isinstance(self.judge, str)),
+      'per_group',
+      'be False or None without a function or with a judge in this process',
+      self.per_group,
     )
 
 

@@ -30,8 +30,8 @@ def pipeline(max_draws, names=('toy',)):
   made, driver = toys.pipeline_and_driver(dataclasses.replace(cfg, batch=batch))
   rounds, play = [], driver.play
 
-  def recorded(specs):
-    rollouts = yield from play(specs)
+  def recorded(*args):
+    rollouts = yield from play(*args)
     rounds.append(
       [rollouts[i : i + GROUP] for i in range(0, len(rollouts), GROUP)]
     )

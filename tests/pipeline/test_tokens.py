@@ -169,7 +169,7 @@ def test_rows_that_fit_hold_the_same_samples_and_resume_with_their_length():
 def test_exit_code_tells_whether_any_rollout_had_a_reward(
   monkeypatch, rewarded, code
 ):
-  def grade(self, groups, _):
+  def grade(self, groups, *_):
     failed = [[dataclasses.replace(x, error='f') for x in y] for y in groups]
     return environments.Graded(failed, [], {}, ())
     yield
