@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from posttrain import algorithms
+from posttrain import algorithms, schema
 from posttrain.pipeline import batches
 from posttrain.util import watchdog
 
@@ -51,55 +51,52 @@ class Ahead(batches.Pipeline):
     pipeline: batches.Pipeline,
     use: Callable[[Weights, int], None],
     stop: Callable[[], None],
+    scorer: algorithms.base.Scorer,
     *,
-    max_lag: int,
+    cfg: schema.Rollout,
     steps: range,
-    past: Sequence[Weights] = (),
-    stored: Sequence[Mapping[str, Any]] = (),
     in_thread: bool = False,
-    scorer: algorithms.base.Scorer | None = None,
-    rounding_share: float = 0.0,
     clock: watchdog.Timers | None = None,
   ):
-    """Starts after the last step that was trained.
+    """Starts before the first of the steps.
 
     Args:
       pipeline: makes the batches; nothing else may use it from now on.
       use: gives weights, and their version, to all that samples or scores.
       stop: ends a batch that is being sampled, by an exception.
-      max_lag: K of the module.
+      scorer: scores samples under the weights of the last `use`.
+      cfg: has `max_lag` and `rounding_share`.
       steps: the steps that are left to train.
-      past: versions max(0, s - K) to s - 1, from `past`, where step s was the
-        last one.
-      stored: batches that follow it, from `stored`.
       in_thread: whether a thread makes the batches.
-      scorer: scores samples under the version that sampled them.
-      rounding_share: the share of samples for which it does so.
-      clock: takes the seconds in which one side waits for the other.
+      clock: takes the seconds in which one side waits for the other; None = a
+        new one.
     """
     self._pipeline, self._use, self._stop = pipeline, use, stop
-    self.max_lag, self._steps, self._in_thread = max_lag, steps, in_thread
-    self._scorer, self._share = scorer, rounding_share
+    self._scorer, self._share = scorer, cfg.rounding_share
+    self.max_lag, self._steps, self._in_thread = cfg.max_lag, steps, in_thread
     self._clock = clock or watchdog.Timers()
     self.learns_by_trial = pipeline.learns_by_trial
     self.tally = batches.Tally(pipeline.learns_by_trial)
-    self._returned = steps.start - 1  # the step of the last returned item
-    self._state = pipeline.get_state()  # after that item
+    self._returned = self._made = steps.start - 1  # steps of the last items
+    self._state = pipeline.get_state()  # after the last returned item
     self.tally.set_state(self._state.get('tally', {}))
-    begin = self._returned - max_lag
-    self._versions: dict[int, Weights] = {
-      max(0, begin + i): weights for i, weights in enumerate(past)
-    }
+    self._versions: dict[int, Weights] = {}
     # Step -> its item, or the exception that ended the thread.
     self._items: dict[int, batches.Item | BaseException] = {}
-    for i, entry in enumerate(stored):
-      self._items[steps.start + i] = item = batches.load_item(entry)
-      pipeline.set_state(item.state)
-    self._made = self._returned + len(stored)  # the step of the last made item
-    # Guards all that follows, and the attributes above.
-    self._changed = threading.Condition()
+    self._changed = threading.Condition()  # guards the attributes
     self._thread: threading.Thread | None = None
     self._busy = self._paused = self._closed = False
+
+  def restore(
+    self, past: Sequence[Weights], stored: Sequence[Mapping[str, Any]]
+  ) -> None:
+    """Continues from a checkpoint, with what `past` and `stored` gave it."""
+    for i, weights in enumerate(past):
+      self._versions[max(0, self._returned - self.max_lag + i)] = weights
+    for entry in stored:
+      self._made += 1
+      self._items[self._made] = item = batches.load_item(entry)
+      self._pipeline.set_state(item.state)
 
   def publish(self, version: int, weights: Weights) -> None:
     """Makes a version known.
@@ -245,18 +242,15 @@ class Ahead(batches.Pipeline):
       if (sample.mask & (sample.versions == version)).any()
     ]
     samples = samples[: math.ceil(self._share * len(samples))]
-    if self._scorer is None or not samples:
-      return {}
     ratios = []
-    for sample, scores in zip(
-      samples, self._scorer('policy', samples), strict=True
-    ):
+    scored = self._scorer('policy', samples) if samples else ()
+    for sample, scores in zip(samples, scored, strict=True):
       here = sample.mask & (sample.versions == version)
       here[0] = False  # has no prediction
       ratios.append((scores - sample.sampler_logprobs)[here])
-    ratio = np.concatenate(ratios).astype(np.float64)
-    if not ratio.size:
+    if not ratios:
       return {}
+    ratio = np.concatenate(ratios).astype(np.float64)
     return {
       'mismatch/rounding/abs_mean': float(np.abs(ratio).mean()),
       'mismatch/rounding/max': float(np.abs(ratio).max()),

@@ -10,7 +10,6 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from posttrain import compilation, processes, schema
@@ -19,7 +18,6 @@ from posttrain.checkpoints import store
 from posttrain.decode import engines
 from posttrain.evaluation import evaluator
 from posttrain.pipeline import ahead, batches
-from posttrain.rollout import frozen_models
 from posttrain.stage import job, learner, logbook, models, pairs, resume
 from posttrain.training import token_export
 from posttrain.util import preemption, watchdog
@@ -104,8 +102,9 @@ def make(
     trained = spec.learner(dataclasses.replace(state, past=None), frozen)
     if pipeline.uses_policy:
       pipeline = _ahead(
-        components, pipeline, decoder, references, trained, past, host, clock
+        components, pipeline, own, decoder, trained, host.get('step', 0)
       )
+      pipeline.restore(past, host.get('ahead', ()))
     # 5. The evaluation of its weights.
     sampling = job.Sampling(
       pipeline,
@@ -162,21 +161,28 @@ def make(
 def _ahead(
   components: models.Components,
   pipeline: batches.Pipeline,
+  own: models.Models,
   decoder: engines.Engine,
-  references: frozen_models.References,
   trained: learner.Learner,
-  past: Sequence[ahead.Weights],
-  host: dict[str, Any],
-  clock: watchdog.Timers,
+  step: int,
 ) -> ahead.Ahead:
-  """Builds the pipeline of a policy from the one of its batches."""
+  """Builds the pipeline that samples from a policy.
+
+  Args:
+    components: the stage's components.
+    pipeline: makes the batches.
+    own: the models that score, judge or play.
+    decoder: the policy's engine.
+    trained: the learner.
+    step: the last trained step.
+  """
   rollout, mesh = components.stage.rollout, components.mesh
   lags = rollout.max_lag > 0
 
   def use(weights: ahead.Weights, version: int) -> None:
     policies = {name: trained.policy(x) for name, x in weights.items()}
     decoder.set_params(policies['policy'], version)
-    references.set_policy(policies)
+    own.references.set_policy(policies)
 
   # Two threads that launch collectives on the same devices would wait for each
   # other for ever.
@@ -193,14 +199,11 @@ def _ahead(
     pipeline,
     use,
     decoder.stop,
-    max_lag=rollout.max_lag,
-    steps=range(host.get('step', 0) + 1, components.stage.steps + 1),
-    past=past,
-    stored=host.get('ahead', ()),
+    own.references,
+    cfg=rollout,
+    steps=range(step + 1, components.stage.steps + 1),
     in_thread=lags and alone and not rollout.in_turns,
-    scorer=references if rollout.rounding_share else None,
-    rounding_share=rollout.rounding_share,
-    clock=clock,
+    clock=own.clock,
   )
 
 

@@ -1,0 +1,78 @@
+"""Runs that sample ahead: in turns, in a thread, delayed, and resumed."""
+
+import random
+import time
+
+import pytest
+
+from experiments.trials import kill_resume
+from posttrain import main, schema
+from posttrain.config import checks
+from posttrain.pipeline import ahead
+from posttrain.util import preemption
+from tests import toys
+
+pytestmark = pytest.mark.slow
+
+STEPS = 12
+
+
+def _run(workdir, steps=STEPS, lora=0, reference='init', **rollout):
+  entry = toys.entry(
+    group_size=8, max_tokens=4, kl_beta=1e-3, reference=reference
+  )
+  stage = toys.stage(
+    envs={'toy': entry},
+    steps=steps,
+    rollout=schema.Rollout(slots=8, prefill_rows=4, **rollout),
+    optim=schema.Optim(lr=1e-2, schedule='constant', weight_decay=0.0),
+    eval=schema.Eval(every=5, prompts=4, samples=2, max_tokens=4),
+  )
+  run = toys.run({'grpo': stage}, checkpoint=schema.Checkpoint(every=4))
+  checks.check(run)
+  with pytest.MonkeyPatch.context() as patch:
+    toys.install(patch)
+    main.train(run, str(workdir))
+  return kill_resume.outcome(workdir)
+
+
+def _delay(monkeypatch, name, seconds):
+  """Makes a method of the pipeline wait a random time first."""
+  method = getattr(ahead.Ahead, name)
+
+  def late(*args, **kwargs):
+    time.sleep(random.random() * seconds)
+    return method(*args, **kwargs)
+
+  monkeypatch.setattr(ahead.Ahead, name, late)
+
+
+@pytest.mark.parametrize('max_lag, reference', [(1, 'ema:0.9'), (4, 'init')])
+def test_a_thread_changes_no_bit(max_lag, reference, tmp_path, monkeypatch):
+  options = {'max_lag': max_lag, 'reference': reference}
+  truth = _run(tmp_path / 'turns', in_turns=True, **options)
+  assert any('grpo/past/0' in x for x in truth['arrays'])
+  row = truth['rows'][-1]
+  assert row['staleness/max/toy'] == row['staleness/mean/toy'] == max_lag
+  assert row['mismatch/rounding/max'] < 1e-4 < row['mismatch/max']
+  _delay(monkeypatch, '_make', 0.05)
+  _delay(monkeypatch, 'publish', 0.05)
+  other = _run(tmp_path / 'thread', **options)
+  assert not kill_resume.differences(truth, other)
+
+
+def test_a_resumed_run_samples_with_past_versions(tmp_path):
+  truth = _run(tmp_path / 'whole', max_lag=3)
+  for step in (2, 7):
+    with pytest.MonkeyPatch.context() as patch:
+      toys.stop_at(patch, step)
+      with pytest.raises(preemption.Preempted, match=f'step {step}'):
+        _run(tmp_path / 'parts', max_lag=3)
+  other = _run(tmp_path / 'parts', max_lag=3)
+  assert not kill_resume.differences(truth, other)
+
+
+def test_another_lag_is_another_run(tmp_path):
+  _run(tmp_path, steps=4, max_lag=1)
+  with pytest.raises(ValueError, match=r'config\.grpo\.rollout\.max_lag'):
+    _run(tmp_path, steps=8, max_lag=2)
