@@ -36,7 +36,10 @@ Rules = tuple[tuple[str, tuple[str | None, ...]], ...]
 Axes = str | tuple[str, ...] | None  # mesh axes of one dimension
 
 
-def mesh_sizes(cfg: schema.Mesh, devices: int) -> dict[str, int]:
+MeshOptions = schema.Mesh | schema.SamplerMesh
+
+
+def mesh_sizes(cfg: MeshOptions, devices: int) -> dict[str, int]:
   """Returns the number of devices per axis, with the -1 resolved.
 
   Raises:
@@ -46,8 +49,10 @@ def mesh_sizes(cfg: schema.Mesh, devices: int) -> dict[str, int]:
   known = math.prod(size for size in sizes.values() if size != -1)
   sizes = {k: devices // known if v == -1 else v for k, v in sizes.items()}
   if math.prod(sizes.values()) != devices:
+    splits = isinstance(cfg, schema.Mesh) and cfg.sampler is not None
     raise ValueError(
-      f'config.mesh must multiply to the {devices} devices: got '
+      f'config.mesh must multiply to the {devices} devices'
+      f'{" that config.mesh.sampler leaves" * splits}: got '
       f'data={cfg.data}, fsdp={cfg.fsdp}, tensor={cfg.tensor}, so {known} or a '
       'multiple; lower one, set one to -1 (the rest), or plan for other '
       'devices with --dry_run --devices=gpu:N'
@@ -62,7 +67,7 @@ def one_device() -> Mesh:
 
 
 def make_mesh(
-  cfg: schema.Mesh, devices: Sequence[jax.Device] | None = None
+  cfg: MeshOptions, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
   """Builds the mesh of the devices, all of them by default.
 
@@ -72,6 +77,37 @@ def make_mesh(
   devices = jax.devices() if devices is None else devices
   sizes = tuple(mesh_sizes(cfg, len(devices)).values())
   return Mesh(arrange(sizes, devices), AXES, axis_types=_AUTO)
+
+
+def learner_devices(cfg: schema.Mesh, devices: int) -> int:
+  """Returns the number of devices that `cfg.sampler` leaves to the learner.
+
+  Raises:
+    ValueError: it leaves none.
+  """
+  own = cfg.sampler
+  left = devices - (own.data * own.fsdp * own.tensor if own else 0)
+  if left < 1:
+    raise ValueError(
+      f'config.mesh.sampler must have less than the {devices} devices: got '
+      f'{devices - left}; plan for other devices with --dry_run --devices=gpu:N'
+    )
+  return left
+
+
+def make_meshes(
+  cfg: schema.Mesh, devices: Sequence[jax.Device] | None = None
+) -> tuple[Mesh, Mesh]:
+  """Builds the meshes of the learner and of the sampler, or one for both.
+
+  Raises:
+    ValueError: the axis sizes do not multiply to the number of devices.
+  """
+  devices = jax.devices() if devices is None else devices
+  count = learner_devices(cfg, len(devices))
+  mesh = make_mesh(cfg, devices[:count])
+  own = cfg.sampler
+  return mesh, mesh if own is None else make_mesh(own, devices[count:])
 
 
 def arrange(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
@@ -109,7 +145,7 @@ def arrange(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
   )
 
 
-def abstract_mesh(cfg: schema.Mesh, devices: int) -> AbstractMesh:
+def abstract_mesh(cfg: MeshOptions, devices: int) -> AbstractMesh:
   """Returns the mesh of devices that are not here, for plans.
 
   Raises:
@@ -167,6 +203,30 @@ def put(tree: Any, places: Any) -> Any:
     return jax.make_array_from_callback(x.shape, place, lambda i: x[i])
 
   return jax.tree.map(put_one, tree, places)
+
+
+def move(params: Any, rules: Rules, mesh: Mesh) -> Any:
+  """Returns a copy of arrays on the devices of another mesh of this process.
+
+  Between meshes of one size the arrays are split anew on their own devices, and
+  the parts are copied; else those whose parts differ travel through the host.
+
+  Args:
+    params: arrays on one mesh.
+    rules: the sharding rules of the copy.
+    mesh: the other mesh.
+  """
+
+  def copy(x: jax.Array, place: NamedSharding) -> jax.Array:
+    own = x.sharding
+    assert isinstance(own, NamedSharding), own
+    if own.mesh.size == mesh.size:
+      devices = np.reshape(own.mesh.devices, mesh.devices.shape)
+      near = Mesh(devices, AXES, axis_types=_AUTO)
+      x = jax.device_put(x, NamedSharding(near, place.spec))
+    return jax.device_put(x, place)
+
+  return jax.tree.map(copy, params, shardings(params, rules, mesh))
 
 
 def local_mesh(mesh: Mesh) -> Mesh:

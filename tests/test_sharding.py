@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from posttrain import schema, sharding
 from posttrain.models import transformer
 from posttrain.training import optim
+from tests import fixtures
 
 RULES = ((r'kernel$', ('fsdp', 'tensor')), (r'bias$', (None,)))
 
@@ -76,6 +77,60 @@ def test_mesh_sizes_resolves_minus_one(mesh):
 def test_mesh_sizes_must_multiply_to_the_devices(mesh):
   with pytest.raises(ValueError, match='must multiply to the 8 devices: got'):
     sharding.mesh_sizes(schema.Mesh(*mesh), 8)
+
+
+@pytest.mark.parametrize('sampler, left', [(None, 8), ((2, 1, 2), 4)])
+def test_a_sampler_takes_devices_from_the_learner(sampler, left):
+  own = None if sampler is None else schema.SamplerMesh(*sampler)
+  mesh = schema.Mesh(sampler=own)
+  assert sharding.learner_devices(mesh, 8) == left
+
+
+@pytest.mark.parametrize(
+  'mesh, sampler, error',
+  [
+    ((-1, 1, 1), (8, 1, 1), 'sampler must have less than the 8 devices: got 8'),
+    ((8, 1, 1), (4, 1, 1), 'to the 4 devices that config.mesh.sampler leaves'),
+  ],
+)
+def test_learner_and_sampler_must_share_out_the_devices(mesh, sampler, error):
+  cfg = schema.Mesh(*mesh, sampler=schema.SamplerMesh(*sampler))
+  with pytest.raises(ValueError, match=error):
+    sharding.abstract_mesh(cfg, sharding.learner_devices(cfg, 8))
+
+
+def test_shared_devices_are_one_mesh():
+  mesh, sampler = sharding.make_meshes(schema.Mesh())
+  assert sampler is mesh
+
+
+MOVED = """
+import jax, numpy as np
+from posttrain import schema, sharding
+
+rules = (('a', ('fsdp', 'tensor')), ('b', ('tensor', 'fsdp')))
+for mesh, sampler in [
+  ((1, 4, 1), (4, 1, 1)),
+  ((1, 2, 2), (1, 1, 4)),
+  ((1, 2, 1), (1, 1, 1)),
+  ((2, 1, 1), (1, 2, 2)),
+]:
+  cfg = schema.Mesh(*mesh, sampler=schema.SamplerMesh(*sampler))
+  devices = jax.devices()[: np.prod(mesh) + np.prod(sampler)]
+  mesh, sampler = sharding.make_meshes(cfg, devices)
+  assert [*mesh.devices.flat, *sampler.devices.flat] == devices
+  like = {'a': np.arange(32.0).reshape(4, 8), 'b': np.ones((8, 4)), 'c': None}
+  params = sharding.put(like, sharding.shardings(like, rules, mesh))
+  moved = sharding.move(params, rules, sampler)
+  jax.tree.map(np.testing.assert_array_equal, moved, like)
+  places = jax.tree.map(lambda x: x.sharding, moved)
+  assert places == sharding.shardings(like, rules, sampler)
+"""
+
+
+@pytest.mark.slow
+def test_weights_move_between_meshes():
+  fixtures.run_on_devices(8, '-c', MOVED)
 
 
 def test_check_batch_refuses_what_does_not_divide():

@@ -328,17 +328,18 @@ def slices(row: Mapping[str, Any]) -> dict[str, float]:
   """Returns a row's seconds by name, each second counted once.
 
   The timers of the other parts include compiling, and that of rollouts includes
-  scoring. They are subtracted, so that the sum is the measured time.
+  scoring and the hand-over of weights. They are subtracted, so that the sum is
+  the measured time.
   """
   seconds = {
     key.removeprefix('time/'): value
     for key, value in row.items()
     if key.startswith('time/') and value and key not in _NO_PARTS
   }
-  if 'scoring' in seconds:  # within the rollouts
+  for name in {'scoring', 'hand_over'} & seconds.keys():  # within the rollouts
     rollout = seconds.get('rollout', 0.0)
-    seconds['scoring'] = min(seconds['scoring'], rollout)
-    seconds['rollout'] = rollout - seconds['scoring']
+    seconds[name] = min(seconds[name], rollout)
+    seconds['rollout'] = rollout - seconds[name]
   left = row.get('time/compile') or 0.0
   for name in ('update', 'eval', 'rollout', 'scoring'):
     inside = min(left, seconds.get(name, 0.0))

@@ -445,6 +445,17 @@ Devices = Annotated[
 ]
 
 
+class SamplerMesh(bounds.Options):
+  """Number of devices per axis, for the models that sample and score."""
+
+  # Devices of the axis that splits slots and rows.
+  data: bounds.Count = 1
+  # Devices of the axis that splits slots, rows and the weights that score.
+  fsdp: bounds.Count = 1
+  # Devices of the axis that splits heads, MLP width and vocabulary.
+  tensor: bounds.Count = 1
+
+
 class Mesh(bounds.Options):
   """Number of devices per axis; -1 (at most once) = all remaining devices."""
 
@@ -454,10 +465,13 @@ class Mesh(bounds.Options):
   fsdp: Devices = 1
   # Devices of the axis that splits heads, MLP width and vocabulary.
   tensor: Devices = 1
+  # Devices of their own, the last ones, for the models that sample, score and
+  # judge; the axes above then split the others. None = they share those.
+  sampler: SamplerMesh | None = None
 
   def __post_init__(self):
     super().__post_init__()
-    sizes = dataclasses.astuple(self)
+    sizes = self.data, self.fsdp, self.tensor
     bounds.require(
       sizes.count(-1) <= 1, 'data', 'be -1 on one axis at most', sizes
     )

@@ -12,11 +12,12 @@ import os
 import sys
 from typing import Any
 
-from posttrain import compilation, processes, schema
+from posttrain import compilation, processes, schema, sharding
 from posttrain.chat import rendering
 from posttrain.checkpoints import store
 from posttrain.decode import engines
 from posttrain.evaluation import evaluator
+from posttrain.models import transformer
 from posttrain.pipeline import ahead, batches
 from posttrain.stage import job, learner, logbook, models, pairs, resume
 from posttrain.training import token_export
@@ -92,7 +93,16 @@ def make(
       if host:
         load.check_base(os.path.join(folder, str(host['step'])), frozen.params)
     # 3. The other models, and the pipeline that samples and scores with them.
-    own = models.Models(components, load, frozen, stop, clock)
+    place = components.sampler_mesh
+    rules = transformer.SHARDING_RULES
+    like = sharding.placed(spec.weights_like, rules, place)
+    own = models.Models(
+      components,
+      dataclasses.replace(load, like=like, mesh=place),
+      components.to_sampler(frozen),
+      stop,
+      clock,
+    )
     decoder, references = own.make_decoder(), own.references
     pipeline = PIPELINES[stage.kind](own, decoder, host.get('pipeline'))
     # 4. The learner, from the restored state or a fresh one.
@@ -101,12 +111,11 @@ def make(
     past = state.past or ()
     trained = spec.learner(dataclasses.replace(state, past=None), frozen)
     if pipeline.uses_policy:
-      pipeline = _ahead(
-        components, pipeline, own, decoder, trained, host.get('step', 0)
-      )
-      pipeline.restore(past, host.get('ahead', ()))
+      pipeline = _ahead(own, pipeline, decoder, host.get('step', 0))
+      pipeline.restore(own.to_sampler(past), host.get('ahead', ()))
     # 5. The evaluation of its weights.
     sampling = job.Sampling(
+      own,
       pipeline,
       decoder,
       references,
@@ -159,34 +168,32 @@ def make(
 
 
 def _ahead(
-  components: models.Components,
-  pipeline: batches.Pipeline,
   own: models.Models,
+  pipeline: batches.Pipeline,
   decoder: engines.Engine,
-  trained: learner.Learner,
   step: int,
 ) -> ahead.Ahead:
   """Builds the pipeline that samples from a policy.
 
   Args:
-    components: the stage's components.
-    pipeline: makes the batches.
     own: the models that score, judge or play.
+    pipeline: makes the batches.
     decoder: the policy's engine.
-    trained: the learner.
     step: the last trained step.
   """
+  components = own.components
   rollout, mesh = components.stage.rollout, components.mesh
   lags = rollout.max_lag > 0
 
   def use(weights: ahead.Weights, version: int) -> None:
-    policies = {name: trained.policy(x) for name, x in weights.items()}
+    policies = {name: own.policy(x) for name, x in weights.items()}
     decoder.set_params(policies['policy'], version)
     own.references.set_policy(policies)
 
   # Two threads that launch collectives on the same devices would wait for each
   # other for ever.
-  alone = processes.count() == 1 and mesh.size == 1
+  splits = components.cfg.mesh.sampler is not None
+  alone = processes.count() == 1 and (splits or mesh.size == 1)
   if lags and not rollout.in_turns and not alone:
     logging.getLogger('absl').warning(
       'stage %s samples and trains in turns, in spite of max_lag=%d: both use '
@@ -249,6 +256,7 @@ def _metadata(
     return folder
 
   start, pinned = host.get('start'), host.get('references')
+  own = components.cfg.mesh.sampler
   if start is None:
     start = resolve(components.stage.init)
   if pinned is None:
@@ -266,5 +274,6 @@ def _metadata(
       **{axis: int(n) for axis, n in components.mesh.shape.items()},
       'processes': processes.count(),
       **({'samplers': len(samplers.urls)} if samplers else {}),
+      **({} if own is None else {'sampler': dataclasses.asdict(own)}),
     },
   }

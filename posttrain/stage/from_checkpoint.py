@@ -198,9 +198,10 @@ def components(
 def for_playing(run: schema.Run, name: str) -> schema.Run:
   """Returns a run whose stage has no file of pairs, and does not select.
 
-  Playing needs no pairs, and reports one measurement.
+  Playing needs no pairs, and reports one measurement; all devices decode.
   """
-  run = _reporting(run, name)
+  mesh = dataclasses.replace(run.mesh, sampler=None)
+  run = _reporting(dataclasses.replace(run, mesh=mesh), name)
   if isinstance(run.stages[name].pairs, schema.PairFile):
     run = _with(run, name, pairs=schema.MadePairs())
   return run

@@ -15,7 +15,7 @@ from posttrain.evaluation import evaluator
 from posttrain.metrics import statistics
 from posttrain.pipeline import ahead, batches
 from posttrain.rollout import calls, env_calls, frozen_models
-from posttrain.stage import learner, logbook, resume
+from posttrain.stage import learner, logbook, models, resume
 from posttrain.training import arrays, token_export
 from posttrain.util import memory, preemption
 
@@ -38,6 +38,7 @@ class Sampling:
   `pipeline` is an `ahead.Ahead` where batches depend on the policy.
   """
 
+  models: models.Models
   pipeline: batches.Pipeline
   decoder: engines.Engine
   scorers: frozen_models.References
@@ -134,7 +135,8 @@ class Job:
     if isinstance(pipeline, ahead.Ahead):
       lags = pipeline.max_lag > 0
       weights = self.learner.copies if lags else learner.weights_of
-      pipeline.publish(step, weights(state))
+      own = self.sampling.models
+      pipeline.publish(step, own.to_sampler(weights(state)))
 
   def next_item(
     self, step: int, state: arrays.TrainState, stop: preemption.Signal
@@ -232,12 +234,12 @@ class Job:
     with self.logbook.clock('eval'), sampling.pipeline.paused():
       metrics, answers, suite = {}, [], []
       if evaluation.tasks.any:
-        policy = self.learner.policy(params)
-        sampling.decoder.set_params(policy, step, decodes=tokens > 0)
-        weights = learner.weights_of(state).items()
-        sampling.scorers.set_policy(
-          {name: self.learner.policy(x) for name, x in weights}
-        )
+        own = sampling.models
+        weights = own.to_sampler({'': params, **learner.weights_of(state)})
+        policies = {name: own.policy(x) for name, x in weights.items()}
+        decodes = tokens > 0
+        sampling.decoder.set_params(policies.pop(''), step, decodes=decodes)
+        sampling.scorers.set_policy(policies)
         try:
           results = evaluation.measure(brief)
         except statistics.TooManyErrors as error:
@@ -314,6 +316,7 @@ class Job:
     selected, pipeline = {}, self.sampling.pipeline
     if isinstance(pipeline, ahead.Ahead) and pipeline.max_lag:
       past = pipeline.past(step, lambda: self.learner.copies(state))
+      past = self.sampling.models.to_learner(past)
       state = dataclasses.replace(state, past=past)
       selected['ahead'] = pipeline.stored()
     if self.selection is not None:

@@ -55,10 +55,14 @@ class Learner:
 
     Matrices have the compute dtype, in which alone they are used.
     """
-    weights = weights_of(state)
-    places = jax.tree.map(lambda x: x.sharding, weights)
+    return self._copy(weights_of(state))
+
+  @functools.cached_property
+  def _copy(self) -> Callable[[Any], Any]:
+    """The compiled function of `copies`."""
+    places = jax.tree.map(lambda x: x.sharding, weights_of(self.state))
     copy = functools.partial(_copies, dtype=self.objective.dtype)
-    return jax.jit(copy, out_shardings=places)(weights)
+    return jax.jit(copy, out_shardings=places)
 
   def measured(
     self, batch: arrays.AnyBatch, metrics: Mapping[str, float]

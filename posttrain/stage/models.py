@@ -23,7 +23,7 @@ from posttrain import processes, schema, scoring, sharding, types
 from posttrain.chat import rendering
 from posttrain.decode import engines
 from posttrain.evaluation import evaluator, measures
-from posttrain.models import lora
+from posttrain.models import lora, transformer
 from posttrain.pipeline import batches, tokens
 from posttrain.rollout import calls, env_calls, episodes, frozen_models, grading
 from posttrain.stage import learner
@@ -61,6 +61,7 @@ class Resolved:
   options: dict[str, Any]  # as they were given, as plain data
   renderer: rendering.Renderer
   mesh: jax.sharding.Mesh  # an AbstractMesh in a plan for other devices
+  sampler_mesh: jax.sharding.Mesh  # the same, unless config.mesh.sampler is set
   platform: str  # 'cpu', 'gpu' or 'tpu'
   hosts: int  # number of processes, one per host
   samplers: Any = None  # as in `Outside`
@@ -76,6 +77,8 @@ class Components:
   renderer: rendering.Renderer
   model: schema.Model  # with its vocabulary
   mesh: jax.sharding.Mesh  # an AbstractMesh in a plan for other devices
+  # Of the models that sample and score: the same, unless mesh.sampler is set.
+  sampler_mesh: jax.sharding.Mesh
   data: batches.StageData
   eval_tasks: evaluator.EvalTasks
   capacity: int  # tokens of the longest sequence to decode or score
@@ -84,6 +87,24 @@ class Components:
   slots: int  # of this process
   workers: env_calls.Workers | None  # worker processes; None = threads
   outside: Outside
+
+  @property
+  def score_rows(self) -> int:
+    """Rows that a model scores at a time, as many per device as train."""
+    ways = sharding.batch_ways
+    each = self.stage.batch.rows // ways(self.mesh)
+    return each * ways(self.sampler_mesh)
+
+  def to_sampler(self, params: Any) -> Any:
+    """Returns arrays on the sampler's devices: a copy, unless they are shared.
+
+    Args:
+      params: arrays on the learner's devices, with paths of a model.
+    """
+    if self.cfg.mesh.sampler is None:
+      return params
+    rules = transformer.SHARDING_RULES
+    return sharding.move(params, rules, self.sampler_mesh)
 
 
 def make_engine(
@@ -99,7 +120,7 @@ def make_engine(
   """
   return engines.Engine(
     model or components.model,
-    mesh=sharding.local_mesh(components.mesh),
+    mesh=sharding.local_mesh(components.sampler_mesh),
     **_engine_options(components),
   )
 
@@ -154,19 +175,19 @@ class Models:
   """Builds the models of one stage, each where it is first needed."""
 
   components: Components
-  load: Any  # from `Outside.loader`
-  base: lora.Base | None  # the frozen weights, with LoRA
+  load: Any  # from `Outside.loader`, onto the sampler's devices
+  base: lora.Base | None  # the frozen weights there, with LoRA
   stop: preemption.Signal  # ends waits for servers
   clock: watchdog.Timers = dataclasses.field(default_factory=watchdog.Timers)
 
   def make_references(self) -> frozen_models.References:
     """Returns the references of the stage, none of which is loaded yet."""
     components = self.components
-    rows = components.stage.batch.rows
+    rows, mesh = components.score_rows, components.sampler_mesh
     references = frozen_models.References(
       components.model,
       components.renderer,
-      lambda model, width: scoring.Scorer(model, rows, width, components.mesh),
+      lambda model, width: scoring.Scorer(model, rows, width, mesh),
       capacity=components.capacity,
       load=self.load,
       held=None if self.base is None else {'init': self.base.params},
@@ -174,6 +195,25 @@ class Models:
     )
     self.stop.on_request(references.close)
     return references
+
+  def to_sampler(self, weights: Any) -> Any:
+    """Returns what trains on the sampler's devices, once it is there."""
+    if self.components.cfg.mesh.sampler is None:
+      return weights
+    with self.clock('hand_over'):
+      return jax.block_until_ready(self.components.to_sampler(weights))
+
+  def to_learner(self, weights: Any) -> Any:
+    """Returns what trains on the learner's devices, where states are saved.
+
+    It launches no program on the sampler's devices, which may be at work.
+    """
+    rules, mesh = transformer.SHARDING_RULES, self.components.mesh
+    return jax.device_put(weights, sharding.shardings(weights, rules, mesh))
+
+  def policy(self, params: Any) -> Any:
+    """Returns the whole model from what trains, on the sampler's devices."""
+    return params if self.base is None else self.base.attach(params)
 
   # Those that training and evaluation share.
   references = functools.cached_property(make_references)
@@ -188,7 +228,7 @@ class Models:
       'posttrain': posttrain.__version__,
       'model': dataclasses.asdict(components.model),
       'engine': _engine_options(components),
-      'tensor': components.mesh.shape['tensor'],
+      'tensor': components.sampler_mesh.shape['tensor'],
       'scale': lora.scale(options) if options.rank else 1.0,
     }
     client = components.outside.samplers.connect(info, engine)
@@ -281,9 +321,9 @@ class Models:
     components = self.components
     return scoring.Scorer(
       model,
-      components.stage.batch.rows,
+      components.score_rows,
       components.capacity,
-      components.mesh,
+      components.sampler_mesh,
       reads='rewards',
     )
 
@@ -323,7 +363,7 @@ class Models:
       frozen.cfg,
       slots=components.slots,
       seed=components.cfg.seed,
-      mesh=sharding.local_mesh(components.mesh),
+      mesh=sharding.local_mesh(components.sampler_mesh),
     )
     decoder.set_params(frozen.params, -1)
     return grading.LocalJudge(decoder, components.renderer)

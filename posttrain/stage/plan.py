@@ -30,7 +30,7 @@ from posttrain import machine, schema, sharding, tree
 from posttrain.config import checks
 from posttrain.evaluation import comparison
 from posttrain.metrics import estimates, statistics, writers
-from posttrain.models import transformer
+from posttrain.models import lora, transformer
 from posttrain.stage import learner
 from posttrain.training import objectives
 
@@ -75,6 +75,7 @@ class Load:
     players: number of frozen models that sample, assumed to be of the policy's
       shape.
     hosts: the processes of the run, one per host.
+    sampler: the devices that sample and score; None = those that train.
     tasks: tasks to train on and held-out ones, by environment.
   """
 
@@ -83,6 +84,7 @@ class Load:
   references: int = 0
   players: int = 0
   hosts: int = 1
+  sampler: Mesh | None = None
   tasks: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
 
@@ -103,6 +105,7 @@ class Plan:
   decode_bytes: int  # KV cache of the slots, and the decode view
   sleep_bytes: int  # those of them that are freed during an update
   reference_bytes: int  # weights of references held beside the policy
+  past_bytes: int  # copies of the policy to sample with, see `_past_bytes`
   update_bytes: int  # batch, gradients, activations and work of an update
   # Work of prefill, decoding or scoring, the largest; 0 without slots.
   rollout_bytes: int
@@ -115,10 +118,23 @@ class Plan:
     """Returns the largest number of bytes at a time.
 
     Decode view and references stay during an update, and so does the cache
-    unless `rollout.sleep` frees it.
+    unless `rollout.sleep` frees it. If the sampler has devices of its own, the
+    number is that of the learner's.
     """
-    held = self.state_bytes + self.decode_bytes + self.reference_bytes
+    if self.load.sampler is not None:
+      return self.state_bytes + self.update_bytes
+    held = self.state_bytes + self._held_bytes
     return held + max(self.update_bytes - self.sleep_bytes, self.rollout_bytes)
+
+  @property
+  def sampler_bytes(self) -> int:
+    """Returns the largest number of bytes of a sampler's own device, else 0."""
+    own = self.load.sampler is not None
+    return self._held_bytes + self.rollout_bytes if own else 0
+
+  @property
+  def _held_bytes(self) -> int:
+    return self.past_bytes + self.decode_bytes + self.reference_bytes
 
   def lines(self) -> list[str]:
     """Returns the lines of a readable table."""
@@ -130,6 +146,7 @@ class Plan:
     largest = max(self.update_bytes - self.sleep_bytes, self.rollout_bytes)
     count, groups, cfg = self.load.hosts, self.load.group_sizes, self.cfg
     batch, optim = cfg.batch, cfg.optim
+    sampler = dict(self.load.sampler.shape) if self.load.sampler else {}
     devices = math.prod(self.mesh.values()) // count
     hosts = f'{count}' if count > 1 else ''
     if hosts and self.slots:
@@ -158,6 +175,7 @@ class Plan:
       '  warmup_steps': optim.warmup_steps,
       '  final_lr_fraction': optim.final_lr_fraction,
       'mesh': ', '.join(f'{k} {v}' for k, v in self.mesh.items()),
+      'mesh.sampler': ', '.join(f'{k} {v}' for k, v in sampler.items()),
       'processes': hosts,
       'parameters': f'{self.parameters:,}',
       '  that train': f'{self.trained:,}',
@@ -165,14 +183,28 @@ class Plan:
       'memory per device': f'{size(self.total_bytes)} (on a GPU -{low} to '
       f'+{high} % of what XLA needs), the sum of',
       '  training state': size(self.state_bytes),
+    }
+    held = {
+      '  policies': self.past_bytes and size(self.past_bytes),
       '  decoding': self.slots and size(self.decode_bytes),
       '  references': size(self.reference_bytes),
-      '  temporary arrays': f'{size(largest)}, the larger of'
-      if self.slots
-      else update,
-      '    update': self.slots and update,
-      '    rollout': self.slots and size(self.rollout_bytes),
     }
+    if self.load.sampler is not None:
+      rows |= {
+        '  temporary arrays': update,
+        'per sampler device': f'{size(self.sampler_bytes)}, the sum of',
+        **held,
+        '  rollout': self.slots and size(self.rollout_bytes),
+      }
+    else:
+      rows |= {
+        **held,
+        '  temporary arrays': f'{size(largest)}, the larger of'
+        if self.slots
+        else update,
+        '    update': self.slots and update,
+        '    rollout': self.slots and size(self.rollout_bytes),
+      }
     return [f'stage {self.stage}', *_rows(rows)]
 
   def details(self) -> list[str]:
@@ -270,20 +302,21 @@ def make(
   makes_pairs = isinstance(stage.pairs, schema.MadePairs)
   decodes = spec.objective.generates_text or makes_pairs
   cache = view = work = 0
+  sampler = mesh if load.sampler is None else load.sampler
   if decodes:
-    host, slots = mesh, rollout.slot_count // load.hosts
+    host, slots = sampler, rollout.slot_count // load.hosts
     if load.hosts > 1:  # each decodes alone
       devices = math.prod(mesh.shape.values()) // load.hosts
       sizes = sharding.host_sizes(mesh.shape[sharding.TENSOR], devices)
-      host = sharding.abstract_mesh(schema.Mesh(**sizes), devices)
+      host = sharding.abstract_mesh(schema.SamplerMesh(**sizes), devices)
     ways, token = sharding.batch_ways(host), cached_token_bytes(model, host)
     # The slots: cache, drawn ids and their logprobs.
     cache = slots // ways * slot_tokens * (model.layers * token + 4 + 4)
     view = view_bytes(model, host)
     # Scoring a micro-batch, on all devices together.
-    score = _work(model, mesh, _local_tokens(mesh, batch), FORWARD)
-    if mesh.shape[sharding.FSDP] > 1:  # all layers are cast before the first
-      for x in jax.tree.leaves(whole['layers']):
+    score = _work(model, sampler, _local_tokens(mesh, batch), FORWARD)
+    if sampler.shape[sharding.FSDP] > 1:  # all layers are cast before the first
+      for x in jax.tree.leaves(_on(sampler, whole['layers'])):
         score += _width(model) * device_bytes(x) // x.dtype.itemsize
     # Prefill, and drawing a token.
     rows = -(-min(rollout.prefill_rows, slots) // ways)
@@ -291,7 +324,11 @@ def make(
     prefill += rows * slot_tokens * token
     logits = _LOGITS * 4 * _head(model, host) // model.embed_dim
     work = max(score, prefill, slots // ways * logits)
-  weight_ways = mesh.shape[sharding.FSDP] * mesh.shape[sharding.TENSOR]
+  weight_ways = sampler.shape[sharding.FSDP] * sampler.shape[sharding.TENSOR]
+  past, moved = _past_bytes(spec, model.dtype, frozen, load.sampler)
+  transfers = _transfers(model, mesh, batch, state.params, frozen)
+  if moved:
+    transfers += [Transfer('policy, per step', 'copy', 'sampler', 1, moved)]
   local = load.micro_batches * _local_tokens(mesh, batch)
   return Plan(
     stage=spec.name,
@@ -306,13 +343,41 @@ def make(
     decode_bytes=(1 + load.players) * (view + cache),
     sleep_bytes=cache if rollout.sleep else 0,
     reference_bytes=4 * load.references // weight_ways,
+    past_bytes=past,
     update_bytes=BATCH_TOKEN_BYTES * local
     + _update_bytes(model, mesh, batch, state.params, whole, frozen),
     rollout_bytes=work,
     dtype=model.dtype,
     weights=(state.params, frozen),
-    transfers=_transfers(model, mesh, batch, state.params, frozen),
+    transfers=transfers,
   )
+
+
+def _on(mesh: Mesh, params: Any) -> Any:
+  return sharding.placed(params, transformer.SHARDING_RULES, mesh)
+
+
+def _past_bytes(
+  spec: learner.LearnerSpec, dtype: str, frozen: Any, sampler: Mesh | None
+) -> tuple[int, int]:
+  """Returns the bytes of the policies that sample, beside the training state.
+
+  A policy has its EMAs and snapshots with it. With `rollout.max_lag` they are
+  the past versions, their matrices in the compute dtype, and the one in use. A
+  sampler's own devices hold two at least, as a new one comes before the old one
+  goes, and frozen weights.
+
+  Returns:
+    (all of them, those that a step hands over to a sampler's own devices)
+  """
+  weights, lag = learner.weights_of(spec.state_like), spec.cfg.rollout.max_lag
+  if lag:
+    cast = functools.partial(lora.cast_matrices, dtype=dtype)
+    weights = jax.eval_shape(cast, weights)
+  each = device_bytes(_on(sampler or spec.mesh, weights))
+  if sampler is None:
+    return (lag + 1) * each if lag else 0, 0
+  return max(lag + 1, 2) * each + device_bytes(_on(sampler, frozen)), each
 
 
 def _numbers(like: Any) -> int:

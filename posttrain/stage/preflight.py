@@ -66,12 +66,20 @@ def resolve(
   """
   renderer = rendering.load(cfg.tokenizer)
   if devices is None:
-    mesh, hosts = sharding.make_mesh(cfg.mesh), processes.count()
+    (mesh, own), hosts = sharding.make_meshes(cfg.mesh), processes.count()
     platform = jax.default_backend()
   else:  # plans use the shape of the mesh alone
     platform, count, hosts = devices
     platform = platform or jax.default_backend()
-    mesh = cast(jax.sharding.Mesh, sharding.abstract_mesh(cfg.mesh, count))
+    left = sharding.learner_devices(cfg.mesh, count)
+    own = mesh = sharding.abstract_mesh(cfg.mesh, left)
+    if cfg.mesh.sampler is not None:
+      own = sharding.abstract_mesh(cfg.mesh.sampler, count - left)
+    mesh, own = (cast(jax.sharding.Mesh, x) for x in (mesh, own))
+  if cfg.mesh.sampler is not None and hosts > 1:
+    raise ValueError(
+      f'config.mesh.sampler must be None with several processes: got {hosts}'
+    )
   sharding.check_hosts(mesh, hosts)
   stages = {}
   for name, stage in cfg.stages.items():
@@ -86,13 +94,15 @@ def resolve(
           value = slow if is_slow else usual
           model = dataclasses.replace(model, **{key: value})
       attention.check(model, platform)
-    stage = resolve_sizes(stage, sharding.batch_ways(mesh), is_slow)
+    ways = sharding.batch_ways(mesh), sharding.batch_ways(own)
+    stage = resolve_sizes(stage, *ways, is_slow)
     stages[name] = dataclasses.replace(stage, model=model)
   return models.Resolved(
     dataclasses.replace(cfg, stages=stages),
     config.to_dict(cfg),
     renderer,
     mesh,
+    own,
     platform,
     hosts,
   )
@@ -134,7 +144,7 @@ def make(
   key = f'config.{name}.batch'
   sharding.check_batch(mesh, rows, f'{key}.micro_batch_tokens', row_tokens)
   slots = stage.rollout.slot_count
-  sharding.check_batch(mesh, slots, f'config.{name}.rollout.slots')
+  sharding.check_batch(run.sampler_mesh, slots, f'config.{name}.rollout.slots')
   if stage.batch.reduce_gradients == 'update' and mesh.shape['tensor'] > 1:
     raise ValueError(
       f'{key}.reduce_gradients must be micro_batch with config.mesh.tensor='
@@ -169,9 +179,15 @@ def make(
     references=parameters,
     players=len([x for x in data.players if isinstance(x, str)]),
     hosts=run.hosts,
+    sampler=None if cfg.mesh.sampler is None else run.sampler_mesh,
     tasks={k: (n, held_out.get(k, 0)) for k, n in data.task_counts.items()},
   )
   slot_tokens = plan.slot_tokens(capacity, run.platform)
+  try:
+    planned = plan.make(spec, model, slot_tokens, load)
+  except ValueError as error:  # the learner's mesh has passed
+    text = str(error).replace('config.mesh.', 'config.mesh.sampler.')
+    raise ValueError(text) from None
   return models.Components(
     cfg=cfg,
     name=name,
@@ -179,11 +195,12 @@ def make(
     renderer=renderer,
     model=model,
     mesh=mesh,
+    sampler_mesh=run.sampler_mesh,
     data=data,
     eval_tasks=eval_tasks,
     capacity=capacity,
     spec=spec,
-    plan=plan.make(spec, model, slot_tokens, load),
+    plan=planned,
     slots=slots // run.hosts,
     workers=make_workers(name, stage, data.envs),
     outside=models.Outside(
@@ -200,7 +217,7 @@ def make(
 
 
 def resolve_sizes(
-  stage: schema.Stage, devices: int, is_slow: bool = False
+  stage: schema.Stage, devices: int, sampler_devices: int, is_slow: bool = False
 ) -> schema.Stage:
   """Returns a stage's options with every size set.
 
@@ -213,7 +230,8 @@ def resolve_sizes(
 
   Args:
     stage: the options.
-    devices: number of devices that share rows and slots, `sharding.batch_ways`.
+    devices: number of devices that share rows, `sharding.batch_ways`.
+    sampler_devices: number of those that share slots.
     is_slow: whether a step takes long: a large model on a CPU.
   """
   batch, rollout, evaluation = stage.batch, stage.rollout, stage.eval
@@ -233,12 +251,13 @@ def resolve_sizes(
   if rollout.slots is None:
     sizes = (x.group_size for x in stage.envs.values() if x.ratio)
     group_size = max(sizes, default=1)
-    each = -(-batch.prompts_per_step * group_size // devices)
+    each = -(-batch.prompts_per_step * group_size // sampler_devices)
     of_file = isinstance(stage.pairs, schema.PairFile)
     most = 16 if of_file else MAX_SLOTS
     if of_file or {x.sampler.type for x in stage.envs.values()} == {'dataset'}:
       most = 8 if is_slow else most
-    rollout = dataclasses.replace(rollout, slots=devices * min(each, most))
+    slots = sampler_devices * min(each, most)
+    rollout = dataclasses.replace(rollout, slots=slots)
   sampled, prompts = evaluation.max_sampled_tokens, evaluation.prompts
   if sampled is None and is_slow:
     sampled = SAMPLED_TOKENS

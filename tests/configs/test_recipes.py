@@ -60,7 +60,7 @@ def _assert_smaller(tiny, full):
   assert list(tiny.stages) == list(full.stages)
   for name, stage in full.stages.items():
     small, large = (
-      dataclasses.asdict(preflight.resolve_sizes(run.stages[name], 1))
+      dataclasses.asdict(preflight.resolve_sizes(run.stages[name], 1, 1))
       for run in (tiny, full)
     )
     for key in SIZES:

@@ -20,13 +20,23 @@ SCALARS = 8 * 4  # steps, counts, the learning rate
 SLOT_TOKENS = 16
 
 
-def _make(*sizes, stage=STAGE, references=0, base=MODEL, **model):
+def _make(*sizes, stage=STAGE, references=0, base=MODEL, sampler=None, **model):
   mesh = sharding.abstract_mesh(schema.Mesh(*sizes or (1,)), math.prod(sizes))
   model = dataclasses.replace(base, **model)
   sizes = {name: entry.group_size for name, entry in stage.envs.items()}
   spec = learner.make_spec('sft', stage, model, mesh)
   return plan.make(
-    spec, model, SLOT_TOKENS, plan.Load(sizes, references=references)
+    spec,
+    model,
+    SLOT_TOKENS,
+    plan.Load(
+      sizes,
+      references=references,
+      sampler=sampler
+      and sharding.abstract_mesh(
+        schema.SamplerMesh(*sampler), math.prod(sampler)
+      ),
+    ),
   )
 
 
@@ -156,6 +166,46 @@ def test_a_cache_that_sleeps_does_not_lie_beside_the_update():
   cache = 4 * 64 * 16 * 34
   assert awake.sleep_bytes == 0 and asleep.sleep_bytes == cache
   assert awake.total_bytes - asleep.total_bytes == cache
+
+
+def test_a_sampler_holds_the_policy_the_slots_and_the_references():
+  shared = _make(1, 2, 1, references=PARAMETERS)
+  own = _make(1, 2, 1, references=PARAMETERS, sampler=(1, 1, 2))
+  assert own.total_bytes == own.state_bytes + own.update_bytes
+  assert (own.state_bytes, own.update_bytes) == (
+    shared.state_bytes,
+    shared.update_bytes,
+  )
+  assert (shared.past_bytes, shared.sampler_bytes) == (0, 0)
+  norms = 3 * 32
+  policy = 4 * ((PARAMETERS - norms) // 2 + norms)
+  assert own.past_bytes == 2 * own.transfers[-1].device_bytes == 2 * policy
+  assert own.decode_bytes == _make(1, 1, 2).decode_bytes
+  assert own.reference_bytes == 4 * PARAMETERS // 2
+  assert own.sampler_bytes == (
+    2 * policy + own.decode_bytes + own.reference_bytes + own.rollout_bytes
+  )
+
+
+def test_frozen_weights_and_averages_lie_on_the_samplers_devices_too():
+  norms, lora = 3 * 32, schema.Lora(rank=2)
+  adapter = _make(stage=_stage(lora=lora), sampler=(1,), dtype='bfloat16')
+  handed = 4 * adapter.trained
+  frozen = 2 * (PARAMETERS - norms) + 4 * norms
+  assert adapter.past_bytes == frozen + 2 * handed
+  assert adapter.transfers[-1].device_bytes == handed
+  average = _make(stage=_stage(envs={'a': EMA}), sampler=(1,))
+  assert average.past_bytes == 4 * 4 * PARAMETERS
+
+
+def test_past_versions_lie_in_the_compute_dtype():
+  norms = 3 * 32
+  version = 2 * (PARAMETERS - norms) + 4 * norms
+  stage = _stage(rollout=schema.Rollout(slots=8, max_lag=2))
+  shared = _make(stage=stage, dtype='bfloat16')
+  assert shared.past_bytes == 3 * version
+  own = _make(stage=stage, dtype='bfloat16', sampler=(1,))
+  assert own.past_bytes == 3 * own.transfers[-1].device_bytes == 3 * version
 
 
 def test_details_are_a_table_of_weights_and_one_of_transfers():

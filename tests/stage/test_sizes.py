@@ -9,16 +9,16 @@ from posttrain import config, schema
 from posttrain.stage import preflight
 
 
-def plan(mesh, stage):
+def plan(mesh, stage, sampler=None):
   """Returns the components of a stage on planned devices."""
   run = schema.Run(
     model=schema.PRESETS['tiny'],
-    mesh=schema.Mesh(**{'data': 1, **mesh}),
+    mesh=schema.Mesh(**{'data': 1, **mesh, **(sampler or {})}),
     stages={'a': stage},
   )
-  planned = preflight.check(
-    preflight.resolve(run, ('gpu', math.prod(mesh.values()), 1))
-  )
+  own = run.mesh.sampler
+  count = math.prod(mesh.values()) + (own.data if own else 0)
+  planned = preflight.check(preflight.resolve(run, ('gpu', count, 1)))
   # What is stored does not depend on the devices: a run may change them.
   assert planned['a'].outside.options == config.to_dict(run)
   return planned['a']
@@ -75,6 +75,30 @@ def test_slots(mesh, slots, expected):
     mesh, schema.Stage(envs=envs, rollout=schema.Rollout(slots=slots))
   )
   assert parts.stage.rollout.slots == parts.plan.slots == expected
+
+
+def test_a_sampler_has_its_own_slots_and_rows_that_are_scored():
+  sampler = {'sampler': schema.SamplerMesh(data=2)}
+  stage = schema.Stage(
+    envs={'a': entry(8)},
+    batch=schema.Batch(micro_batch_tokens=1024, row_tokens=64),
+    rollout=schema.Rollout(slots=None),
+  )
+  parts = plan({'data': 4}, stage, sampler)
+  assert parts.stage.rollout.slots == 512
+  assert (parts.stage.batch.rows, parts.score_rows) == (16, 8)
+
+
+def test_a_sampler_is_refused_where_it_does_not_fit():
+  run = schema.Run(
+    mesh=schema.Mesh(sampler=schema.SamplerMesh(tensor=3)),
+    model=schema.PRESETS['tiny'],
+    stages={'a': schema.Stage(envs={'a': entry()})},
+  )
+  with pytest.raises(ValueError, match=r'over config.mesh.sampler.tensor=3'):
+    preflight.check(preflight.resolve(run, ('gpu', 4, 1)))
+  with pytest.raises(ValueError, match='mesh.sampler must be None .*: got 2'):
+    preflight.resolve(run, ('gpu', 4, 2))
 
 
 @pytest.mark.parametrize(
