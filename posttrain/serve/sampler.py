@@ -171,9 +171,12 @@ class Sampler:
     staged, self._staged = self._staged, None
     if staged is None or self._engine is None:
       raise protocol.Refused(409, 'start_weight_update must come first')
-    new, rules = _nest(staged), transformer.SHARDING_RULES
+    # An adapted kernel is placed as it is without its adapter.
+    names = {x: x.replace('/kernel/kernel', '/kernel') for x in staged}
+    new = {names[path]: x for path, x in staged.items()}
+    rules = transformer.SHARDING_RULES
     new = sharding.put(new, sharding.shardings(new, rules, self._mesh))
-    leaves = self._leaves | tree.flat(new)
+    leaves = self._leaves | {path: new[name] for path, name in names.items()}
     params = _nest(leaves, self._scale)
     differing = _differing(tree.checksums(params), body['checksums'])
     if differing:
