@@ -7,9 +7,9 @@
 1. The start of each seed runs once: the stages before the recipe's last one.
 2. The last stage runs from a copy of it, with each lag under each of
    `CORRECTIONS`, in turns, so that CPU seconds compare on one core.
-3. WORKDIR/lags.md: sampled pass rate by step, greedy pass rate and CPU seconds
-   at the end, means over the seeds that have finished. lags.jsonl has a row
-   per run and evaluation.
+3. WORKDIR/lags.md: sampled pass rate by step, greedy pass rate before and
+   after, and CPU seconds, as means over the seeds that have finished.
+   lags.jsonl has a row per run and evaluation.
 
 The same command continues what is left; `--jobs=0` writes the tables of what
 has been measured. Exit codes: those of `sweep`.
@@ -149,13 +149,13 @@ def table(measured: Sequence[Mapping[str, Any]]) -> list[str]:
   lines = []
   for key, group in groups.items():
     last = group['sampled', steps[-1]]
-    greedy, cpu = (
-      statistics.fmean(group[name, steps[-1]]) for name in ('greedy', 'cpu_s')
-    )
-    means = [statistics.fmean(group['sampled', step]) for step in steps]
-    cells = [*key, len(last), *(f'{x:.3f}' for x in means)]
-    cells += [' '.join(f'{x:.3f}' for x in last), f'{greedy:.3f}', f'{cpu:.0f}']
-    lines.append(cells)
+    means = {name: statistics.fmean(values) for name, values in group.items()}
+    cells = [*key, len(last)]
+    cells += [f'{means["sampled", step]:.3f}' for step in steps]
+    cells.append(' / '.join(f'{x:.3f}' for x in last))
+    ends = (means['greedy', step] for step in (steps[0], steps[-1]))
+    cells.append(' -> '.join(f'{x:.3f}' for x in ends))
+    lines.append([*cells, f'{means["cpu_s", steps[-1]]:.0f}'])
   return results.markdown(header, lines)
 
 

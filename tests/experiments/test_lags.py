@@ -41,4 +41,6 @@ def test_the_table_is_of_runs_that_have_ended():
   assert len(lines) == 3
   cells = [x.strip() for x in line.strip('|').split('|')]
   assert cells[:4] == ['8', 'clip', 'sums', '2']
-  assert cells[4:] == ['0.250', '0.600', '0.400 0.800', '0.550', '90']
+  assert cells[4:] == [
+    *('0.250', '0.600', '0.400 / 0.800', '0.500 -> 0.550', '90')
+  ]
