@@ -107,6 +107,13 @@ class Flags:
     if_absent='none',
   )
 
+  vllm_folder: str = commands.flag(
+    '',
+    'A folder that the samplers see, for weights: they are vLLM servers.',
+    value='DIR',
+    if_absent='they are posttrain.serve --sampler',
+  )
+
   coordinator: str | None = commands.coordinator()
   num_processes: int | None = commands.num_processes(
     'The number of processes; with --dry_run --devices, of those to plan for.'
@@ -220,8 +227,7 @@ def train(
   time_limit: float | None = None,
   profile: range | None = None,
   place: commands.Place | None = None,
-  samplers: Sequence[str] = (),
-  samplers_key: str = '',
+  samplers: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
   """Trains a run from its newest checkpoint to its end; writes its report.
 
@@ -233,8 +239,8 @@ def train(
     time_limit: seconds of the process before which it saves and stops.
     profile: the steps of each stage to trace; None = none.
     place: the place of this process in a run of several; None = the only one.
-    samplers: the addresses of processes that decode; () = this one does.
-    samplers_key: their key; '' = none.
+    samplers: the attributes of `engine_client.Samplers`, processes that decode
+      with the policy; None = this one does.
 
   Returns:
     The final evaluation: `stage`, `step` and every `eval/*` value; None in all
@@ -274,7 +280,7 @@ def train(
           f'{processes.count()} processes'
         )
       resolved = dataclasses.replace(
-        resolved, samplers=engine_client.Samplers(tuple(samplers), samplers_key)
+        resolved, samplers=engine_client.Samplers(**samplers)
       )
     options = resolved.options
     mine = {**options, 'versions': machine.versions(*machine.VERSIONS)}
@@ -387,9 +393,16 @@ def _run(flags: Flags) -> int:
     place = commands.place(
       flags.coordinator, flags.num_processes, flags.process_id
     )
-    key = os.environ.get(flags.samplers_key_env, '')
-    urls = flags.samplers.split(',') if flags.samplers else ()
-    final = train(run, flags.workdir, limit, steps, place, urls, key)
+    samplers = (
+      {
+        'urls': tuple(flags.samplers.split(',')),
+        'api_key_env': flags.samplers_key_env,
+        'vllm_folder': flags.vllm_folder,
+      }
+      if flags.samplers
+      else None
+    )
+    final = train(run, flags.workdir, limit, steps, place, samplers)
     if final is not None:
       print(json.dumps(final))
   except KeyboardInterrupt:

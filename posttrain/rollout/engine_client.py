@@ -21,6 +21,9 @@ Scores are computed here, by an engine that does not decode.
 
 import dataclasses
 import logging
+import os
+import re
+import shutil
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,9 +34,11 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from posttrain import tree
+from posttrain import schema, tree
+from posttrain.chat import rendering
 from posttrain.decode import engines, requests
-from posttrain.rollout import calls, side_by_side
+from posttrain.models import hf, lora
+from posttrain.rollout import calls, endpoints, side_by_side
 from posttrain.util import errors, watchdog
 
 TRIES = 12  # at a call; about four minutes of waits
@@ -92,11 +97,36 @@ def read_arrays(data: bytes) -> dict[str, np.ndarray]:
   }
 
 
+@dataclasses.dataclass(frozen=True)
+class Samplers:
+  """The samplers of a run.
+
+  Attributes:
+    urls: their addresses.
+    api_key_env: the environment variable with their key; '' = none.
+    vllm_folder: a folder that they see, for weights: they are vLLM's; '' = they
+      are ours.
+  """
+
+  urls: tuple[str, ...]
+  api_key_env: str = ''
+  vllm_folder: str = ''
+
+  def connect(
+    self,
+    init_info: Mapping[str, Any],
+    local: engines.Engine,
+    renderer: rendering.Renderer,
+  ) -> 'EngineClient':
+    """Returns the client of a stage, see `EngineClient`."""
+    return EngineClient(self, init_info, local, renderer)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Weights:
   """Weights to sample with."""
 
-  leaves: dict[str, jax.Array]  # by path
+  params: Any
   sums: dict[str, int]  # their checksums
   version: int
 
@@ -111,14 +141,17 @@ class _Sampler:
   def __init__(
     self,
     url: str,
+    run: Samplers,
     init_info: Mapping[str, Any],
-    headers: Mapping[str, str],
+    renderer: rendering.Renderer,
     closed: threading.Event,
   ):
-    self.url, self._init_info, self._closed = url, init_info, closed
+    self.url, self._run, self._init_info = url, run, init_info
+    self._renderer, self._closed = renderer, closed
+    key = os.environ.get(run.api_key_env, '')
     self._http = httpx.Client(
       base_url=url,
-      headers=headers,
+      headers={'Authorization': f'Bearer {key}'} if key else {},
       timeout=_TIMEOUT,
       limits=httpx.Limits(max_keepalive_connections=0),  # none stays open
     )
@@ -147,7 +180,7 @@ class _Sampler:
       EndpointError: the sampler stayed away, or refuses.
     """
     self._calls.append({'commands': self.commands, 'call': name})
-    self.commands, reply = [], {}
+    self.commands, completions = [], []
     for attempt in range(1, TRIES + 1):
       try:
         if self._session is None:
@@ -155,7 +188,7 @@ class _Sampler:
         if self._loaded is not self.weights:
           self._send_weights()
         while self._num_made < len(self._calls):
-          reply = self._post('engine', self._calls[self._num_made])
+          completions = self._make(self._calls[self._num_made])
           self._num_made += 1
         break
       except _Lost as error:
@@ -173,7 +206,6 @@ class _Sampler:
         )
         with watchdog.waiting(lambda: f'sampler {self.url}, which was away'):
           self._closed.wait(pause)
-    completions = [read_completion(x) for x in reply['completions']]
     self.decoding.difference_update(x.id for x in completions)
     return completions
 
@@ -183,15 +215,28 @@ class _Sampler:
     self._session = self._post('init_weight_transfer_engine', body)['session']
     self._loaded, self._num_made = None, 0
 
+  def _make(self, call: Mapping[str, Any]) -> list[requests.Completion]:
+    """Makes an entry of `_calls`."""
+    reply = self._post('engine', call)
+    return [read_completion(x) for x in reply['completions']]
+
   def _send_weights(self) -> None:
-    """Sends the arrays that have changed, and has them committed."""
-    new, old = self.weights, self._loaded
+    """Sends the weights, and has them committed."""
+    new = self.weights
     assert new is not None, 'weights are set before requests'
-    held = {} if old is None else old.sums
     self._post('pause', {}, mode='abort')
     self._post('start_weight_update', {})
+    ending = self._send_arrays(new)
+    body = {'weight_version': str(new.version), **ending}
+    self._post('finish_weight_update', body)
+    self._post('resume', {})
+    self._loaded = new
+
+  def _send_arrays(self, new: _Weights) -> dict[str, Any]:
+    """Sends what has changed; returns what the commit must compare."""
+    held = {} if self._loaded is None else self._loaded.sums
     part, size = {}, 0
-    for path, leaf in new.leaves.items():
+    for path, leaf in tree.flat(new.params).items():
       if held.get(path) == new.sums[path]:
         continue
       if part and size + leaf.nbytes > _CHUNK:
@@ -200,10 +245,7 @@ class _Sampler:
       part[path] = np.ascontiguousarray(jax.device_get(leaf))
       size += leaf.nbytes
     self._post('update_weights', safetensors.numpy.save(part))
-    body = {'weight_version': str(new.version), 'checksums': new.sums}
-    self._post('finish_weight_update', body)
-    self._post('resume', {})
-    self._loaded = new
+    return {'checksums': new.sums}
 
   def _post(
     self, path: str, body: Mapping[str, Any] | bytes, **query: str
@@ -238,18 +280,56 @@ class _Sampler:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Samplers:
-  """The samplers of a run."""
+class _Vllm(_Sampler):
+  """A vLLM server: the same routes for weights, and `/v1/completions`.
 
-  urls: tuple[str, ...]
-  api_key: str = ''  # '' = none
+  It needs a backend of weight transfer that reads the HuggingFace directory of
+  `update_info`, in a folder that both sides see.
+  """
 
-  def connect(
-    self, init_info: Mapping[str, Any], local: engines.Engine
-  ) -> 'EngineClient':
-    """Returns the client of a stage, see `EngineClient`."""
-    return EngineClient(self, init_info, local)
+  def _open(self) -> None:
+    self._session, self._loaded, self._num_made = '', None, 0
+    self._post('init_weight_transfer_engine', {'init_info': {}})
+    address = schema.Endpoint(
+      base_url=f'{self.url}/v1', api_key_env=self._run.api_key_env, tries=1
+    )
+    endpoint = endpoints.Endpoint(address, 'rollouts')
+    try:
+      endpoint.check(self._renderer)
+    except calls.EndpointError as error:
+      raise _Lost(str(error)) from error
+    seed = self._init_info['engine']['seed']
+    self._engine = endpoints.Engine(endpoint, seed=seed)
+
+  def _make(self, call: Mapping[str, Any]) -> list[requests.Completion]:
+    for name, *args in call['commands']:
+      if name == 'submit':
+        self._engine.submit(read_request(*args))
+      elif name != 'launch':
+        getattr(self._engine, name)(*args)
+    try:
+      completions = self._engine.poll()
+    except calls.EndpointError as error:
+      raise _Lost(str(error)) from error
+    assert self.weights is not None
+    version = self.weights.version
+    return [dataclasses.replace(x, version=version) for x in completions]
+
+  def _send_arrays(self, new: _Weights) -> dict[str, Any]:
+    model = schema.Model.from_json(self._init_info['model'])
+    name = re.sub(r'\W+', '_', self.url)
+    folder = os.path.join(self._run.vllm_folder, name)
+    shutil.rmtree(folder, ignore_errors=True)  # the version before
+    hf.save(lora.merge(new.params), model, folder, dtype='float32')
+    shapes = hf.shapes(model)
+    info = {
+      'names': list(shapes),
+      'dtype_names': ['float32'] * len(shapes),
+      'shapes': list(shapes.values()),
+      'folder': folder,
+    }
+    self._post('update_weights', {'update_info': info})
+    return {}
 
 
 class EngineClient:
@@ -260,20 +340,23 @@ class EngineClient:
     samplers: Samplers,
     init_info: Mapping[str, Any],
     local: engines.Engine,
+    renderer: rendering.Renderer,
   ):
     """Sends nothing yet.
 
     Args:
-      samplers: their addresses and key.
+      samplers: their addresses.
       init_info: the model and the options of each engine, the JSON that
         `serve.sampler` reads.
       local: an engine of this process, which scores.
+      renderer: the policy's, whose tokens a vLLM server must have.
     """
     self._local, self.score = local, local.score
-    self._closed, key = threading.Event(), samplers.api_key
-    headers = {'Authorization': f'Bearer {key}'} if key else {}
+    self._closed = threading.Event()
+    kind = _Vllm if samplers.vllm_folder else _Sampler
     self._samplers = [
-      _Sampler(url, init_info, headers, self._closed) for url in samplers.urls
+      kind(url, samplers, init_info, renderer, self._closed)
+      for url in samplers.urls
     ]
     self._owners: dict[int, _Sampler] = {}  # of open requests
     self._holds: set[int] = set()  # ids of requests that keep their slots
@@ -298,7 +381,7 @@ class EngineClient:
     self._local.set_params(params, version, decodes=False)
     if not decodes:
       return
-    weights = _Weights(tree.flat(params), tree.checksums(params), version)
+    weights = _Weights(params, tree.checksums(params), version)
     for sampler in self._samplers:
       sampler.reset()
       sampler.weights = weights

@@ -231,7 +231,9 @@ class Models:
       'tensor': components.sampler_mesh.shape['tensor'],
       'scale': lora.scale(options) if options.rank else 1.0,
     }
-    client = components.outside.samplers.connect(info, engine)
+    client = components.outside.samplers.connect(
+      info, engine, components.renderer
+    )
     self.stop.on_request(client.close)
     return client
 

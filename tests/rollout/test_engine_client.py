@@ -12,6 +12,7 @@ import posttrain
 from posttrain import sharding
 from posttrain.decode import engines, requests
 from posttrain.rollout import calls, engine_client
+from tests import fixtures
 from tests.decode import helpers
 
 pytest.importorskip('starlette')
@@ -48,7 +49,7 @@ def engine():
 
 def client(*urls, **options):
   spec = engine_client.Samplers(urls, **options)
-  return engine_client.EngineClient(spec, INFO, engine())
+  return spec.connect(INFO, engine(), fixtures.RENDERER)
 
 
 def batch(hold=False):
@@ -161,10 +162,12 @@ def test_a_sampler_that_stays_away_is_an_error():
     there.poll()
 
 
-def test_a_refusal_is_an_error_at_once():
+def test_a_refusal_is_an_error_at_once(monkeypatch):
+  monkeypatch.setenv('RIGHT', 'secret')
+  monkeypatch.setenv('WRONG', 'other')
   with samplers.running(api_key='secret') as (url, _):
-    for key, raises in (('other', True), ('secret', False)):
-      there = client(url, api_key=key)
+    for key, raises in (('WRONG', True), ('RIGHT', False)):
+      there = client(url, api_key_env=key)
       there.set_params(helpers.params(), 0)
       there.submit(batch()[0])
       error = pytest.raises(calls.EndpointError, match='401')
