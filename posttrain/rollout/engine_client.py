@@ -260,7 +260,7 @@ class _Sampler:
     if isinstance(body, bytes):
       kind = 'application/octet-stream'
       sent = {'content': body, 'headers': {'Content-Type': kind}}
-    if self._session is not None:
+    if self._session:
       query['session'] = self._session
     try:
       with watchdog.waiting(lambda: f'sampler {self.url}'):
@@ -316,6 +316,7 @@ class _Vllm(_Sampler):
     return [dataclasses.replace(x, version=version) for x in completions]
 
   def _send_arrays(self, new: _Weights) -> dict[str, Any]:
+    self._engine.drop()  # what the pause has cancelled
     model = schema.Model.from_json(self._init_info['model'])
     name = re.sub(r'\W+', '_', self.url)
     folder = os.path.join(self._run.vllm_folder, name)

@@ -17,6 +17,7 @@ from tests.decode import helpers
 
 pytest.importorskip('starlette')
 pytest.importorskip('uvicorn')
+from tests.rollout import vllm_routes
 from tests.serve import samplers
 
 SIZES = {
@@ -215,3 +216,50 @@ def test_wrong_weights_are_sent_again(monkeypatch):
     there.set_params(helpers.params(), 0)
     equal(there.generate(batch()), here.generate(batch()))
     assert not faults
+
+
+def test_vllm_gets_weights_by_its_routes_and_samples(tmp_path):
+  """The calls in vLLM's order; greedy tokens of both turns, by version."""
+  here = engine()
+  greedy = [
+    dataclasses.replace(x, sampling=helpers.GREEDY, hold=True)
+    for x in batch()[::3]
+  ]
+  update = [
+    '/pause?mode=abort',
+    '/start_weight_update',
+    '/update_weights',
+    '/finish_weight_update',
+    '/resume',
+  ]
+  with vllm_routes.running(engine(), helpers.MODEL) as server:
+    there = client(server.url, vllm_folder=str(tmp_path))
+    for version, params in enumerate((helpers.params(), MORE)):
+      for x in (here, there):
+        x.set_params(params, version)
+        for request in greedy:
+          x.submit(request)
+      for more in (True, False):
+        completions = {}
+        for x in (here, there):
+          got = {}
+          while len(got) < len(greedy):
+            got |= {done.id: done for done in x.poll()}
+          for id in sorted(got):
+            if more:
+              x.extend(id, np.array([7], np.int32), 4)
+            else:
+              x.release(id)
+          completions[x] = got
+        for id, expected in completions[here].items():
+          done = completions[there][id]
+          assert done.ids.tolist() == expected.ids.tolist()
+          assert (done.version, done.stop_reason) == (
+            version,
+            expected.stop_reason,
+          )
+          np.testing.assert_allclose(
+            done.logprobs, expected.logprobs, atol=1e-4
+          )
+      assert server.version == str(version)
+    assert server.calls == ['/init_weight_transfer_engine', *update, *update]
