@@ -279,6 +279,11 @@ def train(
           '--samplers must be left out in a run of several processes: got '
           f'{processes.count()} processes'
         )
+      for name, stage in run.stages.items():
+        if stage.rollout.keep_cache:
+          raise ValueError(
+            f'{name}.rollout.keep_cache must be False with --samplers: got True'
+          )
       resolved = dataclasses.replace(
         resolved, samplers=engine_client.Samplers(**samplers)
       )

@@ -142,8 +142,8 @@ def engine(capacity=ROW_TOKENS, mesh=None):
 class Driver(episodes.Driver):
   """Remembers what it played."""
 
-  def play(self, specs, ended):
-    self.specs, self.rollouts = specs, (yield from super().play(specs, ended))
+  def play(self, specs, *args):
+    self.specs, self.rollouts = specs, (yield from super().play(specs, *args))
     return self.rollouts
 
 

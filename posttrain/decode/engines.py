@@ -23,8 +23,9 @@ or, to continue sequences between turns:
    a rerun is bitwise the same.
 """
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -105,9 +106,11 @@ class Engine:
       version: the version that completions report.
       decodes: false where only `score` is called with them.
 
-    No request may be in flight: its cache belongs to the old weights.
+    The cache of a held request stays that of the old weights; no other request
+    may be in flight.
     """
-    assert not self._schedule.in_flight, 'release all requests first'
+    in_flight = self._schedule.in_flight.values()
+    assert all(x.held for x in in_flight), 'hold or release all requests first'
     old = params if self._params is None else self._params
     shapes = jax.tree.map(np.shape, params)
     assert shapes == jax.tree.map(np.shape, old), 'they need another engine'
@@ -123,6 +126,20 @@ class Engine:
   def stop(self) -> None:
     """Has decoding raise `requests.Stopped`, also in another thread."""
     self._stopped = True
+
+  @contextlib.contextmanager
+  def aside(self) -> Iterator[None]:
+    """Sets held requests aside, with their cache; others have one of their own.
+
+    The others must be released by the end. Weights may be set meanwhile.
+    """
+    kept = self._schedule, self._state, self._options
+    self._schedule = self._schedule.empty()
+    self._state = self._options = None
+    try:
+      yield
+    finally:
+      self._schedule, self._state, self._options = kept
 
   def sleep(self) -> None:
     """Frees the cache until the next request; none may be in flight."""

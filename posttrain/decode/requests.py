@@ -70,4 +70,4 @@ class Completion:
   # temperature 0 those of temperature 1.
   logprobs: np.ndarray
   stop_reason: str  # 'eos', 'max_tokens', or 'overflow': the cache was full
-  version: int  # of the weights
+  version: int | np.ndarray  # of the weights; i32[n], if they are several

@@ -167,7 +167,8 @@ class Ahead(batches.Pipeline):
       while self._busy:
         self._changed.wait()
     try:
-      yield
+      with self._pipeline.paused():
+        yield
     finally:
       with self._changed:
         self._paused = False
@@ -181,6 +182,7 @@ class Ahead(batches.Pipeline):
     if self._thread is not None:
       self._stop()
       self._thread.join(_CLOSE_SECONDS)
+    self._pipeline.close()
 
   def get_state(self) -> dict[str, Any]:
     """Returns the state after the last returned item."""
@@ -221,7 +223,7 @@ class Ahead(batches.Pipeline):
     self._use(weights, version)
     item = next(self._pipeline)
     self._made = step
-    if not self.max_lag:
+    if not self.max_lag and not self._pipeline.ages:
       return item
     with self._clock('scoring'):
       rounding = self._rounding(item, version)

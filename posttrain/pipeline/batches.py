@@ -360,6 +360,7 @@ class Pipeline:
     uses_policy: whether batches depend on the policy's weights.
     can_prefetch: whether a batch can be built during a step: it needs no model.
     repeats: whether a batch that is made again is the same.
+    ages: whether a batch may have tokens of weights before those that are set.
     learns_by_trial: environments that train on rewards of the policy's
       rollouts.
     tally: counts of the stage's rewards; None for pairs.
@@ -371,6 +372,7 @@ class Pipeline:
   uses_policy: bool = False
   can_prefetch: bool = True
   repeats: bool = True
+  ages: bool = False
   learns_by_trial: Collection[str] = ()
   tally: Tally | None = None
   held_out: types.PairBatch | None = None
@@ -383,7 +385,7 @@ class Pipeline:
     raise NotImplementedError
 
   def paused(self) -> contextlib.AbstractContextManager[None]:
-    """Keeps batches from being made meanwhile, where a thread makes them."""
+    """Leaves the engine to others meanwhile: no batch is made."""
     return contextlib.nullcontext()
 
   def close(self) -> None:

@@ -15,6 +15,8 @@
 """
 
 import collections
+import contextlib
+import logging
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -180,6 +182,24 @@ class TokenPipeline(batches.Pipeline):
       for name, environment in data.environments.items()
     }
     self._pack = Packer(data.stage, data.tokenizer.pad_id)
+    self._flight: samplers.Flight | None = None
+    if self._stage.rollout.in_flight and data.uses_policy:
+      if processes.count() > 1:
+        raise ValueError(
+          'rollout.in_flight must be False with several processes: got True'
+        )
+      self._flight = samplers.Flight(
+        self._players['policy'],
+        self._stage.rollout,
+        self._stage.batch.prompts_per_step,
+        max(data.group_sizes.values()),
+      )
+    self.ages = self._flight is not None
+    # First uid of a group in flight -> the state before its draw.
+    self._before: dict[int, dict[str, Any]] = {}
+    # What is done about a group as soon as its last rollout has ended, by its
+    # first uid.
+    self._begun: dict[int, tuple[grading.Begun, list[streams.Begun]]] = {}
     ratios = np.array([x.entry.ratio for x in data.environments.values()])
     self._ratios = np.cumsum(ratios) / ratios.sum()
     self.uses_policy, self.repeats = data.uses_policy, data.repeats
@@ -215,6 +235,9 @@ class TokenPipeline(batches.Pipeline):
     if self._workers is not None:
       losses = processes.gather(self._workers.losses)
       metrics['rollout/worker_restarts'] = sum(losses)
+    if self._flight is not None:
+      held = self._flight.held()
+      metrics |= {f'rollout/held/{x}': held[x] for x in self._environments}
     self.tally.add_step(bool(np.any(batch.advantages)))
     state = self.get_state()
     for name, own in state['envs'].items():
@@ -281,26 +304,16 @@ class TokenPipeline(batches.Pipeline):
     to_draw: list[str | None] = [None] * batch.prompts_per_step
     left = max(batch.max_draws or 0, batch.prompts_per_step)
     further: collections.Counter[str | None] = collections.Counter()
-    # What is done about a group as soon as its last rollout has ended.
-    rewarded, scored = {}, collections.defaultdict(list)
-
-    def end(place: int, group: list[types.Rollout]) -> None:
-      name = names[place]
-      rewarded[place] = self._rewards[name].begin(group)
-      if batch.max_draws is None:  # else it may not be kept
-        algorithm = self._environments[name].algorithm
-        scored[name] += streams.begin(algorithm, group, self._scorer)
-
+    scored = collections.defaultdict(list)
     while to_draw:
       # Draw the tasks and play their rollouts, of all environments at once.
       left -= len(to_draw)
-      draws = processes.together(lambda w=to_draw: [self._draw(x) for x in w])
-      names, draws = zip(*draws, strict=True)
       groups, begun = (collections.defaultdict(list) for _ in range(2))
-      sampled = samplers.sample(draws, self._players, end)
-      for place, (name, group) in enumerate(zip(names, sampled, strict=True)):
+      for draw, group in self._sample(to_draw):
+        name, (rewarded, scores) = draw.task.env, self._begun.pop(draw.uids[0])
         groups[name].append(group)
-        begun[name].append(rewarded[place])
+        begun[name].append(rewarded)
+        scored[name] += scores
       # Call the other rewards, of all environments side by side.
       tasks = [
         self._environments[name].grade(new, begun[name], self._rewards[name])
@@ -331,7 +344,40 @@ class TokenPipeline(batches.Pipeline):
     )
     return rounds, errors, scored
 
-  def _draw(self, name: str | None) -> tuple[str, samplers.Draw]:
+  def _sample(
+    self, to_draw: Sequence[str | None]
+  ) -> list[tuple[samplers.Draw, list[types.Rollout]]]:
+    """Draws tasks and plays their rollouts, of all environments at once.
+
+    Args:
+      to_draw: the environment of each, as of `_draw`. Of groups in flight only
+        their number counts.
+    """
+    if self._flight is not None:
+      played = self._flight.next(self._draw_in_flight, self._end)
+      for draw, _ in played:
+        del self._before[draw.uids[0]]
+      return played
+    draws = processes.together(lambda: [self._draw(x) for x in to_draw])
+    sampled = samplers.sample(draws, self._players, self._end)
+    return list(zip(draws, sampled, strict=True))
+
+  def _end(self, draw: samplers.Draw, group: list[types.Rollout]) -> None:
+    """Begins to grade and score a group whose last rollout has ended."""
+    name, scores = draw.task.env, []
+    if self._stage.batch.max_draws is None:  # else it may not be kept
+      algorithm = self._environments[name].algorithm
+      scores = streams.begin(algorithm, group, self._scorer)
+    self._begun[draw.uids[0]] = self._rewards[name].begin(group), scores
+
+  def _draw_in_flight(self) -> samplers.Draw:
+    """Draws a group; keeps the state before."""
+    envs = self._environments.items()
+    sources = {name: x.source.get_state() for name, x in envs}
+    self._before[self._uid] = {'uid': self._uid, 'sources': sources}
+    return self._draw()
+
+  def _draw(self, name: str | None = None) -> samplers.Draw:
     """Draws one of an environment's tasks, and the group's uids.
 
     Args:
@@ -348,16 +394,32 @@ class TokenPipeline(batches.Pipeline):
     uids = range(self._uid, self._uid + environment.entry.group_size)
     draw = samplers.Draw(environment.draw(), environment.sampler, uids)
     self._uid = uids.stop
-    return name, draw
+    return draw
 
   def get_state(self) -> dict[str, Any]:
-    """Returns JSON-able state that, with the seed, determines what follows."""
-    return {
+    """Returns JSON-able state that, with the seed, determines what follows.
+
+    With groups in flight it is that before the draw of the oldest one, from
+    which they are drawn again.
+    """
+    state = {
       'uid': self._uid,
       'tally': self.tally.get_state(),
       **self._data.get_state(),
       'widths': self._pack.widths.get_state(),
     }
+    if self._flight is not None:
+      groups = self._flight.groups.items()
+      state['flight'] = {
+        'round': self._flight.round,
+        'since': {str(uid): group.since for uid, group in groups},
+        'next': self._uid,
+      }
+      for before in list(self._before.values())[:1]:
+        state['uid'] = before['uid']
+        for name, source in before['sources'].items():
+          state['envs'][name]['source'] = source
+    return state
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Continues from a state of `get_state`."""
@@ -365,6 +427,35 @@ class TokenPipeline(batches.Pipeline):
     self.tally.set_state(state.get('tally', {}))
     self._data.set_state(state)
     self._pack.widths.set_state(state.get('widths', [0.0]))
+    if self._flight is not None and (flight := state.get('flight')):
+      self._flight.round = flight['round']
+      self._flight.groups.clear()
+      self._before.clear()
+      while self._uid < flight['next']:
+        since = flight['since'].get(str(self._uid))
+        draw = self._draw_in_flight()
+        if since is None:  # it has trained
+          del self._before[draw.uids[0]]
+        else:
+          self._flight.add(draw, since)
+
+  def paused(self) -> contextlib.AbstractContextManager[None]:
+    """Leaves the engine to others meanwhile; held episodes keep their cache."""
+    if self._flight is None:
+      return contextlib.nullcontext()
+    return self._flight.paused()
+
+  def close(self) -> None:
+    """Ends the episodes that are held; logs how many they are."""
+    if self._flight is None:
+      return
+    if held := dict(self._flight.held()):
+      logging.getLogger('absl').warning(
+        'episodes that were held for a later batch, and that no step has '
+        'trained: %s',
+        held,
+      )
+    self._flight.close()
 
 
 def _in_turns(

@@ -52,7 +52,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -89,6 +89,11 @@ class Transcript:
   def __len__(self) -> int:
     """Returns the number of tokens of the current sample."""
     return len(self._parts[-1].rendered)
+
+  @property
+  def ids(self) -> np.ndarray:
+    """The tokens of the current sample, i32[T]."""
+    return self._parts[-1].rendered.ids
 
   @property
   def restarts(self) -> int:
@@ -249,6 +254,13 @@ _RESTART_BIT, _MAX_RESTARTS = 50, 2**12
 Call = Callable[[], Any]
 
 
+class Held:
+  """What an episode yields that goes on in the next round."""
+
+
+HELD = Held()
+
+
 @dataclasses.dataclass(frozen=True)
 class EpisodeSpec:
   """An episode to run: a task, its environment, and the limits."""
@@ -265,6 +277,23 @@ class EpisodeSpec:
   max_episode_tokens: int | None = None
   # Number of last exchanges in the policy's context, at least 1; None = all.
   keep_exchanges: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+  """A part of a play, with one version of the weights, or several of them.
+
+  Once it is over, an episode is held at its next boundary: before a turn, or
+  after `tokens` sampled ones.
+  """
+
+  is_over: Callable[[], bool]
+  # Takes the number of running episodes; returns further ones to begin.
+  more: Callable[[int], Sequence[EpisodeSpec]]
+  tokens: int | None = None  # None = before turns alone
+  # Whether a held episode keeps its slot, and with it the cache of the weights
+  # that it was sampled with; else its history is prefilled anew.
+  keep_cache: bool = False
 
 
 class Engine(Protocol):
@@ -299,6 +328,7 @@ class EpisodeRun:
     renderer: rendering.Renderer,
     max_length: int,
     remote: env_calls.Workers | None = None,
+    round: Round | None = None,
   ):
     """Prepares an episode; nothing runs before the generator does.
 
@@ -308,6 +338,7 @@ class EpisodeRun:
       renderer: turns messages into tokens.
       max_length: the most tokens of a sample.
       remote: the worker processes of blocking environments; None = none.
+      round: when the episode is held; None = never.
     """
     assert spec.env.max_turns >= 1 and spec.max_tokens >= 1
     assert uid_of(spec.uid) == spec.uid, f'uids leave bits for restarts: {spec}'
@@ -319,14 +350,15 @@ class EpisodeRun:
     if remote is not None and spec.env.blocking:
       self.env = remote.episode(spec.task)
     self._slot: int | None = None  # id of the request that holds a slot
+    self._round = round
     self.blocking = spec.env.blocking
     self.generator = self._run()
 
-  def _run(self) -> Generator[Call | None, Any, types.Rollout]:
+  def _run(self) -> Generator[Call | Held | None, Any, types.Rollout]:
     try:
       return (yield from self._episode())
     except env_calls.EnvError as error:
-      self._release_slot()
+      self.release_slot()
       yield self.env.abandon
       return types.Rollout(
         self._spec.uid,
@@ -338,7 +370,7 @@ class EpisodeRun:
         error=str(error),
       )
 
-  def _episode(self) -> Generator[Call | None, Any, types.Rollout]:
+  def _episode(self) -> Generator[Call | Held | None, Any, types.Rollout]:
     """Runs the episode to its end, or until the environment fails."""
     spec, transcript = self._spec, self._transcript
     max_turns = spec.env.max_turns
@@ -353,8 +385,7 @@ class EpisodeRun:
       if self._tokens_left < 1:
         stop_reason = 'overflow'
         break
-      self._request_turn(ids)
-      completion = yield
+      completion = yield from self._turn(ids)
       if not len(completion.ids):  # the engine's cache was full
         stop_reason = 'overflow'
         break
@@ -372,7 +403,7 @@ class EpisodeRun:
       if cut == 'overflow' or done or len(transcript.turns) >= max_turns:
         end = 'eos' if max_turns == 1 else 'env_done' if done else 'max_turns'
         stop_reason = cut or end
-    self._release_slot()
+    self.release_slot()
     score = yield from self._call('end', bool(transcript.turns))
     return types.Rollout(
       spec.uid,
@@ -393,31 +424,77 @@ class EpisodeRun:
       raise result
     return result
 
-  def _request_turn(self, ids: np.ndarray) -> None:
-    """Requests the policy's next turn, which continues these ids."""
+  def _turn(
+    self, ids: np.ndarray
+  ) -> Generator[Call | Held | None, Any, requests.Completion]:
+    """Returns the policy's next turn, which continues these ids.
+
+    It has several pieces where the episode may be held within it.
+    """
+    left = min(self._spec.max_tokens, self._tokens_left)
+    most = self._round and self._round.tokens or left
+    pieces: list[requests.Completion] = []
+    while True:
+      while self._round is not None and self._round.is_over():
+        if not self._round.keep_cache:
+          self.release_slot()
+        yield HELD
+      self._request(ids, [x.ids for x in pieces], min(most, left))
+      pieces.append((yield))
+      left -= len(pieces[-1].ids)
+      if pieces[-1].stop_reason != 'max_tokens' or not left:
+        break
+      ids = ids[:0]
+    if len(pieces) == 1:
+      return pieces[0]
+    return dataclasses.replace(
+      pieces[-1],
+      ids=np.concatenate([x.ids for x in pieces]),
+      logprobs=np.concatenate([x.logprobs for x in pieces]),
+      version=np.repeat(
+        [x.version for x in pieces], [len(x.ids) for x in pieces]
+      ),
+    )
+
+  def _request(
+    self, ids: np.ndarray, pieces: Sequence[np.ndarray], budget: int
+  ) -> None:
+    """Requests tokens after these ids, or after the whole history.
+
+    Args:
+      ids: those that the slot does not have, if there is one.
+      pieces: what the turn has sampled, which the transcript does not have.
+      budget: the most tokens.
+    """
     spec = self._spec
-    budget = min(spec.max_tokens, self._tokens_left)
     # Another id after each restart, and with it other random numbers.
     assert self._transcript.restarts < _MAX_RESTARTS
     id = spec.uid | self._transcript.restarts << _RESTART_BIT
     if self._slot == id:
       self._engine.extend(id, ids, budget)
       return
-    self._release_slot()
-    hold = spec.env.max_turns > 1  # keep the slot between turns
+    self.release_slot()
+    # Keep the slot between turns, and between the pieces of one.
+    hold = spec.env.max_turns > 1 or (self._round and self._round.tokens)
     self._engine.submit(
       requests.Request(
         id=id,
-        ids=ids,
+        ids=np.concatenate([self._transcript.ids, *pieces]),
         max_tokens=budget,
         stop_ids=self._stop_ids,
         sampling=requests.Sampling(temperature=spec.temperature),
-        hold=hold,
+        hold=bool(hold),
       )
     )
     self._slot = id if hold else None
 
-  def _release_slot(self) -> None:
+  @property
+  def has_slot(self) -> bool:
+    """Whether it holds a slot of the engine."""
+    return self._slot is not None
+
+  def release_slot(self) -> None:
+    """Frees the slot between two turns; the history is prefilled anew."""
     slot, self._slot = self._slot, None
     if slot is not None:
       self._engine.release(slot)
@@ -471,6 +548,7 @@ class Driver:
     # Seconds spent in environments so far, except those called in threads.
     self.env_seconds = 0.0
     self.env_timeout = self._cfg.env_timeout
+    self.held: dict[int, EpisodeRun] = {}  # by uid, in the order of their begin
 
   def run(self, specs: Sequence[EpisodeSpec]) -> list[types.Rollout]:
     """Returns one rollout per spec, in order.
@@ -498,23 +576,42 @@ class Driver:
     self,
     specs: Sequence[EpisodeSpec],
     ended: Callable[[types.Rollout], object] = lambda _: None,
+    round: Round | None = None,
   ) -> side_by_side.Task[list[types.Rollout]]:
     """Runs the episodes of this process; a task of `side_by_side`.
 
     Args:
       specs: the episodes.
       ended: called with each rollout as soon as it has ended.
+      round: goes on with held episodes too, begins further ones, and may hold
+        some of all these; None = the specs are played to their ends.
+
+    Returns:
+      The rollouts, in the order of the specs; of a round [].
     """
-    runs = {
-      spec.uid: EpisodeRun(
-        spec, self._engine, self._renderer, self._max_length, self._remote
-      )
-      for spec in specs
-    }
-    assert len(runs) == len(specs), 'the uid of an episode must be unique'
+    runs, self.held = self.held, {}
     rollouts: dict[int, types.Rollout] = {}
-    if self._remote is not None and any(x.blocking for x in runs.values()):
-      self._remote.begin()
+
+    def begin(specs: Sequence[EpisodeSpec]) -> list[tuple[int, Any]]:
+      new = {
+        spec.uid: EpisodeRun(
+          spec,
+          self._engine,
+          self._renderer,
+          self._max_length,
+          self._remote,
+          round,
+        )
+        for spec in specs
+      }
+      is_unique = len(new.keys() - runs.keys()) == len(specs)
+      assert is_unique, 'the uid of an episode must be unique'
+      runs.update(new)
+      if self._remote is not None and any(x.blocking for x in new.values()):
+        self._remote.begin()
+      return [(uid, None) for uid in new]
+
+    begin(specs)
     with contextlib.ExitStack() as stack:
       stack.callback(getattr(self._engine, 'drop', lambda: None))
       stack.callback(_close, runs.values(), self.env_timeout)
@@ -524,22 +621,51 @@ class Driver:
         )
       )
       results: list[tuple[int, Any]] = [(uid, None) for uid in runs]
-      while len(rollouts) < len(specs):
+      num_running = len(runs)
+      while True:
         for uid, result in results:
-          rollout = self._advance(runs[uid], uid, result, pool)
-          if rollout is not None:
-            rollouts[uid] = rollout
-            ended(rollout)
-        results = yield from self._wait(pool, len(specs) - len(rollouts))
-    return [rollouts[spec.uid] for spec in specs]
+          end = self._advance(runs[uid], uid, result, pool)
+          if isinstance(end, Held):
+            self.held[uid] = runs.pop(uid)
+          elif end is not None:
+            rollouts[uid] = end
+            ended(end)
+          num_running -= end is not None
+        results = [] if round is None else begin(round.more(num_running))
+        num_running += len(results)
+        if not num_running:
+          break
+        if not results:
+          results = yield from self._wait(pool, num_running)
+    return [rollouts[spec.uid] for spec in specs if round is None]
+
+  @contextlib.contextmanager
+  def paused(self) -> Iterator[None]:
+    """Leaves the engine to others meanwhile; held episodes keep their cache."""
+    has_slots = any(run.has_slot for run in self.held.values())
+    engine: Any = self._engine
+    with engine.aside() if has_slots else contextlib.nullcontext():
+      yield
+
+  def close(self) -> None:
+    """Ends the held episodes."""
+    for run in self.held.values():
+      run.release_slot()
+    _close(self.held.values(), self.env_timeout)
+    self.held = {}
 
   def _advance(
     self, run: EpisodeRun, uid: int, result: Any, pool: calls.Pool
-  ) -> types.Rollout | None:
-    """Sends an episode its result; returns the rollout if that ends it."""
+  ) -> types.Rollout | Held | None:
+    """Sends an episode its result; returns the rollout if that ends it.
+
+    If the episode is held then, `HELD`.
+    """
     try:
       call = run.generator.send(result)
       while call is not None:
+        if isinstance(call, Held):
+          return call
         if run.blocking:
           pool.add(uid, call, run.env.abandon)
           break

@@ -5,6 +5,7 @@ policy sampled them (`on_policy`): then they have logprobs and a version.
 """
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 from posttrain import schema, types
 from posttrain.chat import rendering
 from posttrain.envs import base
-from posttrain.rollout import episodes
+from posttrain.rollout import episodes, side_by_side
 from posttrain.util import errors
 
 
@@ -30,15 +31,15 @@ class Draw(NamedTuple):
 def sample(
   draws: Sequence[Draw],
   players: Mapping[schema.Reference, episodes.Driver],
-  ended: Callable[[int, list[types.Rollout]], object] = lambda *_: None,
+  ended: Callable[[Draw, list[types.Rollout]], object] = lambda *_: None,
 ) -> list[list[types.Rollout]]:
   """Returns a group of rollouts per draw; the models play concurrently.
 
   Args:
     draws: tasks in any order; uids are unique.
     players: the driver of each model that a sampler uses.
-    ended: called with a draw's index and its group as soon as the group's last
-      rollout has ended, while others still play.
+    ended: called with a draw and its group as soon as the group's last rollout
+      has ended, while others still play.
   """
   by_model = collections.defaultdict(list)
   rollouts, groups = {}, {}
@@ -51,7 +52,7 @@ def sample(
       # By uid and not by position: a driver may return them in any order.
       if all(uid in rollouts for uid in draws[i].uids):
         groups[i] = [rollouts[uid] for uid in draws[i].uids]
-        ended(i, groups[i])
+        ended(draws[i], groups[i])
 
   for draw in draws:
     for uid in draw.uids:
@@ -72,6 +73,147 @@ def sample(
   for rollout in itertools.chain.from_iterable(played):
     end(rollout)  # of another process
   return [groups[i] for i in range(len(draws))]
+
+
+@dataclasses.dataclass
+class _Group:
+  """A draw that has begun, and its rollouts that have ended."""
+
+  draw: Draw
+  since: int  # the round that it began in
+  rollouts: dict[int, types.Rollout] = dataclasses.field(default_factory=dict)
+
+  @property
+  def is_whole(self) -> bool:
+    """Whether all rollouts have ended."""
+    return len(self.rollouts) == len(self.draw.uids)
+
+
+class Flight:
+  """Groups in flight: their episodes may take several rounds, one per batch.
+
+  1. A round begins with the groups of earlier ones, and draws further ones
+     while slots are free, up to twice as many groups as a batch has.
+  2. It is over as soon as a batch of groups is whole, and all groups that began
+     `max_hold` rounds before. The other episodes are held at their next
+     boundaries, see `episodes.Round`.
+  3. The batch is the first whole groups, in the order of their draws. Whole
+     ones beyond it are in the next batch.
+
+  So a group is in a batch at most `max_hold` rounds after it began. All this
+  depends on the order and number of tokens, never on time.
+  """
+
+  def __init__(
+    self,
+    driver: episodes.Driver,
+    cfg: schema.Rollout,
+    batch_groups: int,
+    group_size: int,
+  ):
+    """Starts without groups.
+
+    Args:
+      driver: plays the episodes of the policy.
+      cfg: the options of `in_flight`.
+      batch_groups: the number of groups in a batch.
+      group_size: the most rollouts of a group.
+    """
+    self._driver, self._cfg, self._count = driver, cfg, batch_groups
+    self._group_size, self.round = group_size, 0
+    self.groups: dict[int, _Group] = {}  # by their first uid, as drawn
+
+  def next(
+    self,
+    draw: Callable[[], Draw],
+    ended: Callable[[Draw, list[types.Rollout]], object],
+  ) -> list[tuple[Draw, list[types.Rollout]]]:
+    """Plays a round; returns the groups of a batch.
+
+    Args:
+      draw: draws the next group.
+      ended: called with a group as soon as its last rollout has ended.
+    """
+    self.round += 1
+    of_uid = {uid: x for x in self.groups.values() for uid in x.draw.uids}
+
+    def end(rollout: types.Rollout) -> None:
+      group = of_uid[rollout.uid]
+      finished = group.draw.sampler.finish(rollout)
+      group.rollouts[rollout.uid] = finished
+      if group.is_whole:
+        ended(group.draw, self._rollouts(group))
+
+    def begin(group: _Group) -> list[episodes.EpisodeSpec]:
+      task, sampler, uids = group.draw.task, group.draw.sampler, group.draw.uids
+      of_uid.update(dict.fromkeys(uids, group))
+      if isinstance(sampler, ModelSampler):
+        return [sampler.spec(task, uid) for uid in uids]
+      for uid in uids:
+        end(sampler.rollout(task, uid))
+      return []
+
+    def more(running: int) -> list[episodes.EpisodeSpec]:
+      specs: list[episodes.EpisodeSpec] = []
+      while (
+        not specs
+        and not self._is_over()
+        and len(self.groups) < 2 * self._count
+        and (not running or running + self._group_size <= self._cfg.slot_count)
+      ):
+        specs = begin(self.add(draw(), self.round))
+      return specs
+
+    # Those of a resumed run begin anew.
+    begun = {*self._driver.held}
+    specs = [
+      spec
+      for group in list(self.groups.values())
+      if not (group.rollouts or begun.intersection(group.draw.uids))
+      for spec in begin(group)
+    ]
+    round = episodes.Round(
+      self._is_over, more, self._cfg.hold_tokens, self._cfg.keep_cache
+    )
+    (played,) = side_by_side.run([self._driver.play(specs, end, round)])
+    played.result()
+    whole = [key for key, group in self.groups.items() if group.is_whole]
+    batch = [self.groups.pop(key) for key in whole[: self._count]]
+    return [(group.draw, self._rollouts(group)) for group in batch]
+
+  def add(self, draw: Draw, since: int) -> _Group:
+    """Adds a draw, which begins in the next round; returns its group."""
+    group = _Group(draw, since)
+    self.groups[draw.uids[0]] = group
+    return group
+
+  def held(self) -> collections.Counter[str]:
+    """Returns the number of held episodes of each environment."""
+    held = self._driver.held
+    return collections.Counter(
+      group.draw.task.env
+      for group in self.groups.values()
+      for uid in group.draw.uids
+      if uid in held
+    )
+
+  def close(self) -> None:
+    """Ends the held episodes."""
+    self._driver.close()
+
+  def paused(self) -> contextlib.AbstractContextManager[None]:
+    """Leaves the engine to others meanwhile."""
+    return self._driver.paused()
+
+  def _is_over(self) -> bool:
+    whole = sum(group.is_whole for group in self.groups.values())
+    last = self.round - self._cfg.max_hold
+    return whole >= self._count and all(
+      group.is_whole for group in self.groups.values() if group.since <= last
+    )
+
+  def _rollouts(self, group: _Group) -> list[types.Rollout]:
+    return [group.rollouts[uid] for uid in group.draw.uids]
 
 
 class Measured(NamedTuple):

@@ -270,9 +270,32 @@ class Rollout(bounds.Options):
   max_lag: bounds.CountOrZero = 0
   # Samples and trains in turns with max_lag > 0, too; the numbers are the same.
   in_turns: bool = False
+  # Episodes may take several batches: a batch is made as soon as it has
+  # prompts_per_step whole groups; the other episodes are held, and go on under
+  # the weights of the next batch, in slots beside those of new groups. Each
+  # token has its version. The numbers are the same on every run, but not after
+  # a resume, which begins held episodes again.
+  in_flight: bool = False
+  # Where an episode can be held: before each turn, and within a turn after so
+  # many sampled tokens; None = before turns alone.
+  hold_tokens: bounds.CountOrNone = None
+  # A group is in a batch at most so many batches after the one it began in.
+  max_hold: bounds.Count = 2
+  # A held episode keeps its KV cache, which is that of the older weights; False
+  # = its history is prefilled again, under the new ones.
+  keep_cache: bool = False
   # With max_lag > 0: the share of a step's samples that are also scored under
   # the weights that sampled them, for mismatch/rounding/*.
   rounding_share: bounds.Share = 0.05
+
+  def __post_init__(self):
+    super().__post_init__()
+    bounds.require(
+      not (self.keep_cache and self.sleep),
+      'keep_cache',
+      'be False with sleep, which frees the cache',
+      self.keep_cache,
+    )
 
   @property
   def slot_count(self) -> int:
@@ -425,6 +448,17 @@ class Stage(bounds.Options):
       'envs',
       'hold an environment with a ratio > 0',
       sorted(self.envs),
+    )
+    frozen = [
+      name
+      for name, entry in self.envs.items()
+      if isinstance(entry.sampler, signals.Frozen)
+    ]
+    bounds.require(
+      not (self.rollout.in_flight and (frozen or self.batch.max_draws)),
+      'rollout.in_flight',
+      'be False with batch.max_draws or a frozen sampler',
+      self.rollout.in_flight,
     )
 
   @property

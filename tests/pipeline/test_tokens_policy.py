@@ -147,8 +147,8 @@ def test_ref_logprobs_are_those_of_the_named_reference():
 class Backwards(toys.Driver):
   """Returns what it played in the opposite order."""
 
-  def play(self, specs, ended):
-    return (yield from super().play(specs, ended))[::-1]
+  def play(self, specs, *args):
+    return (yield from super().play(specs, *args))[::-1]
 
 
 def test_groups_are_formed_by_id(monkeypatch):
