@@ -180,11 +180,16 @@ class Program:
   preset: str
   mesh: tuple[int, int, int]
   layers: int | None = None  # None = the preset's
+  sampler: tuple[int, int, int] = (1, 1, 1)  # its own mesh, for hand_over
 
   def __str__(self):
-    return f'{self.target}-{self.name}-{self.preset}-' + ','.join(
-      map(str, self.mesh)
-    )
+    return f'{self.target}-{self.name}-{self.preset}-{self.meshes}'
+
+  @property
+  def meshes(self) -> str:
+    """The mesh as text; of hand_over both."""
+    mesh, sampler = (','.join(map(str, x)) for x in (self.mesh, self.sampler))
+    return f'{mesh} to {sampler}' if self.name == 'hand_over' else mesh
 
   @property
   def model(self) -> schema.Model:
@@ -201,6 +206,7 @@ def program(
   target, model = TARGETS[case.target], case.model
   chips = devices(case.target)[: math.prod(case.mesh)]
   mesh = sharding.make_mesh(schema.Mesh(*case.mesh), chips)
+  sizes = dataclasses.replace(sizes, sampler=case.sampler)
   compiled = programs.lower(
     case.name, model, mesh, sizes, target.platform
   ).compile()
@@ -229,7 +235,7 @@ def program(
     'program': case.name,
     'model': f'{case.preset}, {model.layers} layers',
     'target': case.target,
-    'mesh': ','.join(map(str, case.mesh)),
+    'mesh': case.meshes,
     'attention kernels': counts,
     'collectives': {k: v / GIB for k, v in module.bytes().items()},
     'weights': '',
@@ -242,6 +248,8 @@ def program(
   if case.name in ('train_step', 'score'):
     wrong += census.violations(module, model, case.mesh, sizes, TRAVELS)
     row['weights'] = census.weight_bytes(model, case.mesh, TRAVELS) / GIB
+  if case.name == 'hand_over':
+    row['weights'] = memory.output_size_in_bytes / GIB
   return row, wrong
 
 
@@ -290,9 +298,10 @@ PROGRAMS = """
 A micro-batch has 8 rows of 4,096 tokens; decoding has 128 slots of 4,096
 tokens, and prefill 32 rows of 32. *Weights* is what gathering weights and
 reducing gradients takes at least, in bfloat16
-(`experiments.planner.census.weight_bytes`). A loop whose length is not known
-when it is compiled counts once: decoding moves so much for one token of every
-slot.
+(`experiments.planner.census.weight_bytes`); of *hand_over*, what is then copied
+to each of a sampler's own devices (`mesh.sampler`). A loop whose length is not
+known when it is compiled counts once: decoding moves so much for one token of
+every slot.
 """
 
 

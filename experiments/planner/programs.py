@@ -9,6 +9,8 @@ may be those of a topology. `lower` builds
     decode        the loop that draws a token per slot
     view          the weights for decoding, from the trained ones
     state         an empty cache and its slots
+    hand_over     a version of the weights, split on the learner's devices as on
+                  those of a sampler's own, before it is copied to these
 """
 
 import dataclasses
@@ -43,6 +45,7 @@ class Sizes:
   capacity: int = 4096  # tokens of a slot
   prefill_rows: int = schema.Rollout.prefill_rows
   prefill_tokens: int = schema.Rollout.prefill_tokens
+  sampler: tuple[int, int, int] = (1, 1, 1)  # its own mesh, for hand_over
 
 
 def lower(
@@ -127,6 +130,18 @@ class _Builder:
     args = (None, self.model, sizes.slots, sizes.capacity, self.slots)
     return loop._widen, args
 
+  def hand_over(self) -> tuple[Any, tuple]:
+    cast = functools.partial(lora.cast_matrices, dtype=self.model.dtype)
+    like = jax.eval_shape(cast, transformer.shapes(self.model))
+    own, rules = (
+      schema.SamplerMesh(*self.sizes.sampler),
+      transformer.SHARDING_RULES,
+    )
+    near = sharding.make_mesh(own, list(self.mesh.devices.flat))
+    places = sharding.shardings(like, rules, near)
+    args = (sharding.placed(like, rules, self.mesh),)
+    return jax.jit(lambda x: x, out_shardings=places), args
+
   def decode(self) -> tuple[Any, tuple]:
     count = jax.ShapeDtypeStruct((), np.int32)
     state, slots = self._results('state'), self._slots()
@@ -202,5 +217,13 @@ def _results(name: str, **options: Any) -> Any:
 
 PROGRAMS: dict[str, Callable[[_Builder], tuple[Any, Sequence[Any]]]] = {
   name: getattr(_Builder, name)
-  for name in ('train_step', 'score', 'prefill', 'decode', 'view', 'state')
+  for name in (
+    'train_step',
+    'score',
+    'prefill',
+    'decode',
+    'view',
+    'state',
+    'hand_over',
+  )
 }

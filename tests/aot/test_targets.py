@@ -5,7 +5,7 @@ import pytest
 from experiments.planner import aot, kernels, programs
 
 PRESETS = tuple(f'qwen3_{x}' for x in ('0p6b', '1p7b', '4b', '8b', '14b'))
-FSDP, MIXED, TENSOR = (1, 8, 1), (1, 2, 4), (1, 1, 8)
+FSDP, MIXED, TENSOR, HALF = (1, 8, 1), (1, 2, 4), (1, 1, 8), (1, 4, 1)
 DECODED = {
   **dict.fromkeys(PRESETS[:3], FSDP),
   **dict.fromkeys(PRESETS[3:], MIXED),
@@ -28,6 +28,16 @@ PROGRAMS = (
     aot.Program('h100', name, preset, mesh)
     for name in ('prefill', 'decode')
     for preset, mesh in DECODED.items()
+  ),
+  # Four devices that train, and four of a sampler's own.
+  aot.Program('h100', 'train_step', 'qwen3_8b', HALF),
+  *(
+    aot.Program('h100', name, 'qwen3_8b', (1, 1, 4))
+    for name in ('score', 'prefill', 'decode')
+  ),
+  *(
+    aot.Program('h100', 'hand_over', 'qwen3_8b', HALF, sampler=sampler)
+    for sampler in (HALF, (1, 1, 4), (4, 1, 1))
   ),
   *(
     aot.Program(target, name, preset, mesh, layers=4)
