@@ -63,3 +63,12 @@ def test_own_devices_change_no_bit_and_a_run_resumes(tmp_path, options):
   shutil.rmtree(tmp_path / 'resumed/checkpoints/grpo/4')
   _, *resumed = _run(tmp_path / 'resumed', 2, **options, **SPLIT)
   assert resumed == own
+
+
+@pytest.mark.slow
+def test_both_sides_of_several_devices_work_at_the_same_time(tmp_path):
+  options = {**SIZES, 'mesh.data': 1, 'mesh.fsdp': 2, 'grpo.rollout.max_lag': 2}
+  options['mesh.sampler'] = '{"tensor": 2}'
+  _, *beside = _run(tmp_path / 'beside', 4, **options)
+  _, *in_turns = _run(tmp_path / 'in_turns', 4, **options, **IN_TURNS)
+  assert beside == in_turns
