@@ -515,6 +515,12 @@ def _no_option(
     own: the node's options.
   """
   near = names.hint(path, name, keys)
+  if not own and 'did you mean' not in near:
+    key = name.partition('.')[0]
+    return ValueError(
+      f'{path} must be a node to have a key {key!r}: got None; set it to a '
+      f'JSON object, as --{path}=\'{{"{key}": ...}}\''
+    )
   options = f'; its options are {errors.text(", ".join(own), 400)}'
   return ValueError(
     f'{path} has no option {name.partition(".")[0]!r}{near or options}'

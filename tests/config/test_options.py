@@ -82,6 +82,7 @@ def test_override_sets_the_parsed_value(key, text, value):
   ('key', 'text', 'named'),
   [
     ('seed.x', '1', 'config.seed'),
+    ('mesh.sampler.data', '2', '--config.mesh.sampler=\'{"data": ...}\''),
     *(('sft.optim.lr', x, '') for x in ('fast', '1e999')),
     ('sft.optim.no_decay', '(scale', ''),
     *(('seed', x, '') for x in ('1.5', 'true', 'None', '-1')),
