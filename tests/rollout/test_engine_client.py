@@ -20,22 +20,24 @@ pytest.importorskip('uvicorn')
 from tests.rollout import vllm_routes
 from tests.serve import samplers
 
+# Those of the tests of the server, with which it shares programs.
 SIZES = {
   'slots': 4,
-  'capacity': helpers.WIDTH,
+  'capacity': 96,
   'chunk': 4,
-  'prefill_rows': 4,
-  'prefill_tokens': 8,
+  'prefill_rows': 8,
+  'prefill_tokens': 64,
   'seed': 5,
 }
+PARAMS = helpers.params(fixtures.MODEL)
 INFO = {
   'posttrain': posttrain.__version__,
-  'model': dataclasses.asdict(helpers.MODEL),
+  'model': dataclasses.asdict(fixtures.MODEL),
   'engine': SIZES,
   'tensor': 1,
   'scale': 1.0,
 }
-MORE = jax.tree.map(lambda x: 1.1 * x, helpers.params())
+MORE = jax.tree.map(lambda x: 1.1 * x, PARAMS)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +47,7 @@ def quick_tries(monkeypatch):
 
 
 def engine():
-  return engines.Engine(helpers.MODEL, mesh=sharding.one_device(), **SIZES)
+  return engines.Engine(fixtures.MODEL, mesh=sharding.one_device(), **SIZES)
 
 
 def client(*urls, **options):
@@ -93,7 +95,7 @@ def test_one_sampler_draws_the_bits_of_the_engine_here():
   here = engine()
   with samplers.running() as (url, decoder):
     there = client(url)
-    for version, params in enumerate((helpers.params(), MORE)):
+    for version, params in enumerate((PARAMS, MORE)):
       for x in (here, there):
         x.set_params(params, version)
       for hold in (True, False):
@@ -111,7 +113,7 @@ def test_one_sampler_draws_the_bits_of_the_engine_here():
 
 def test_a_sampler_that_begins_anew_draws_the_same_tokens_again(caplog):
   """Another session, and another process at the same address."""
-  here, undisturbed = engine(), helpers.params()
+  here, undisturbed = engine(), PARAMS
   here.set_params(undisturbed, 4)
   expected = play(here, True)
   with contextlib.ExitStack() as stack:
@@ -139,7 +141,7 @@ def test_requests_are_dealt_by_their_prompts_alone():
   with samplers.running() as (a, _), samplers.running() as (b, _):
     there, results = client(a, b), []
     for _ in range(2):
-      there.set_params(helpers.params(), 0)
+      there.set_params(PARAMS, 0)
       for request in batch():
         there.submit(request)
       owners = [there._owners[x.id].url for x in batch()]
@@ -152,7 +154,7 @@ def test_requests_are_dealt_by_their_prompts_alone():
 def test_a_sampler_that_stays_away_is_an_error():
   with samplers.running() as (url, _):
     there = client(url)
-    there.set_params(helpers.params(), 0)
+    there.set_params(PARAMS, 0)
   there.submit(batch()[0])
   with pytest.raises(calls.EndpointError, match=r'--samplers.*try 6 of 6'):
     there.poll()
@@ -169,7 +171,7 @@ def test_a_refusal_is_an_error_at_once(monkeypatch):
   with samplers.running(api_key='secret') as (url, _):
     for key, raises in (('WRONG', True), ('RIGHT', False)):
       there = client(url, api_key_env=key)
-      there.set_params(helpers.params(), 0)
+      there.set_params(PARAMS, 0)
       there.submit(batch()[0])
       error = pytest.raises(calls.EndpointError, match='401')
       with error if raises else contextlib.nullcontext():
@@ -187,7 +189,7 @@ def test_only_changed_arrays_travel(monkeypatch):
       return post(self, path, body, **query)
 
     monkeypatch.setattr(engine_client._Sampler, '_post', count)
-    params = helpers.params()
+    params = PARAMS
     other = {**params, 'embed': jax.tree.map(lambda x: -x, params['embed'])}
     for version, weights in enumerate((params, other, other)):
       there.set_params(weights, version)
@@ -198,7 +200,7 @@ def test_only_changed_arrays_travel(monkeypatch):
 def test_wrong_weights_are_sent_again(monkeypatch):
   """A bit that changes on the way never samples a token."""
   here = engine()
-  here.set_params(helpers.params(), 0)
+  here.set_params(PARAMS, 0)
   with samplers.running() as (url, _):
     there, faults = client(url), [1]
     read = engine_client.read_arrays
@@ -213,7 +215,7 @@ def test_wrong_weights_are_sent_again(monkeypatch):
       return arrays
 
     monkeypatch.setattr(engine_client, 'read_arrays', damaged)
-    there.set_params(helpers.params(), 0)
+    there.set_params(PARAMS, 0)
     equal(there.generate(batch()), here.generate(batch()))
     assert not faults
 
@@ -232,9 +234,9 @@ def test_vllm_gets_weights_by_its_routes_and_samples(tmp_path):
     '/finish_weight_update',
     '/resume',
   ]
-  with vllm_routes.running(engine(), helpers.MODEL) as server:
+  with vllm_routes.running(engine(), fixtures.MODEL) as server:
     there = client(server.url, vllm_folder=str(tmp_path))
-    for version, params in enumerate((helpers.params(), MORE)):
+    for version, params in enumerate((PARAMS, MORE)):
       for x in (here, there):
         x.set_params(params, version)
         for request in greedy:

@@ -10,6 +10,7 @@ import safetensors.numpy
 
 import posttrain
 from posttrain import tree
+from tests import fixtures
 from tests.decode import helpers
 
 pytest.importorskip('starlette')
@@ -18,13 +19,14 @@ from tests.serve import samplers
 
 INFO = {
   'posttrain': posttrain.__version__,
-  'model': dataclasses.asdict(helpers.MODEL),
-  'engine': {'slots': 8, 'capacity': helpers.WIDTH, 'seed': 3},
+  'model': dataclasses.asdict(fixtures.MODEL),
+  'engine': {'slots': 4, 'capacity': 96, 'seed': 3},
   'tensor': 1,
   'scale': 1.0,
 }
-SUMS = tree.checksums(helpers.params())
-LEAVES = {k: np.array(x) for k, x in tree.flat(helpers.params()).items()}
+PARAMS = helpers.params(fixtures.MODEL)
+SUMS = tree.checksums(PARAMS)
+LEAVES = {k: np.array(x) for k, x in tree.flat(PARAMS).items()}
 
 
 @pytest.fixture(scope='module')
@@ -139,8 +141,8 @@ def test_the_weights_of_an_adapter_keep_their_kernels(served):
   from posttrain.serve import sampler
 
   cfg = schema.Lora(rank=2)
-  adapter = lora.init(jax.random.key(0), cfg, helpers.params())
-  base = lora.Base(helpers.params(), lora.scale(cfg))
+  adapter = lora.init(jax.random.key(0), cfg, PARAMS)
+  base = lora.Base(PARAMS, lora.scale(cfg))
   params = base.attach(adapter)
   nested = sampler._nest(tree.flat(params), base.scale)
   assert jax.tree.structure(nested) == jax.tree.structure(params)

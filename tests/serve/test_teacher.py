@@ -1,4 +1,4 @@
-"""OPD with a reference in a server process that is killed during the run."""
+"""OPD with a reference, and a sampler, in processes that are killed."""
 
 import dataclasses
 import threading
@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from experiments.benchmarks import serve
+from experiments.launch import beside
 from posttrain import main, schema
 from posttrain.metrics import writers
 from posttrain.stage import logbook
@@ -14,7 +15,7 @@ ENV = schema.Arithmetic(ops=('+',), max_operand=9, train_tasks=50, eval_tasks=4)
 STEPS, KILL_STEP = 5, 2
 
 
-def launch(workdir, entry, **options):
+def launch(workdir, entry, samplers=None, **options):
   stage = schema.Stage(
     envs={'sums': entry},
     batch=schema.Batch(
@@ -30,13 +31,16 @@ def launch(workdir, entry, **options):
     metrics=schema.Metrics(progress=False),
     stages={'main': stage},
   )
-  main.train(run, str(workdir))
+  main.train(run, str(workdir), samplers=samplers)
   return writers.read(str(workdir / 'metrics.jsonl'))
 
 
 @pytest.mark.slow
-def test_opd_continues_after_a_server_restart(tmp_path, monkeypatch):
-  """The metrics equal those with the reference in this process."""
+@pytest.mark.parametrize('samples_elsewhere', [False, True])
+def test_opd_continues_after_a_server_restart(
+  tmp_path, monkeypatch, samples_elsewhere
+):
+  """The metrics equal those with the models in this process."""
   teacher = tmp_path / serve.NAME
   launch(teacher, schema.EnvEntry(env=ENV), steps=20)
   entry = schema.EnvEntry(
@@ -50,6 +54,10 @@ def test_opd_continues_after_a_server_restart(tmp_path, monkeypatch):
   words = '--slots=2', '--max_model_len=64'
   servers = [serve.Server(tmp_path, *words)]
   port = f'--port={servers[0].url.port}'
+  own_port, decoders, samplers = beside.free_port(), [], None
+  if samples_elsewhere:
+    decoders.append(beside.start_sampler(own_port))
+    samplers = {'urls': (f'http://127.0.0.1:{own_port}',)}
 
   write = logbook.Logbook.write
 
@@ -61,6 +69,10 @@ def test_opd_continues_after_a_server_restart(tmp_path, monkeypatch):
       servers[0].process.kill()
       servers[0].process.wait()
       threading.Timer(3.0, start_again).start()
+    if step == KILL_STEP + 1 and len(decoders) == 1:
+      decoders[0].kill()
+      decoders[0].wait()
+      decoders.append(beside.start_sampler(own_port))
     return write(self, step, values)
 
   monkeypatch.setattr(logbook.Logbook, 'write', write_and_kill)
@@ -73,11 +85,15 @@ def test_opd_continues_after_a_server_restart(tmp_path, monkeypatch):
     ),
   )
   try:
-    remote = launch(tmp_path / 'remote', remote_entry, **options)
+    remote = launch(tmp_path / 'remote', remote_entry, samplers, **options)
   finally:
     for server in servers:
       server.stop()
       server.process.stdout.close()
+    for process in decoders:
+      process.kill()
+      process.wait()
+  assert len(decoders) == 2 * samples_elsewhere
   assert len(servers) == 2 and len(remote) == len(local) == STEPS + 1
   for a, b in zip(local[1:], remote[1:], strict=True):
     assert a['ref_kl/kl'] > 0.01  # the models differ
