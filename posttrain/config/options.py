@@ -221,7 +221,13 @@ def _node_of(config: config_dict.ConfigDict, key: str) -> Any:
       )
     if node is None or name not in node:
       keys = [f'config.{x}' for x, _ in _flat(config)]
-      raise _no_option(path, '.'.join(parts[i:]), keys, list(node or ()))
+      error = _no_option(path, '.'.join(parts[i:]), keys, list(node or ()))
+      if node is None and 'did you mean' not in str(error):
+        raise ValueError(
+          f'{path} must be a node to have a key {name!r}: got None; set it to a '
+          f'JSON object, as --{path}=\'{{"{name}": ...}}\''
+        )
+      raise error
     value, path = node[name], f'{path}.{name}'
   return node
 
@@ -515,12 +521,6 @@ def _no_option(
     own: the node's options.
   """
   near = names.hint(path, name, keys)
-  if not own and 'did you mean' not in near:
-    key = name.partition('.')[0]
-    return ValueError(
-      f'{path} must be a node to have a key {key!r}: got None; set it to a '
-      f'JSON object, as --{path}=\'{{"{key}": ...}}\''
-    )
   options = f'; its options are {errors.text(", ".join(own), 400)}'
   return ValueError(
     f'{path} has no option {name.partition(".")[0]!r}{near or options}'
