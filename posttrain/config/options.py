@@ -224,8 +224,8 @@ def _node_of(config: config_dict.ConfigDict, key: str) -> Any:
       error = _no_option(path, '.'.join(parts[i:]), keys, list(node or ()))
       if node is None and 'did you mean' not in str(error):
         raise ValueError(
-          f'{path} must be a node to have a key {name!r}: got None; set it to a '
-          f'JSON object, as --{path}=\'{{"{name}": ...}}\''
+          f'{path} must be a node to have a key {name!r}: got None; set it to '
+          f'a JSON object, as --{path}=\'{{"{name}": ...}}\''
         )
       raise error
     value, path = node[name], f'{path}.{name}'
