@@ -105,7 +105,7 @@ def main() -> None:
           code = learner and learner.returncode
           if code not in (None, -signal.SIGKILL):
             sys.exit(f'failed with {code}:\n{(scratch / "log").read_text()}')
-          fault = plan(rng, LEARNER) if goes_on and rng.random() < 0.5 else {}
+          fault = plan(rng, LEARNER) if goes_on and rng.random() < 0.8 else {}
           learner = start('learner', fault, f'--workdir={workdir}', *words)
           mine = fault.get('phase')
         if decoder.poll() is not None or (goes_on and not mine):

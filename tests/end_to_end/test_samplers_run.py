@@ -84,11 +84,12 @@ def test_a_sampler_and_kills_change_no_bit(tmp_path, lag):
 
 
 @pytest.mark.slow
-def test_a_run_stops_where_its_sampler_stays_away(tmp_path):
+@pytest.mark.parametrize('lag', [0, 2])
+def test_a_run_stops_where_its_sampler_stays_away(tmp_path, lag):
   """SIGTERM ends the wait; what was trained is saved, and the run goes on."""
   port = beside.free_port()
   flag = f'--samplers=http://127.0.0.1:{port}'
-  learner, sampler = start(tmp_path, 0, flag), beside.start_sampler(port)
+  learner, sampler = start(tmp_path, lag, flag), beside.start_sampler(port)
   try:
     wait_for(7, tmp_path, learner)
     sampler.kill()
@@ -99,7 +100,7 @@ def test_a_run_stops_where_its_sampler_stays_away(tmp_path):
     assert learner.wait(SECONDS) == base.PREEMPTED
     saved = tmp_path / 'checkpoints' / 'grpo' / str(step)
     assert saved.exists()
-    sampler, learner = beside.start_sampler(port), start(tmp_path, 0, flag)
+    sampler, learner = beside.start_sampler(port), start(tmp_path, lag, flag)
     assert learner.wait(SECONDS) == 0
   finally:
     for process in (sampler, learner):
