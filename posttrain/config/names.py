@@ -17,7 +17,6 @@ _TABLE = """
   model model_args model_id model_name model_name_or_path model_path pretrained
 STAGE.steps
   max_steps total_training_steps num_steps train_steps iterations
-  max_staleness staleness_threshold max_async_level max_off_policy_steps
 STAGE.batch.prompts_per_step
   per_device_train_batch_size generation_batch_size train_batch_size
   batch_size per_device_batch_size global_batch_size
@@ -38,6 +37,8 @@ STAGE.rollout.slots
   per_device_eval_batch_size val_batch_size eval_batch_size use_vllm vllm_mode
   vllm_gpu_memory_utilization gpu_memory_utilization rollout.name
   rollout_engine rollout_vllm_hbm_utilization kv_cache_size
+STAGE.rollout.max_lag
+  max_staleness staleness_threshold max_async_level max_off_policy_steps
 STAGE.optim.lr
   learning_rate actor.optim.lr lr
 STAGE.optim.schedule
