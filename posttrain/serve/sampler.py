@@ -108,7 +108,8 @@ class Sampler:
     result = await asyncio.get_running_loop().run_in_executor(
       self._thread, self._answer, path, session, data, kind == _JSON
     )
-    return responses.JSONResponse(result)
+    # With NaN, which logprobs of a policy that has diverged may be.
+    return responses.Response(json.dumps(result), media_type=_JSON)
 
   def _answer(
     self, path: str, session: str, data: bytes, is_json: bool

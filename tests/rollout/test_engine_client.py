@@ -220,6 +220,13 @@ def test_wrong_weights_are_sent_again(monkeypatch):
     assert not faults
 
 
+def test_logprobs_of_a_policy_that_has_diverged_arrive():
+  with samplers.running() as (url, _):
+    there = client(url)
+    there.set_params(jax.tree.map(lambda x: x * np.nan, PARAMS), 0)
+    assert np.isnan(there.generate(batch()[:1])[0].logprobs).all()
+
+
 def test_vllm_gets_weights_by_its_routes_and_samples(tmp_path):
   """The calls in vLLM's order; greedy tokens of both turns, by version."""
   here = engine()
