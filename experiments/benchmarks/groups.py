@@ -10,9 +10,12 @@ answers 8 requests at a time. Alternately
 
     step    one call of the reward function, after the last episode
     group   a call per group, as soon as its last episode has ended
+    flight  the same, with `rollout.in_flight`: the batch does not wait for the
+            longest episodes, which go on in the next one
 
-with the same tokens and rewards, which is checked. Prints a row for each:
-medians, and the ratio of `group` to `step` in the same repeat.
+the first two with the same tokens and rewards, which is checked. Prints a row
+for each: means per batch, and the ratio to `step`; the least and most of the
+same repeat.
 """
 
 import dataclasses
@@ -142,12 +145,14 @@ def main() -> None:
     rollout=schema.Rollout(slots=args.slots, prefill_rows=8, env_threads=64),
   )
 
-  def pipeline(per_group: bool):
+  def pipeline(per_group: bool, in_flight: bool = False):
     reward = schema.RewardFn(
       'experiments.benchmarks.groups:judged', judge=address, per_group=per_group
     )
     own = dataclasses.replace(
-      stage, envs={'waits': dataclasses.replace(entry, rewards={'x': reward})}
+      stage,
+      envs={'waits': dataclasses.replace(entry, rewards={'x': reward})},
+      rollout=dataclasses.replace(stage.rollout, in_flight=in_flight),
     )
     stages = {**run.stages, 'grpo': own}
     components = preflight.make(
@@ -156,6 +161,7 @@ def main() -> None:
     engine = models.make_engine(components)
     params = transformer.init(jax.random.key(0), components.model)
     engine.set_params(params, 0)
+    engine.warm_up()  # histories of all lengths
     assert isinstance(components.data, tokens.TokenData)
     return tokens.TokenPipeline(
       components.data,
@@ -163,7 +169,11 @@ def main() -> None:
       judge=lambda _: chat,
     )
 
-  made = {'step': pipeline(False), 'group': pipeline(True)}
+  made = {
+    'step': pipeline(False),
+    'group': pipeline(True),
+    'flight': pipeline(True, in_flight=True),
+  }
   batches: dict[str, list[np.ndarray]] = {name: [] for name in made}
 
   def work(name: str):
@@ -171,24 +181,21 @@ def main() -> None:
 
   clocks = {name: timing.Clock(work(name)) for name in made}
   timing.alternate(clocks, args.repeats)
-  for a, b in zip(*batches.values(), strict=True):
+  for a, b in zip(batches['step'], batches['group'], strict=True):
     np.testing.assert_array_equal(a, b)
     assert a.any()
-  pairs = zip(clocks['group'].wall, clocks['step'].wall, strict=True)
+  whole = clocks['step'].wall
   for name, clock in clocks.items():
+    ratios = [a / b for a, b in zip(clock.wall, whole, strict=True)]
     timing.emit(
       bench='groups',
       impl=name,
-      seconds=timing.rounded(statistics.median(clock.wall)),
-      cpu_seconds=timing.rounded(clock.median_cpu),
+      seconds=timing.rounded(statistics.mean(clock.wall)),
+      cpu_seconds=timing.rounded(statistics.mean(clock.cpu)),
+      ratio=timing.rounded(sum(clock.wall) / sum(whole)),
+      least=timing.rounded(min(ratios)),
+      most=timing.rounded(max(ratios)),
     )
-  ratios = sorted(a / b for a, b in pairs)
-  timing.emit(
-    bench='groups',
-    ratio=timing.rounded(statistics.median(ratios)),
-    least=timing.rounded(ratios[0]),
-    most=timing.rounded(ratios[-1]),
-  )
 
 
 if __name__ == '__main__':

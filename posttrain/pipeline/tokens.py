@@ -443,7 +443,7 @@ class TokenPipeline(batches.Pipeline):
     """Leaves the engine to others meanwhile; held episodes keep their cache."""
     if self._flight is None:
       return contextlib.nullcontext()
-    return self._flight.paused()
+    return self._players['policy'].paused()
 
   def close(self) -> None:
     """Ends the episodes that are held; logs how many they are."""
@@ -455,7 +455,7 @@ class TokenPipeline(batches.Pipeline):
         'trained: %s',
         held,
       )
-    self._flight.close()
+    self._players['policy'].close()
 
 
 def _in_turns(

@@ -5,7 +5,6 @@ policy sampled them (`on_policy`): then they have logprobs and a version.
 """
 
 import collections
-import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -196,14 +195,6 @@ class Flight:
       for uid in group.draw.uids
       if uid in held
     )
-
-  def close(self) -> None:
-    """Ends the held episodes."""
-    self._driver.close()
-
-  def paused(self) -> contextlib.AbstractContextManager[None]:
-    """Leaves the engine to others meanwhile."""
-    return self._driver.paused()
 
   def _is_over(self) -> bool:
     whole = sum(group.is_whole for group in self.groups.values())

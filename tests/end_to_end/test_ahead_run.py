@@ -17,14 +17,14 @@ pytestmark = pytest.mark.slow
 STEPS = 12
 
 
-def _run(workdir, steps=STEPS, lora=0, reference='init', **rollout):
+def _run(workdir, steps=STEPS, reference='init', more=(), **rollout):
   entry = toys.entry(
     group_size=8, max_tokens=4, kl_beta=1e-3, reference=reference
   )
   stage = toys.stage(
-    envs={'toy': entry},
+    envs={'toy': entry, **dict(more)},
     steps=steps,
-    rollout=schema.Rollout(slots=8, prefill_rows=4, **rollout),
+    rollout=schema.Rollout(prefill_rows=4, **{'slots': 8, **rollout}),
     optim=schema.Optim(lr=1e-2, schedule='constant', weight_decay=0.0),
     eval=schema.Eval(every=5, prompts=4, samples=2, max_tokens=4),
   )
@@ -55,6 +55,31 @@ def test_a_thread_changes_no_bit(max_lag, reference, tmp_path, monkeypatch):
   row = truth['rows'][-1]
   assert row['staleness/max/toy'] == row['staleness/mean/toy'] == max_lag
   assert row['mismatch/rounding/max'] < 1e-4 < row['mismatch/max']
+  _delay(monkeypatch, '_make', 0.05)
+  _delay(monkeypatch, 'publish', 0.05)
+  other = _run(tmp_path / 'thread', **options)
+  assert not kill_resume.differences(truth, other)
+
+
+@pytest.mark.parametrize('keep_cache', [False, True])
+def test_a_thread_changes_no_bit_of_episodes_in_flight(
+  keep_cache, tmp_path, monkeypatch
+):
+  options = {
+    'max_lag': 1,
+    'more': {'long': toys.entry(group_size=8, max_tokens=9)},
+    'slots': 16,
+    'in_flight': True,
+    'hold_tokens': 1,
+    'keep_cache': keep_cache,
+    'rounding_share': 1.0,
+  }
+  truth = _run(tmp_path / 'turns', in_turns=True, **options)
+  rows = [row for row in truth['rows'] if 'rollout/held/long' in row]
+  assert any(row['rollout/held/long'] for row in rows)
+  assert 1 < max(row.get('staleness/max/long', 0) for row in rows) <= 3
+  rounding = max(row['mismatch/rounding/max'] for row in rows)
+  assert (rounding > 1e-3) == keep_cache
   _delay(monkeypatch, '_make', 0.05)
   _delay(monkeypatch, 'publish', 0.05)
   other = _run(tmp_path / 'thread', **options)
