@@ -197,7 +197,7 @@ def test_only_changed_arrays_travel(monkeypatch):
     assert sent == [len(jax.tree.leaves(params)), 1, 0]
 
 
-def test_wrong_weights_are_sent_again(monkeypatch):
+def test_wrong_weights_are_sent_again(monkeypatch, caplog):
   """A bit that changes on the way never samples a token."""
   here = engine()
   here.set_params(PARAMS, 0)
@@ -217,7 +217,7 @@ def test_wrong_weights_are_sent_again(monkeypatch):
     monkeypatch.setattr(engine_client, 'read_arrays', damaged)
     there.set_params(PARAMS, 0)
     equal(there.generate(batch()), here.generate(batch()))
-    assert not faults
+    assert not faults and 'status 422' in caplog.text
 
 
 def test_logprobs_of_a_policy_that_has_diverged_arrive():
