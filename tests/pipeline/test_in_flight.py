@@ -20,10 +20,10 @@ def letters(monkeypatch):
   toys.install(monkeypatch)
 
 
-def make(keep_cache=False, max_hold=MAX_HOLD, **options):
+def make(keep_cache=False, max_hold=MAX_HOLD, prompts=PROMPTS):
   """Returns a function from a step to its item, and the pipeline."""
   cfg = toys.stage(
-    PROMPTS,
+    prompts,
     {'short': toys.entry(GROUP, 2), 'long': toys.entry(GROUP, 12)},
     rollout=schema.Rollout(
       slots=8,
@@ -31,7 +31,6 @@ def make(keep_cache=False, max_hold=MAX_HOLD, **options):
       hold_tokens=2,
       max_hold=max_hold,
       keep_cache=keep_cache,
-      **options,
     ),
   )
   pipeline, driver = toys.pipeline_and_driver(cfg)
@@ -89,11 +88,18 @@ def test_groups_are_trained_once_soon_and_by_several_versions(keep_cache):
   assert missing <= pipeline._flight.groups.keys()
 
 
-def test_one_hold_at_most_trains_the_batch_that_was_begun():
-  step, _ = make(max_hold=1)
-  for number in range(STEPS):
-    for sample in samples(step(number)):
-      assert sample.versions[sample.mask].min() >= number - 1
+def test_a_batch_waits_for_groups_that_were_held_long_enough():
+  """A group of `long` needs six rounds of one group of `short` each."""
+  oldest = set()
+  for max_hold in (1, 2):
+    step, _ = make(max_hold=max_hold, prompts=1)
+    versions = [
+      (number, sample.versions[sample.mask].min())
+      for number in range(2 * STEPS)
+      for sample in samples(step(number))
+    ]
+    oldest.add(max(number - version for number, version in versions))
+  assert oldest == {1, 2}
 
 
 def test_a_resumed_run_trains_the_same_groups():
