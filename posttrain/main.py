@@ -333,7 +333,7 @@ def train(
     try:
       final = train.run(stages, workdir, stop, profile, report)
     except calls.EndpointError:
-      stop.check('a wait for a server', False)
+      stop.check('a wait for a server, after the last checkpoint', False)
       raise
 
     def end() -> None:

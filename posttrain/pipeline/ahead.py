@@ -25,7 +25,6 @@ Samplers that are no policy (data sets, frozen models) do not age.
 
 import contextlib
 import dataclasses
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +37,7 @@ from posttrain.pipeline import batches
 from posttrain.util import watchdog
 
 Weights = Mapping[str, Any]  # reference -> parameters that train
-_CLOSE_SECONDS = 30.0  # the longest wait for a thread that was told to end
+_CLOSE_SECONDS = 2.0  # the longest wait for the thread to end
 
 
 class Ahead(batches.Pipeline):
@@ -74,6 +73,7 @@ class Ahead(batches.Pipeline):
     self._pipeline, self._use, self._stop = pipeline, use, stop
     self._scorer, self._share = scorer, cfg.rounding_share
     self.max_lag, self._steps, self._in_thread = cfg.max_lag, steps, in_thread
+    self._ages = cfg.in_flight or cfg.max_lag > 0
     self._clock = clock or watchdog.Timers()
     self.learns_by_trial = pipeline.learns_by_trial
     self.tally = batches.Tally(pipeline.learns_by_trial)
@@ -118,20 +118,10 @@ class Ahead(batches.Pipeline):
       )
       self._thread.start()
 
-  def past(
-    self, step: int, current: Callable[[], Weights]
-  ) -> tuple[Weights, ...]:
-    """Returns the K versions that a checkpoint after a step needs.
-
-    Args:
-      step: the last trained step.
-      current: returns its version, which stands for older ones at step 0.
-    """
-    if not step:
-      return (current(),) * self.max_lag
+  def past(self, step: int) -> tuple[Weights, ...]:
+    """Returns the K versions that a checkpoint after a step needs."""
     before = [max(0, step - lag) for lag in range(self.max_lag, 0, -1)]
-    with self._changed:
-      return tuple(self._versions[x] for x in before)
+    return tuple(self._versions[x] for x in before)
 
   def stored(self) -> list[dict[str, Any]]:
     """Returns the batches that were made ahead and cannot be made again."""
@@ -161,7 +151,7 @@ class Ahead(batches.Pipeline):
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
-    """Has the engine and the other models to itself, between two batches."""
+    """Keeps the engine and the other models for the caller, between batches."""
     with self._changed:
       self._paused = True
       while self._busy:
@@ -182,6 +172,8 @@ class Ahead(batches.Pipeline):
     if self._thread is not None:
       self._stop()
       self._thread.join(_CLOSE_SECONDS)
+      if self._thread.is_alive():  # it waits for an environment or a reward
+        return
     self._pipeline.close()
 
   def get_state(self) -> dict[str, Any]:
@@ -206,7 +198,8 @@ class Ahead(batches.Pipeline):
         self._busy = True
       self._clock.add('idle/sampler', time.perf_counter() - start)
       try:
-        item = self._make(step)
+        with self._clock('rollout'):
+          item = self._make(step)
       except BaseException as error:  # `__next__` raises it
         item = error
       with self._changed:
@@ -223,13 +216,13 @@ class Ahead(batches.Pipeline):
     self._use(weights, version)
     item = next(self._pipeline)
     self._made = step
-    if not self.max_lag and not self._pipeline.ages:
-      return item
-    with self._clock('scoring'):
-      rounding = self._rounding(item, version)
-    ages = batches.staleness(item.played, step - 1)
-    metrics = {**item.metrics, **ages, **rounding}
-    return dataclasses.replace(item, metrics=metrics)
+    if self._ages:
+      with self._clock('scoring'):
+        rounding = self._rounding(item, version)
+      ages = batches.staleness(item.played, step - 1)
+      metrics = {**item.metrics, **ages, **rounding}
+      item = dataclasses.replace(item, metrics=metrics)
+    return item
 
   def _rounding(self, item: batches.Item, version: int) -> dict[str, float]:
     """Returns how the logprobs of a version differ, sampled and scored.
@@ -241,20 +234,18 @@ class Ahead(batches.Pipeline):
       sample
       for played in item.played.values()
       for sample in played.samples
-      if (sample.mask & (sample.versions == version)).any()
+      if (sample.versions[1:] == version).any()
     ]
-    samples = samples[: math.ceil(self._share * len(samples))]
-    ratios = []
-    scored = self._scorer('policy', samples) if samples else ()
-    for sample, scores in zip(samples, scored, strict=True):
-      here = sample.mask & (sample.versions == version)
-      here[0] = False  # has no prediction
-      ratios.append((scores - sample.sampler_logprobs)[here])
-    if not ratios:
+    if not (samples and self._share):
       return {}
-    ratio = np.concatenate(ratios).astype(np.float64)
+    samples = samples[:: round(1 / self._share)]  # of all environments
+    scored = self._scorer('policy', samples)
+    ratios = [
+      np.abs(scores - x.sampler_logprobs)[1:][x.versions[1:] == version]
+      for x, scores in zip(samples, scored, strict=True)
+    ]
+    distance = np.concatenate(ratios).astype(np.float64)
     return {
-      'mismatch/rounding/abs_mean': float(np.abs(ratio).mean()),
-      'mismatch/rounding/max': float(np.abs(ratio).max()),
-      'mismatch/rounding/k3': float((np.expm1(ratio) - ratio).mean()),
+      'mismatch/rounding/abs_mean': float(distance.mean()),
+      'mismatch/rounding/max': float(distance.max()),
     }

@@ -360,7 +360,6 @@ class Pipeline:
     uses_policy: whether batches depend on the policy's weights.
     can_prefetch: whether a batch can be built during a step: it needs no model.
     repeats: whether a batch that is made again is the same.
-    ages: whether a batch may have tokens of weights before those that are set.
     learns_by_trial: environments that train on rewards of the policy's
       rollouts.
     tally: counts of the stage's rewards; None for pairs.
@@ -372,7 +371,6 @@ class Pipeline:
   uses_policy: bool = False
   can_prefetch: bool = True
   repeats: bool = True
-  ages: bool = False
   learns_by_trial: Collection[str] = ()
   tally: Tally | None = None
   held_out: types.PairBatch | None = None
@@ -385,7 +383,7 @@ class Pipeline:
     raise NotImplementedError
 
   def paused(self) -> contextlib.AbstractContextManager[None]:
-    """Leaves the engine to others meanwhile: no batch is made."""
+    """Keeps the engine for the caller: no batch is made meanwhile."""
     return contextlib.nullcontext()
 
   def close(self) -> None:

@@ -194,7 +194,6 @@ class TokenPipeline(batches.Pipeline):
         self._stage.batch.prompts_per_step,
         max(data.group_sizes.values()),
       )
-    self.ages = self._flight is not None
     # First uid of a group in flight -> the state before its draw.
     self._before: dict[int, dict[str, Any]] = {}
     # What is done about a group as soon as its last rollout has ended, by its

@@ -43,7 +43,8 @@ _EVAL = ('eval/', 'select/')
 INK, MUTED, RULE = '#1f2933', '#7b8794', '#d9dee4'
 COLORS = ('#2f6f9f', '#c8553d', '#4a8c5c', '#8a6fb0', '#b58a2c')
 
-# Times that are not parts of the seconds of a row.
+# Times that are not parts of the seconds of a row, and names that begin those
+# of other threads.
 _NO_PARTS = {
   'time/compile',
   'time/programs',
@@ -52,6 +53,7 @@ _NO_PARTS = {
   'time/cpu',
   'time/goodput',
 }
+_BESIDE = ('time/beside/', 'time/idle/')
 
 # {(title, key, kind, group): {label: metric}}
 Panels = dict[tuple[str, str, str, str], dict[str, str]]
@@ -334,7 +336,8 @@ def slices(row: Mapping[str, Any]) -> dict[str, float]:
   seconds = {
     key.removeprefix('time/'): value
     for key, value in row.items()
-    if key.startswith('time/') and value and key not in _NO_PARTS
+    if key.startswith('time/') and value
+    if key not in _NO_PARTS and not key.startswith(_BESIDE)
   }
   for name in {'scoring', 'hand_over'} & seconds.keys():  # within the rollouts
     rollout = seconds.get('rollout', 0.0)

@@ -115,6 +115,7 @@ class Job:
     """
     latest = self.saves.checkpointer.latest
     if self.selection is not None and processes.on(0, latest) is None:
+      self.hand_over(state, 0)
       self.save(0, state, self.sampling.pipeline.get_state())
     self.logbook.write(0, self.evaluate(state, 0))
 
@@ -235,11 +236,14 @@ class Job:
       metrics, answers, suite = {}, [], []
       if evaluation.tasks.any:
         own = sampling.models
-        weights = own.to_sampler({'': params, **learner.weights_of(state)})
+        weights = learner.weights_of(state)
+        if state.average is not None:
+          weights['average'] = state.average
+        weights = own.components.to_sampler(weights)
         policies = {name: own.policy(x) for name, x in weights.items()}
-        decodes = tokens > 0
-        sampling.decoder.set_params(policies.pop(''), step, decodes=decodes)
         sampling.scorers.set_policy(policies)
+        policy = policies.get('average', policies['policy'])
+        sampling.decoder.set_params(policy, step, decodes=tokens > 0)
         try:
           results = evaluation.measure(brief)
         except statistics.TooManyErrors as error:
@@ -315,8 +319,7 @@ class Job:
     """Starts to save everything that a resumed run needs."""
     selected, pipeline = {}, self.sampling.pipeline
     if isinstance(pipeline, ahead.Ahead) and pipeline.max_lag:
-      past = pipeline.past(step, lambda: self.learner.copies(state))
-      past = self.sampling.models.to_learner(past)
+      past = self.sampling.models.to_learner(pipeline.past(step))
       state = dataclasses.replace(state, past=past)
       selected['ahead'] = pipeline.stored()
     if self.selection is not None:
@@ -359,9 +362,9 @@ class Job:
   def close(self) -> None:
     """Waits for a checkpoint that is being written; closes all files."""
     gc.unfreeze()
-    self.sampling.pipeline.close()
-    self.sampling.scorers.close()
     self.saves.checkpointer.close()
+    self.sampling.scorers.close()
+    self.sampling.pipeline.close()
     self.logbook.close()
     self.profiler.close()
 

@@ -93,7 +93,7 @@ def phase(name: str, first: bool = False) -> Iterator[None]:
     name: its name.
     first: whether the block may compile, and so take long.
   """
-  if threading.current_thread() is not threading.main_thread():
+  if not _is_main():
     yield
     return
   _phases.append((name, first))
@@ -108,6 +108,10 @@ def phase(name: str, first: bool = False) -> Iterator[None]:
     _write()
 
 
+def _is_main() -> bool:
+  return threading.current_thread() is threading.main_thread()
+
+
 class Timers:
   """Seconds by name, accumulated until `take`.
 
@@ -115,31 +119,38 @@ class Timers:
   with timers('data'):
     batch = next(pipeline)
   timers.take()  # {'data': 0.01}; the next step starts at zero
+
+  Blocks of other threads than the main one are named `beside/NAME`.
   """
 
   def __init__(self):
     self._seconds: dict[str, float] = collections.defaultdict(float)
     self.last: dict[str, float] = {}  # seconds of the latest block of a name
+    self._lock = threading.Lock()
 
   @contextlib.contextmanager
   def __call__(self, name: str) -> Iterator[None]:
     """Times a block, which is a phase; the first of a name may compile."""
+    if not _is_main():
+      name = f'beside/{name}'
     start = time.perf_counter()
     try:
       with phase(name, first=name not in self.last):
         yield
     finally:
       self.last[name] = time.perf_counter() - start
-      self._seconds[name] += self.last[name]
+      self.add(name, self.last[name])
 
   def add(self, name: str, seconds: float) -> None:
     """Adds seconds that were timed elsewhere."""
-    self._seconds[name] += seconds
+    with self._lock:
+      self._seconds[name] += seconds
 
   def take(self) -> dict[str, float]:
     """Returns the seconds since the last `take`, and resets them."""
-    seconds = dict(self._seconds)
-    self._seconds.clear()
+    with self._lock:
+      seconds = dict(self._seconds)
+      self._seconds.clear()
     return seconds
 
 

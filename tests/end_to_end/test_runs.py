@@ -10,7 +10,7 @@ import typing
 import pytest
 
 from configs import machinery
-from posttrain import config, main, schema
+from posttrain import config, main, schema, sharding
 from posttrain.config import checks
 from posttrain.envs import registry
 from posttrain.metrics import statistics, writers
@@ -256,6 +256,9 @@ def test_every_key_is_read(tmp_path, monkeypatch):
         init='stage:warm',
         loss=schema.Loss(rl=schema.Clip()),
         lora=schema.Lora(rank=2),
+        rollout=dataclasses.replace(
+          stage.rollout, max_lag=1, in_flight=True, keep_cache=True
+        ),
         eval=dataclasses.replace(
           stage.eval,
           prompts=3,
@@ -309,6 +312,9 @@ def test_every_key_is_read(tmp_path, monkeypatch):
   shared = set().union(*(read[kind] for kind in types_of_rl))
   for kind in types_of_rl:
     read[kind] |= shared & set(kind.__mro__[1].__annotations__)
+  # Devices of a sampler, which are not here.
+  with pytest.raises(ValueError, match='config.mesh.sampler'):
+    sharding.make_meshes(schema.Mesh(sampler=schema.SamplerMesh()))
   # Workers in Ray, none of which starts here.
   remote.Remote(stage.rollout, {}, start=lambda make, calls: None)
   unread = {

@@ -9,6 +9,7 @@ import pytest
 
 from posttrain import schema, types
 from posttrain.pipeline import ahead, batches
+from posttrain.util import watchdog
 from tests import fixtures
 
 STEPS = 9
@@ -47,7 +48,7 @@ class Batches(batches.Pipeline):
     self.count = state['count']
 
 
-def _ahead(inner, max_lag, in_thread, start=1):
+def _ahead(inner, max_lag, in_thread, start=1, clock=None):
   return ahead.Ahead(
     inner,
     inner.use,
@@ -56,6 +57,7 @@ def _ahead(inner, max_lag, in_thread, start=1):
     cfg=schema.Rollout(max_lag=max_lag),
     steps=range(start, STEPS + 1),
     in_thread=in_thread,
+    clock=clock,
   )
 
 
@@ -127,7 +129,9 @@ def test_a_restored_one_goes_on_with_the_same_versions(max_lag):
     for step in range(1, stop + 1):
       pipeline.publish(step - 1, {'policy': step - 1})
       next(pipeline)
-    past = pipeline.past(stop, lambda v=stop: {'policy': v})
+    if not stop:  # the start is saved
+      pipeline.publish(0, {'policy': 0})
+    past = pipeline.past(stop)
     assert len(past) == max_lag
     inner.set_state(pipeline.get_state())
     again = _ahead(inner, max_lag, True, stop + 1)
@@ -149,7 +153,7 @@ def test_batches_that_cannot_be_made_again_are_stored():
   for item in pipeline._items.values():
     vars(item)['batch'] = batch
   stored = pipeline.stored()
-  past = pipeline.past(1, None)
+  past = pipeline.past(1)
   pipeline.close()
   again = Batches()
   again.set_state(pipeline.get_state())
@@ -184,3 +188,13 @@ def _until(ready):
       return
     time.sleep(0.005)
   raise AssertionError(threading.enumerate())
+
+
+def test_seconds_of_the_thread_are_named_apart():
+  clock = watchdog.Timers()
+  inner = Batches()
+  pipeline = _ahead(inner, 2, True, clock=clock)
+  pipeline.publish(0, {'policy': 0})
+  next(pipeline)
+  pipeline.close()
+  assert {'idle/learner', 'idle/sampler', 'beside/rollout'} < {*clock.take()}

@@ -58,6 +58,7 @@ def test_every_command_explains_it_in_one_line(command, remedies, capsys):
     main: ['--dry_run'],
     make_pairs: ['--gsm8k=x'],
     generate: ['--prompt=x'],
+    serve: ['--checkpoint=x'],
   }
   assert parser.run(fail, words + more.get(command, [])) == errors.FAILED
   (line,) = capsys.readouterr().err.splitlines()

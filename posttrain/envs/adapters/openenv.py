@@ -41,6 +41,7 @@ class OpenEnv(base.Env):
   """`schema.OpenEnv`."""
 
   blocking = True  # a step waits for a server
+  repeats = False
 
   def __init__(self, name: str, cfg: schema.OpenEnv):
     """Checks the installation; connections are opened by episodes.
