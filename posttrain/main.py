@@ -125,13 +125,21 @@ class Flags:
       raise ValueError('--workdir=DIR must be given, or --dry_run')
     if self.devices and not self.dry_run:
       raise ValueError('--devices must be given with --dry_run')
-
-    for url in self.samplers.split(',') if self.samplers else ():
-      if not re.fullmatch(r'https?://\S+', url):
+    urls = [] if self.samplers is None else self.samplers.split(',')
+    for url in urls:
+      if not re.fullmatch(r'https?://\S+', url) or urls.count(url) > 1:
         raise ValueError(
-          '--samplers must be addresses with commas between them, as in '
-          f'http://127.0.0.1:8001: got {errors.quote(url)}'
+          '--samplers must be different addresses with commas between them, as '
+          f'in http://127.0.0.1:8001: got {errors.quote(self.samplers)}'
         )
+    for name in ('samplers_key_env', 'vllm_folder'):
+      if getattr(self, name) and not urls:
+        raise ValueError(f'--{name} must be given with --samplers')
+    commands.api_key('--samplers_key_env', self.samplers_key_env)
+    if self.vllm_folder and not os.path.isdir(self.vllm_folder):
+      raise ValueError(
+        f'--vllm_folder must be a folder: got {errors.quote(self.vllm_folder)}'
+      )
 
   @property
   def planned(self) -> Devices | None:
@@ -145,6 +153,14 @@ class Flags:
         f'gpu:8: got {errors.quote(self.devices)}'
       )
     return kind or None, int(count), self.num_processes or 1
+
+  @property
+  def decoding(self) -> schema.Samplers | None:
+    """Returns the samplers and what belongs to them."""
+    if self.samplers is None:
+      return None
+    urls = tuple(self.samplers.split(','))
+    return schema.Samplers(urls, self.samplers_key_env, self.vllm_folder)
 
   @property
   def profiled(self) -> range | None:
@@ -227,7 +243,7 @@ def train(
   time_limit: float | None = None,
   profile: range | None = None,
   place: commands.Place | None = None,
-  samplers: dict[str, Any] | None = None,
+  samplers: schema.Samplers | None = None,
 ) -> dict[str, Any] | None:
   """Trains a run from its newest checkpoint to its end; writes its report.
 
@@ -239,8 +255,7 @@ def train(
     time_limit: seconds of the process before which it saves and stops.
     profile: the steps of each stage to trace; None = none.
     place: the place of this process in a run of several; None = the only one.
-    samplers: the attributes of `engine_client.Samplers`, processes that decode
-      with the policy; None = this one does.
+    samplers: the processes that decode with the policy; None = this one does.
 
   Returns:
     The final evaluation: `stage`, `step` and every `eval/*` value; None in all
@@ -266,27 +281,13 @@ def train(
     from posttrain import compilation, machine, train
     from posttrain.hosts import joining
     from posttrain.report import page
-    from posttrain.rollout import calls, engine_client
+    from posttrain.rollout import calls
     from posttrain.stage import plan, preflight
 
     # 1. Join the other processes, which must have the same options.
     stack.enter_context(joining.join(place, os.path.join(workdir, 'hosts')))
     with watchdog.phase('plan', first=True):
-      resolved = _resolve(run)
-    if samplers:
-      if processes.count() > 1:
-        raise ValueError(
-          '--samplers must be left out in a run of several processes: got '
-          f'{processes.count()} processes'
-        )
-      for name, stage in run.stages.items():
-        if stage.rollout.keep_cache:
-          raise ValueError(
-            f'{name}.rollout.keep_cache must be False with --samplers: got True'
-          )
-      resolved = dataclasses.replace(
-        resolved, samplers=engine_client.Samplers(**samplers)
-      )
+      resolved = _resolve(run, samplers=samplers)
     options = resolved.options
     mine = {**options, 'versions': machine.versions(*machine.VERSIONS)}
     first, *others = processes.gather(mine)
@@ -349,14 +350,18 @@ def train(
   return final
 
 
-def _resolve(run: schema.Run, devices: Devices | None = None) -> Any:
+def _resolve(
+  run: schema.Run,
+  devices: Devices | None = None,
+  samplers: schema.Samplers | None = None,
+) -> Any:
   """Returns the resolved options of a run whose trackers are installed."""
   from posttrain.stage import preflight
   from posttrain.util import memory
 
   memory.keep_freed_memory()
   processes.on(0, lambda: trackers.check(run.metrics.trackers))
-  return preflight.resolve(run, devices)
+  return preflight.resolve(run, devices, samplers)
 
 
 def _print_plans(
@@ -392,22 +397,13 @@ def _run(flags: Flags) -> int:
     if flags.dry_run:
       from posttrain.stage import preflight
 
-      stages = preflight.check(_resolve(run, devices))
+      stages = preflight.check(_resolve(run, devices, flags.decoding))
       _print_plans(run, stages, sys.stdout, devices, details=True)
       return 0
     place = commands.place(
       flags.coordinator, flags.num_processes, flags.process_id
     )
-    samplers = (
-      {
-        'urls': tuple(flags.samplers.split(',')),
-        'api_key_env': flags.samplers_key_env,
-        'vllm_folder': flags.vllm_folder,
-      }
-      if flags.samplers
-      else None
-    )
-    final = train(run, flags.workdir, limit, steps, place, samplers)
+    final = train(run, flags.workdir, limit, steps, place, flags.decoding)
     if final is not None:
       print(json.dumps(final))
   except KeyboardInterrupt:

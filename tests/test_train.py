@@ -134,6 +134,16 @@ def test_a_dry_run_plans_for_devices_that_are_not_here(tmp_path, capsys):
     ('--config.model.attention=pallas', 'config.model.attention must'),
     ('--profile=5:3', '--profile must be FROM:TO'),
     ('--config.sft.batch.row_tokens=32', 'must fit into batch.row_tokens'),
+    # About samplers.
+    ('--samplers=', '--samplers must be different addresses'),
+    ('--samplers=http://a,http://a', "got 'http://a,http://a'"),
+    ('--vllm_folder=/', '--vllm_folder must be given with --samplers'),
+    ('--samplers=http://a --vllm_folder=/no', "must be a folder: got '/no'"),
+    ('--samplers=http://a --samplers_key_env=NO_SUCH', "got 'NO_SUCH'"),
+    (
+      '--samplers=http://a --config.sft.rollout.keep_cache=True',
+      'config.sft.rollout.keep_cache must be False',
+    ),
     # About devices that are not here.
     ('--devices=8', '--devices must be given with --dry_run'),
     ('--dry_run --devices=xpu:8', "got 'xpu:8'"),

@@ -193,7 +193,8 @@ def train(
     checkpoint=schema.Checkpoint(every=args.steps),
     metrics=schema.Metrics(progress=False, rollouts_every=None),
   )
-  program.train(run, workdir, samplers=samplers)
+  others = schema.Samplers(tuple(samplers)) if samplers else None
+  program.train(run, workdir, samplers=others)
 
 
 if __name__ == '__main__':

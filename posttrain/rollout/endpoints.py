@@ -394,7 +394,7 @@ class Endpoint:
         status = response.status_code
         if status == 200:
           return read(json.loads(data))
-        problem = f'status {status}: {_message(data) or response.reason_phrase}'
+        problem = f'status {status}: {message(data) or response.reason_phrase}'
         if status != 429 and (status < 500 or status == _NOT_IMPLEMENTED):
           raise EndpointError(
             f'{cfg} must accept the request of {caller} to {url}: got '
@@ -453,15 +453,15 @@ class Endpoint:
     return response, bytes(data)
 
 
-def _message(data: bytes) -> str:
+def message(data: bytes) -> str:
   """Returns the error message of a refusal; servers use several forms."""
-  message: Any = data[:4096].decode(errors='replace')
+  text: Any = data[:4096].decode(errors='replace')
   with contextlib.suppress(ValueError):
-    message = json.loads(data)
+    text = json.loads(data)
   for key in ('error', 'message', 'detail'):
-    if isinstance(message, dict) and message.get(key):
-      message = message[key]
-  return errors.text(message)
+    if isinstance(text, dict) and text.get(key):
+      text = text[key]
+  return '' if str(text).startswith('<') else errors.text(text)  # no HTML
 
 
 class Engine:
@@ -497,7 +497,7 @@ class Engine:
     """Appends tokens to a held sequence and requests its next completion."""
     assert id not in self._running, 'only a stopped sequence is extended'
     request = self._requests[id]
-    ids = np.concatenate([request.ids, ids])
+    ids = np.concatenate([request.ids, np.asarray(ids, np.int32)])
     self._start(dataclasses.replace(request, ids=ids, max_tokens=max_tokens))
 
   def poll(self) -> list[requests.Completion]:

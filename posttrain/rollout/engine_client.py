@@ -9,10 +9,10 @@ the same order, so that one sampler draws the same tokens with the same bits.
    and wait for all. What is sent next never depends on which came first.
 2. Requests are dealt in turns, neighbours with the same prompt to the same
    sampler, which prefills it once.
-3. Weights travel before the first call under them, by the routes of vLLM: pause
-   (init once), start, update, finish with a version, resume. Only arrays whose
-   checksums have changed are sent: under LoRA those of the adapter.
-4. A sampler that is away, or has begun anew, is waited for. It gets a new
+3. Weights are sent before the first call under them, by the routes of vLLM:
+   pause (init once), start, update, finish with a version, resume. Only arrays
+   whose checksums have changed are sent: under LoRA those of the adapter.
+4. A sampler that is away, or has started again, is waited for. It gets a new
    session, the weights, and all calls since no request was open; so it draws
    the same tokens again, and goes on from there.
 
@@ -20,12 +20,14 @@ Scores are computed here, by an engine that does not decode.
 """
 
 import dataclasses
+import functools
+import json
 import logging
 import os
 import re
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -46,13 +48,18 @@ _SHORTEST, _LONGEST = 1.0, 30.0  # seconds between tries
 # Seconds for a call: a poll decodes until a request stops, and may compile.
 _TIMEOUT = httpx.Timeout(1800.0, connect=10.0)
 _CHUNK = 2**28  # bytes of weights in a request
-_BEGIN_ANEW = (409, 422)  # another session; weights that are not the learner's
+# No session, or a transfer that has failed; a server that failed, or its proxy.
+_PASSING = (422, 500, 502, 503, 504)
+_ADVICE = {
+  401: 'name the variable with its key in --samplers_key_env',
+  409: 'another run uses this sampler: give each run its own',
+}
 _DTYPES = {'F32': 'float32', 'BF16': 'bfloat16', 'F16': 'float16', 'I8': 'int8'}
 
 
-def write_request(request: requests.Request) -> dict[str, Any]:
-  """Returns a request as JSON."""
-  return {**dataclasses.asdict(request), 'ids': request.ids.tolist()}
+def plain(value: Any) -> Any:
+  """Returns an array, request or completion as JSON, with all bits."""
+  return value.tolist() if isinstance(value, np.ndarray) else vars(value)
 
 
 def read_request(fields: Mapping[str, Any]) -> requests.Request:
@@ -67,26 +74,6 @@ def read_request(fields: Mapping[str, Any]) -> requests.Request:
   )
 
 
-def write_completion(completion: requests.Completion) -> dict[str, Any]:
-  """Returns a completion as JSON; its logprobs keep all bits."""
-  return {
-    **vars(completion),
-    'ids': completion.ids.tolist(),
-    'logprobs': completion.logprobs.tolist(),
-  }
-
-
-def read_completion(fields: Mapping[str, Any]) -> requests.Completion:
-  """Returns a completion from its JSON."""
-  return requests.Completion(
-    **{
-      **fields,
-      'ids': np.array(fields['ids'], np.int32),
-      'logprobs': np.array(fields['logprobs'], np.float32),
-    }
-  )
-
-
 def read_arrays(data: bytes) -> dict[str, np.ndarray]:
   """Returns the arrays of a safetensors file by name."""
   return {
@@ -95,31 +82,6 @@ def read_arrays(data: bytes) -> dict[str, np.ndarray]:
     ).reshape(x['shape'])
     for name, x in safetensors.deserialize(data)
   }
-
-
-@dataclasses.dataclass(frozen=True)
-class Samplers:
-  """The samplers of a run.
-
-  Attributes:
-    urls: their addresses.
-    api_key_env: the environment variable with their key; '' = none.
-    vllm_folder: a folder that they see, for weights: they are vLLM's; '' = they
-      are ours.
-  """
-
-  urls: tuple[str, ...]
-  api_key_env: str = ''
-  vllm_folder: str = ''
-
-  def connect(
-    self,
-    init_info: Mapping[str, Any],
-    local: engines.Engine,
-    renderer: rendering.Renderer,
-  ) -> 'EngineClient':
-    """Returns the client of a stage, see `EngineClient`."""
-    return EngineClient(self, init_info, local, renderer)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -131,17 +93,15 @@ class _Weights:
   version: int
 
 
-class _Lost(Exception):
-  """The sampler is away, or has begun anew; the text says how."""
-
-
 class _Sampler:
   """One sampler: its session, and the calls that a new one must repeat."""
+
+  START = 'python -m posttrain.serve --sampler'
 
   def __init__(
     self,
     url: str,
-    run: Samplers,
+    run: schema.Samplers,
     init_info: Mapping[str, Any],
     renderer: rendering.Renderer,
     closed: threading.Event,
@@ -191,13 +151,15 @@ class _Sampler:
           completions = self._make(self._calls[self._num_made])
           self._num_made += 1
         break
-      except _Lost as error:
+      except calls.EndpointError as error:
+        if error.status:
+          raise
         self._session = None
         if attempt == TRIES or self._closed.is_set():
           raise calls.EndpointError(
             f'--samplers must name servers that answer: got {error} from '
-            f'{self.url} at try {attempt} of {TRIES}; start it by python -m '
-            'posttrain.serve --sampler, and run the same command to continue'
+            f'{self.url} at try {attempt} of {TRIES}; start it by '
+            f'{self.START}, and run the same command to continue'
           ) from error
         pause = min(_LONGEST, _SHORTEST * 2.0 ** (attempt - 1))
         logging.getLogger('absl').warning(
@@ -217,11 +179,19 @@ class _Sampler:
 
   def _make(self, call: Mapping[str, Any]) -> list[requests.Completion]:
     """Makes an entry of `_calls`."""
-    reply = self._post('engine', call)
-    return [read_completion(x) for x in reply['completions']]
+    return [
+      requests.Completion(
+        **{
+          **fields,
+          'ids': np.array(fields['ids'], np.int32),
+          'logprobs': np.array(fields['logprobs'], np.float32),
+        }
+      )
+      for fields in self._post('engine', call)['completions']
+    ]
 
   def _send_weights(self) -> None:
-    """Sends the weights, and has them committed."""
+    """Sends the weights, which the sampler then commits."""
     new = self.weights
     assert new is not None, 'weights are set before requests'
     self._post('pause', {}, mode='abort')
@@ -253,29 +223,32 @@ class _Sampler:
     """Returns the reply to a request.
 
     Raises:
-      _Lost: there is none, or the sampler has begun anew.
-      EndpointError: it refuses.
+      EndpointError: there is none, or the sampler has no session; with a
+        status, it refuses.
     """
-    sent: dict[str, Any] = {'json': body}
-    if isinstance(body, bytes):
-      kind = 'application/octet-stream'
-      sent = {'content': body, 'headers': {'Content-Type': kind}}
+    kind = 'application/octet-stream'
+    if not isinstance(body, bytes):
+      kind, body = 'application/json', json.dumps(body, default=plain)
+    headers = {'Content-Type': kind}
     if self._session:
       query['session'] = self._session
     try:
       with watchdog.waiting(lambda: f'sampler {self.url}'):
-        response = self._http.post(f'/{path}', params=query, **sent)
+        response = self._http.post(
+          f'/{path}', params=query, content=body, headers=headers
+        )
       if response.status_code == 200:
         return response.json()
-      problem = f'status {response.status_code}: {response.text[:400]}'
     except (httpx.HTTPError, ValueError) as error:
-      raise _Lost(errors.text(error) or type(error).__name__) from error
+      problem = errors.text(error) or type(error).__name__
+      raise calls.EndpointError(problem) from error
     status = response.status_code
-    if status >= 500 or status in _BEGIN_ANEW:
-      raise _Lost(errors.text(problem))
+    problem = f'status {status} {endpoints.message(response.content)}'.strip()
+    if status in _PASSING:
+      raise calls.EndpointError(problem)
     raise calls.EndpointError(
-      f'--samplers must name samplers that accept {path}: got '
-      f'{errors.text(problem)} from {self.url}',
+      f'--samplers must name samplers that accept {path}: got {problem} from '
+      f'{self.url}; {_ADVICE.get(status, f"start one by {self.START}")}',
       status,
     )
 
@@ -287,32 +260,29 @@ class _Vllm(_Sampler):
   `update_info`, in a folder that both sides see.
   """
 
-  def _open(self) -> None:
-    self._session, self._loaded, self._num_made = '', None, 0
-    self._post('init_weight_transfer_engine', {'init_info': {}})
+  START = 'vllm serve with VLLM_SERVER_DEV_MODE=1'
+
+  @functools.cached_property
+  def _endpoint(self) -> endpoints.Endpoint:
     address = schema.Endpoint(
       base_url=f'{self.url}/v1', api_key_env=self._run.api_key_env, tries=1
     )
-    endpoint = endpoints.Endpoint(address, 'rollouts')
-    try:
-      endpoint.check(self._renderer)
-    except calls.EndpointError as error:
-      raise _Lost(str(error)) from error
+    return endpoints.Endpoint(address, 'rollouts')
+
+  def _open(self) -> None:
+    self._session, self._loaded, self._num_made = '', None, 0
+    self._post('init_weight_transfer_engine', {'init_info': {}})
+    self._endpoint.check(self._renderer)
     seed = self._init_info['engine']['seed']
-    self._engine = endpoints.Engine(endpoint, seed=seed)
+    self._engine = endpoints.Engine(self._endpoint, seed=seed)
 
   def _make(self, call: Mapping[str, Any]) -> list[requests.Completion]:
     for name, *args in call['commands']:
-      if name == 'submit':
-        self._engine.submit(read_request(*args))
-      elif name != 'launch':
+      if name != 'launch':
         getattr(self._engine, name)(*args)
-    try:
-      completions = self._engine.poll()
-    except calls.EndpointError as error:
-      raise _Lost(str(error)) from error
     assert self.weights is not None
     version = self.weights.version
+    completions = self._engine.poll()
     return [dataclasses.replace(x, version=version) for x in completions]
 
   def _send_arrays(self, new: _Weights) -> dict[str, Any]:
@@ -338,7 +308,7 @@ class EngineClient:
 
   def __init__(
     self,
-    samplers: Samplers,
+    samplers: schema.Samplers,
     init_info: Mapping[str, Any],
     local: engines.Engine,
     renderer: rendering.Renderer,
@@ -346,7 +316,7 @@ class EngineClient:
     """Sends nothing yet.
 
     Args:
-      samplers: their addresses.
+      samplers: their addresses and key.
       init_info: the model and the options of each engine, the JSON that
         `serve.sampler` reads.
       local: an engine of this process, which scores.
@@ -369,7 +339,7 @@ class EngineClient:
     self._closed.set()
 
   def stop(self) -> None:
-    """Has `poll` and `step` raise `requests.Stopped`, in any thread."""
+    """Makes `poll` and `step` raise `requests.Stopped`, in any thread."""
     self._stopped = True
     self.close()
 
@@ -391,7 +361,7 @@ class EngineClient:
     """Does nothing: the caches take no memory of this process."""
 
   def launch(self) -> None:
-    """Has a chunk decoded before what follows; it starts with the next call."""
+    """Queues a chunk before what follows; it is decoded at the next call."""
     for sampler in self._samplers:
       if sampler.decoding:
         sampler.commands.append(['launch'])
@@ -406,15 +376,13 @@ class EngineClient:
     self._owners[request.id] = sampler
     if request.hold:
       self._holds.add(request.id)
-    sampler.commands.append(['submit', write_request(request)])
+    sampler.commands.append(['submit', request])
     sampler.decoding.add(request.id)
 
   def extend(self, id: int, ids: np.ndarray, max_tokens: int) -> None:
     """Appends tokens to a held sequence, and queues its next turn."""
     sampler = self._owners[id]
-    sampler.commands.append(
-      ['extend', id, np.asarray(ids).tolist(), max_tokens]
-    )
+    sampler.commands.append(['extend', id, ids, max_tokens])
     sampler.decoding.add(id)
 
   def release(self, id: int) -> None:
@@ -445,17 +413,6 @@ class EngineClient:
         sampler.forget()
       self._owners.clear()
       self._holds.clear()
-
-  def generate(
-    self, batch: Sequence[requests.Request]
-  ) -> list[requests.Completion]:
-    """Returns the completion of each request, in order."""
-    for request in batch:
-      self.submit(request)
-    completions = {}
-    while len(completions) < len(batch):
-      completions |= {x.id: x for x in self.poll()}
-    return [completions[request.id] for request in batch]
 
   def _call(self, name: str) -> list[requests.Completion]:
     if self._stopped:

@@ -106,7 +106,10 @@ class Flags:
 
   def __post_init__(self):
     if bool(self.checkpoint) == self.sampler:
-      raise ValueError('--checkpoint=PATH must be given, or --sampler')
+      raise ValueError(
+        'one of --checkpoint=PATH and --sampler must be given: got '
+        f'{"both" if self.sampler else "none"}'
+      )
 
 
 PARSER = commands.Parser(Flags, __doc__, names.flag)
@@ -123,13 +126,7 @@ def api_key(options: Flags) -> str | None:
     return None
   if options.no_auth:
     raise ValueError('--no_auth must be left out where --api_key_env is given')
-  key = os.environ.get(options.api_key_env, '')
-  if not (key.isascii() and key.strip()):  # the error never shows it
-    raise ValueError(
-      '--api_key_env must name an environment variable that holds a key, in '
-      f'ASCII: got {options.api_key_env!r}'
-    )
-  return key
+  return commands.api_key('--api_key_env', options.api_key_env)
 
 
 def serve(options: Flags) -> int:

@@ -14,7 +14,7 @@ The routes of the weights are those of vLLM. `rollout.engine_client` calls them.
 
 1. A learner opens a session with the model's options and the engine's sizes, so
    that nothing is said twice. It replaces that of an earlier learner, whose
-   requests get status 409 from then on.
+   requests get status 409 from then on; those before any session get 422.
 2. Weights have two phases. `update_weights` holds arrays beside the weights in
    use. `finish_weight_update` loads them, and compares the checksums of the
    whole tree with the learner's; only if all are equal, it commits them.
@@ -36,8 +36,14 @@ from typing import Any
 import jax
 import numpy as np
 import safetensors
-from starlette import applications, exceptions, middleware, responses, routing
-from starlette import requests as http
+from starlette import (
+  applications,
+  exceptions,
+  middleware,
+  requests,
+  responses,
+  routing,
+)
 
 import posttrain
 from posttrain import schema, sharding, tree
@@ -96,10 +102,10 @@ class Sampler:
     """Returns False: the thread may decode, which ends with the process."""
     return False
 
-  async def _health(self, _: http.Request) -> responses.Response:
+  async def _health(self, _: requests.Request) -> responses.Response:
     return responses.JSONResponse({'status': 'ok', 'version': self.version})
 
-  async def _respond(self, request: http.Request) -> responses.Response:
+  async def _respond(self, request: requests.Request) -> responses.Response:
     kind = request.headers.get('content-type', '').partition(';')[0]
     if kind not in (_JSON, _BYTES):  # other kinds may be of a web page
       raise protocol.Refused(415, f'Content-Type must be {_JSON}: got {kind!r}')
@@ -109,20 +115,23 @@ class Sampler:
       self._thread, self._answer, path, session, data, kind == _JSON
     )
     # With NaN, which logprobs of a policy that has diverged may be.
-    return responses.Response(json.dumps(result), media_type=_JSON)
+    text = json.dumps(result, default=engine_client.plain)
+    return responses.Response(text, media_type=_JSON)
 
   def _answer(
     self, path: str, session: str, data: bytes, is_json: bool
   ) -> dict[str, Any]:
     if path != '/init_weight_transfer_engine' and session != self._session:
-      raise protocol.Refused(409, 'the session must be that of the last init')
+      if self._session:
+        raise protocol.Refused(409, 'the session must be that of the last init')
+      raise protocol.Refused(422, 'a session must be begun first')
     try:
       return self._routes[path](json.loads(data) if is_json else data)
     except protocol.Refused:
       raise
     except Exception as error:  # the engine's state is unknown: begin anew
       logging.getLogger('absl').exception('the request %s failed', path)
-      self._session = secrets.token_hex(8)
+      self._session = ''
       status = 400 if isinstance(error, ValueError) else 500
       raise protocol.Refused(
         status, f'{type(error).__name__}: {error}'
@@ -158,7 +167,7 @@ class Sampler:
 
   def _update(self, data: bytes) -> dict[str, Any]:
     if self._staged is None:
-      raise protocol.Refused(409, 'start_weight_update must come first')
+      raise protocol.Refused(422, 'start_weight_update must come first')
     try:
       self._staged |= engine_client.read_arrays(data)
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
@@ -171,7 +180,7 @@ class Sampler:
     """Commits the new weights, if their checksums are the learner's."""
     staged, self._staged = self._staged, None
     if staged is None or self._engine is None:
-      raise protocol.Refused(409, 'start_weight_update must come first')
+      raise protocol.Refused(422, 'start_weight_update must come first')
     # An adapted kernel is placed as it is without its adapter.
     names = {x: x.replace('/kernel/kernel', '/kernel') for x in staged}
     new = {names[path]: x for path, x in staged.items()}
@@ -202,15 +211,12 @@ class Sampler:
   def _run(self, body: dict[str, Any]) -> dict[str, Any]:
     """Makes the calls to the engine, in their order."""
     if self._engine is None or self.version is None:
-      raise protocol.Refused(409, 'weights must come first')
+      raise protocol.Refused(422, 'weights must come first')
     for name, *args in body['commands']:
       if name == 'submit':
-        self._engine.submit(engine_client.read_request(*args))
-      elif name in ('extend', 'launch', 'release'):
-        getattr(self._engine, name)(*args)
-    call = self._engine.poll if body['call'] == 'poll' else self._engine.step
-    completions = map(engine_client.write_completion, call())
-    return {'completions': list(completions)}
+        args = [engine_client.read_request(*args)]
+      getattr(self._engine, name)(*args)
+    return {'completions': getattr(self._engine, body['call'])()}
 
 
 def _differing(sums: Mapping[str, int], others: Mapping[str, int]) -> list[str]:

@@ -41,8 +41,8 @@ class Outside:
       `init` name; its arguments are those of `preflight.Loader`.
     connect: (endpoint, caller, number of tokens) -> the client of a server.
     player: (client, caller, seed) -> an engine that samples from a server.
-    samplers: the `engine_client.Samplers` that decode with the policy; None =
-      this process does.
+    samplers: the processes that decode with the policy; None = this one does.
+    engine_client: (samplers, init_info, engine, renderer) -> their client.
   """
 
   options: dict[str, Any]
@@ -50,7 +50,8 @@ class Outside:
   loader: Callable[..., Any]
   connect: Callable[[schema.Endpoint, str, int], Any]
   player: Callable[[Any, str, int], Any]
-  samplers: Any = None
+  samplers: schema.Samplers | None
+  engine_client: Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Resolved:
   sampler_mesh: jax.sharding.Mesh  # the same, unless config.mesh.sampler is set
   platform: str  # 'cpu', 'gpu' or 'tpu'
   hosts: int  # number of processes, one per host
-  samplers: Any = None  # as in `Outside`
+  samplers: schema.Samplers | None  # as in `Outside`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +222,8 @@ class Models:
   def make_decoder(self) -> Any:
     """Builds the engine of the policy: in this process, or in samplers."""
     components, engine = self.components, make_engine(self.components)
-    if components.outside.samplers is None:
+    outside = components.outside
+    if outside.samplers is None:
       return engine
     options = components.stage.lora
     info = {
@@ -231,8 +233,8 @@ class Models:
       'tensor': components.sampler_mesh.shape['tensor'],
       'scale': lora.scale(options) if options.rank else 1.0,
     }
-    client = components.outside.samplers.connect(
-      info, engine, components.renderer
+    client = outside.engine_client(
+      outside.samplers, info, engine, components.renderer
     )
     self.stop.on_request(client.close)
     return client

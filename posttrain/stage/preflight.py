@@ -34,7 +34,7 @@ from posttrain.evaluation import evaluator
 from posttrain.models import hf_config, transformer
 from posttrain.ops import attention
 from posttrain.pipeline import batches
-from posttrain.rollout import endpoints, frozen_models, remote
+from posttrain.rollout import endpoints, engine_client, frozen_models, remote
 from posttrain.stage import learner, models, plan
 from posttrain.util import disk, errors
 
@@ -47,7 +47,9 @@ Params = Any
 
 
 def resolve(
-  cfg: schema.Run, devices: tuple[str | None, int, int] | None = None
+  cfg: schema.Run,
+  devices: tuple[str | None, int, int] | None = None,
+  samplers: schema.Samplers | None = None,
 ) -> models.Resolved:
   """Decides what a run's options leave to its tokenizer and devices.
 
@@ -59,10 +61,11 @@ def resolve(
     devices: platform (None = the one in use) and number of devices that need
       not be here, and of their hosts, for plans alone; None = those of this
       run.
+    samplers: the processes that decode with the policy; None = this one does.
 
   Raises:
-    ValueError: tokenizer or mesh do not fit, or the platform lacks a model's
-      implementation of attention.
+    ValueError: tokenizer, mesh or samplers do not fit, or the platform lacks a
+      model's implementation of attention.
   """
   renderer = rendering.load(cfg.tokenizer)
   if devices is None:
@@ -80,6 +83,20 @@ def resolve(
     raise ValueError(
       f'config.mesh.sampler must be None with several processes: got {hosts}'
     )
+  if samplers is not None:
+    if hosts > 1:
+      raise ValueError(
+        '--samplers must be left out in a run of several processes: got '
+        f'{hosts} processes'
+      )
+    if cfg.mesh.sampler is not None:
+      raise ValueError('config.mesh.sampler must be None with --samplers')
+    for name, stage in cfg.stages.items():
+      if stage.rollout.keep_cache:
+        raise ValueError(
+          f'config.{name}.rollout.keep_cache must be False with --samplers: '
+          'got True'
+        )
   sharding.check_hosts(mesh, hosts)
   stages = {}
   for name, stage in cfg.stages.items():
@@ -105,6 +122,7 @@ def resolve(
     own,
     platform,
     hosts,
+    samplers,
   )
 
 
@@ -212,6 +230,7 @@ def make(
       ),
       endpoints.Engine,
       run.samplers,
+      engine_client.EngineClient,
     ),
   )
 

@@ -122,6 +122,25 @@ TRUST_CONFIG = (
 )
 
 
+def api_key(name: str, variable: str) -> str:
+  """Returns the key in an environment variable; '' = no variable, no key.
+
+  Args:
+    name: the flag, with its dashes.
+    variable: its value.
+
+  Raises:
+    ValueError: the variable has no key that a header can have.
+  """
+  key = os.environ.get(variable, '')
+  if variable and not (key.isascii() and key.strip()):  # the error hides it
+    raise ValueError(
+      f'{name} must name an environment variable that holds a key, in ASCII: '
+      f'got {variable!r}'
+    )
+  return key
+
+
 def checkpoint() -> Any:
   """Returns a dataclass field: the flag --checkpoint."""
   return required('PATH', CHECKPOINT)

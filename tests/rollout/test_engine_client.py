@@ -2,14 +2,16 @@
 
 import contextlib
 import dataclasses
+import http.server
 import logging
+import threading
 
 import jax
 import numpy as np
 import pytest
 
 import posttrain
-from posttrain import sharding
+from posttrain import schema, sharding
 from posttrain.decode import engines, requests
 from posttrain.rollout import calls, engine_client
 from tests import fixtures
@@ -51,8 +53,8 @@ def engine():
 
 
 def client(*urls, **options):
-  spec = engine_client.Samplers(urls, **options)
-  return spec.connect(INFO, engine(), fixtures.RENDERER)
+  spec = schema.Samplers(urls, **options)
+  return engine_client.EngineClient(spec, INFO, engine(), fixtures.RENDERER)
 
 
 def batch(hold=False):
@@ -82,6 +84,16 @@ def play(decoder, hold=False, disturb=lambda: None):
   return completions
 
 
+def generate(decoder, some):
+  """Returns the completions in the order of the requests."""
+  for request in some:
+    decoder.submit(request)
+  completions = {}
+  while len(completions) < len(some):
+    completions |= {x.id: x for x in decoder.poll()}
+  return [completions[x.id] for x in some]
+
+
 def equal(got, expected):
   assert [x.id for x in got] == [x.id for x in expected]
   for a, b in zip(got, expected, strict=True):
@@ -100,7 +112,7 @@ def test_one_sampler_draws_the_bits_of_the_engine_here():
         x.set_params(params, version)
       for hold in (True, False):
         equal(play(there, hold), play(here, hold))
-      equal(there.generate(batch()), here.generate(batch()))
+      equal(generate(there, batch()), here.generate(batch()))
       for x in (here, there):
         x.submit(batch()[0])
       equal(there.step() + there.step(), here.step() + here.step())
@@ -124,7 +136,7 @@ def test_a_sampler_that_begins_anew_draws_the_same_tokens_again(caplog):
     def disturb():
       polls.append(1)
       if len(polls) == 2:
-        decoder._session = 'of another learner'
+        decoder._session = ''
       if len(polls) == 4:
         first.close()
         port = int(url.rpartition(':')[2])
@@ -165,6 +177,35 @@ def test_a_sampler_that_stays_away_is_an_error():
     there.poll()
 
 
+def test_a_sampler_of_another_learner_is_an_error_at_once():
+  with samplers.running() as (url, _):
+    first, second = client(url), client(url)
+    for x in (first, second):
+      x.set_params(PARAMS, 0)
+      x.submit(batch()[0])
+      assert x.poll()[0].version == 0
+    first.set_params(MORE, 1)
+    first.submit(batch()[0])
+    with pytest.raises(calls.EndpointError, match=f'409.*{url}.*another run'):
+      first.poll()
+
+
+def test_a_server_of_another_kind_is_an_error_at_once():
+  class Pages(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+      pass
+
+  with http.server.HTTPServer(('127.0.0.1', 0), Pages) as server:
+    threading.Thread(target=server.serve_forever).start()
+    there = client(f'http://127.0.0.1:{server.server_port}')
+    there.set_params(PARAMS, 0)
+    there.submit(batch()[0])
+    with pytest.raises(calls.EndpointError, match='501.*serve --sampler') as e:
+      there.poll()
+    server.shutdown()
+  assert '<' not in str(e.value)
+
+
 def test_a_refusal_is_an_error_at_once(monkeypatch):
   monkeypatch.setenv('RIGHT', 'secret')
   monkeypatch.setenv('WRONG', 'other')
@@ -173,7 +214,7 @@ def test_a_refusal_is_an_error_at_once(monkeypatch):
       there = client(url, api_key_env=key)
       there.set_params(PARAMS, 0)
       there.submit(batch()[0])
-      error = pytest.raises(calls.EndpointError, match='401')
+      error = pytest.raises(calls.EndpointError, match='401.*samplers_key_env')
       with error if raises else contextlib.nullcontext():
         there.poll()
 
@@ -193,7 +234,7 @@ def test_only_changed_arrays_travel(monkeypatch):
     other = {**params, 'embed': jax.tree.map(lambda x: -x, params['embed'])}
     for version, weights in enumerate((params, other, other)):
       there.set_params(weights, version)
-      assert there.generate(batch()[:1])[0].version == version
+      assert generate(there, batch()[:1])[0].version == version
     assert sent == [len(jax.tree.leaves(params)), 1, 0]
 
 
@@ -216,7 +257,7 @@ def test_wrong_weights_are_sent_again(monkeypatch, caplog):
 
     monkeypatch.setattr(engine_client, 'read_arrays', damaged)
     there.set_params(PARAMS, 0)
-    equal(there.generate(batch()), here.generate(batch()))
+    equal(generate(there, batch()), here.generate(batch()))
     assert not faults and 'status 422' in caplog.text
 
 
@@ -224,7 +265,7 @@ def test_logprobs_of_a_policy_that_has_diverged_arrive():
   with samplers.running() as (url, _):
     there = client(url)
     there.set_params(jax.tree.map(lambda x: x * np.nan, PARAMS), 0)
-    assert np.isnan(there.generate(batch()[:1])[0].logprobs).all()
+    assert np.isnan(generate(there, batch()[:1])[0].logprobs).all()
 
 
 def test_vllm_gets_weights_by_its_routes_and_samples(tmp_path):

@@ -90,6 +90,7 @@ def test_openai_client_lists_models_and_raises(client, policy):
     ([], '--checkpoint'),
     (['--prot=1'], "got '--prot=1'"),
     (['--api_key_env=NO_SUCH'], "got 'NO_SUCH'"),
+    (['--sampler'], 'got both'),
     (['--host=0.0.0.0', '--port=0'], '--host'),
     (['--port=0'], "got 'x'"),
   ],

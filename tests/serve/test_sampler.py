@@ -66,7 +66,7 @@ class Learner:
 
 def test_weights_come_in_parts_and_are_compared(served):
   learner = Learner(served[0])
-  assert learner.post('engine', json={}).status_code == 409  # no weights
+  assert learner.post('engine', json={}).status_code == 422  # no weights
   names = list(LEAVES)
   parts = [
     safetensors.numpy.save({name: LEAVES[name] for name in some})

@@ -39,6 +39,18 @@ def complete(choice, stop_ids=(EOS,)):
   return completion
 
 
+def test_ids_after_an_empty_piece_are_integers():
+  server = Server(replies={(1, 2, 3): choice_of(RED)})
+  engine = endpoints.Engine(connect(server))
+  ids = np.array([1, 2, 3], np.int32)
+  request = requests.Request(4, ids, 8, (EOS,), hold=True)
+  engine.submit(request)
+  engine.poll()
+  engine.extend(4, [], 5)
+  assert engine._requests[4].ids.dtype == np.int32
+  engine.drop()
+
+
 def test_driver_runs_an_episode_of_two_turns():
   server = Server(
     replies={tuple(PROMPT): choice_of(RED), tuple(REPLY): choice_of(RED)}
