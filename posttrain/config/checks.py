@@ -76,6 +76,10 @@ def problems(run: schema.Run) -> Iterator[Problem]:
     if stage.rollout.sleep and stage.rollout.max_lag:  # the cache is in use
       must = f'be False with max_lag={stage.rollout.max_lag}'
       yield f'{name}.rollout.sleep', must, True
+    for key in ('hold_tokens', 'max_hold', 'keep_cache'):
+      got = getattr(stage.rollout, key)
+      if not stage.rollout.in_flight and got != getattr(schema.Rollout, key):
+        yield f'{name}.rollout.{key}', 'be left out without in_flight', got
     if stage.lora.rank and (stage.init == 'random' or stage.kind == 'ranking'):
       must = "be 0 where init is 'random' or kind is 'ranking'"
       yield f'{name}.lora.rank', must, stage.lora.rank

@@ -60,6 +60,15 @@ def test_valid_combinations_pass():
     ('sft.lora', {'rank': 2}),
     ('dpo.envs', '{}'),
     ('sft.envs.a.group_size', '2'),
+    # Options of `rollout.in_flight` without it.
+    *(
+      (f'grpo.rollout.{key}', value)
+      for key, value in (
+        ('hold_tokens', '8'),
+        ('max_hold', '3'),
+        ('keep_cache', 'true'),
+      )
+    ),
     # Who learns from whose rollouts.
     ('grpo.envs.a.sampler', 'dataset'),
     ('grpo.envs.a.sampler', {'type': 'frozen', 'model': 'stage:sft'}),
