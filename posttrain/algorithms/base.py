@@ -90,6 +90,12 @@ class Algorithm:
     for name in _OPTIONS:
       setattr(self, name, getattr(cfg, name, getattr(type(self), name)))
 
+  @property
+  def scoring_reference(self) -> schema.Reference | None:
+    """The model of the default `score`; None if no token needs its scores."""
+    by_kl = self.kl_beta or self.component == 'ref_kl'
+    return self.reference if by_kl else None
+
   def trains_on(self, rollout: types.Rollout) -> bool:
     """Returns whether the rollout's tokens are in the loss."""
     return not (self.mask_truncated and rollout.is_truncated)

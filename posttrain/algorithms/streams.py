@@ -23,7 +23,7 @@ from posttrain.rollout import side_by_side
 from posttrain.util import errors
 
 
-class Begun(NamedTuple):
+class StartedScores(NamedTuple):
   """Samples whose scores a reference computes."""
 
   samples: Sequence[types.Sample]
@@ -127,14 +127,13 @@ def _stamp(
 
 def begin(
   algorithm: base.Algorithm, group: base.Group, scorer: base.Scorer | None
-) -> list[Begun]:
+) -> list[StartedScores]:
   """Asks a reference on a server for the scores of a finished group.
 
   [] if the reference is no such one, and with several processes: `scoring` asks
   for all samples then. Those that turn out not to train are scored in vain.
   """
-  by_kl = algorithm.kl_beta or algorithm.component == 'ref_kl'
-  served = by_kl and isinstance(algorithm.reference, schema.Endpoint)
+  served = isinstance(algorithm.scoring_reference, schema.Endpoint)
   samples = [
     sample
     for rollout in group
@@ -145,14 +144,14 @@ def begin(
   if not (samples and served and processes.count() == 1):
     return []
   assert scorer is not None, 'reference logprobs need a scorer'
-  return [Begun(samples, algorithm.score(samples, scorer))]
+  return [StartedScores(samples, algorithm.score(samples, scorer))]
 
 
 def scoring(
   algorithm: base.Algorithm,
   samples: list[types.Sample],
   scorer: base.Scorer | None,
-  begun: Sequence[Begun] = (),
+  begun: Sequence[StartedScores] = (),
 ) -> side_by_side.Task[list[types.Sample]]:
   """Stamps reference logprobs on the samples; a task of `side_by_side`.
 
@@ -176,10 +175,9 @@ def scoring(
   assert scorer is not None, 'reference logprobs need a scorer'
   # Stamping replaces samples, but not their ids.
   known = {id(sample.ids) for call in begun for sample in call.samples}
-  rest = [samples[i] for i in indices if id(samples[i].ids) not in known]
   all_calls = list(begun)
-  if rest:
-    all_calls.append(Begun(rest, algorithm.score(rest, scorer)))
+  if rest := [samples[i] for i in indices if id(samples[i].ids) not in known]:
+    all_calls.append(StartedScores(rest, algorithm.score(rest, scorer)))
   for call in all_calls:
     count = None if call.scores is None else len(call.scores)
     what = 'score must return one array per sample'

@@ -124,7 +124,7 @@ class Engine:
       self._view = loop.local_view(params, self._model, self._mesh)
 
   def stop(self) -> None:
-    """Has decoding raise `requests.Stopped`, also in another thread."""
+    """Makes decoding raise `requests.Stopped`, also in another thread."""
     self._stopped = True
 
   @contextlib.contextmanager
@@ -134,7 +134,7 @@ class Engine:
     The others must be released by the end. Weights may be set meanwhile.
     """
     kept = self._schedule, self._state, self._options
-    self._schedule = self._schedule.empty()
+    self._schedule = schedule.Schedule(self.slots, self._shapes.ways)
     self._state = self._options = None
     try:
       yield

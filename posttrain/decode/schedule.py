@@ -122,12 +122,6 @@ class Schedule:
     self._extended: collections.deque[RequestState] = collections.deque()
     self._orders = itertools.count()
 
-  def empty(self) -> 'Schedule':
-    """Returns a schedule of as many slots, without requests."""
-    other = Schedule(len(self._slots), self._ways)
-    other.share_prefill = self.share_prefill
-    return other
-
   @property
   def in_slots(self) -> Iterator[RequestState]:
     """The requests that have a slot, in the order of slots."""

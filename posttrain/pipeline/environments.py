@@ -77,9 +77,8 @@ class Environment:
   def references(self) -> dict[schema.Reference, str]:
     """Models that score, judge or play, each with the stage's key for it."""
     key, entry, algorithm = f'envs.{self.name}', self.entry, self.algorithm
-    scores = algorithm.kl_beta or algorithm.component == 'ref_kl'
     by_key = {
-      f'{key}.algorithm.reference': algorithm.reference if scores else None,
+      f'{key}.algorithm.reference': algorithm.scoring_reference,
       f'{key}.judge': entry.judge,
       **{
         f'{key}.rewards.{name}.judge': reward.judge
@@ -212,7 +211,7 @@ class Environment:
   def grade(
     self,
     groups: Groups,
-    begun: Sequence[grading.Begun],
+    begun: Sequence[grading.GroupCalls],
     rewards: grading.Rewards,
   ) -> side_by_side.Task[Graded]:
     """Gives finished groups their rewards; a task of `side_by_side`.

@@ -16,6 +16,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import logging
 import math
 import zlib
@@ -37,6 +38,7 @@ from posttrain.rollout import (
   episodes,
   frozen_models,
   grading,
+  groups,
   samplers,
   side_by_side,
 )
@@ -182,23 +184,13 @@ class TokenPipeline(batches.Pipeline):
       for name, environment in data.environments.items()
     }
     self._pack = Packer(data.stage, data.tokenizer.pad_id)
-    self._flight: samplers.Flight | None = None
+    self._flight: groups.GroupsInFlight | None = None
     if self._stage.rollout.in_flight and data.uses_policy:
       if processes.count() > 1:
         raise ValueError(
           'rollout.in_flight must be False with several processes: got True'
         )
-      self._flight = samplers.Flight(
-        self._players['policy'],
-        self._stage.rollout,
-        self._stage.batch.prompts_per_step,
-        max(data.group_sizes.values()),
-      )
-    # First uid of a group in flight -> the state before its draw.
-    self._before: dict[int, dict[str, Any]] = {}
-    # What is done about a group as soon as its last rollout has ended, by its
-    # first uid.
-    self._begun: dict[int, tuple[grading.Begun, list[streams.Begun]]] = {}
+      self._flight = groups.GroupsInFlight(self._players['policy'], data.stage)
     ratios = np.array([x.entry.ratio for x in data.environments.values()])
     self._ratios = np.cumsum(ratios) / ratios.sum()
     self.uses_policy, self.repeats = data.uses_policy, data.repeats
@@ -235,7 +227,8 @@ class TokenPipeline(batches.Pipeline):
       losses = processes.gather(self._workers.losses)
       metrics['rollout/worker_restarts'] = sum(losses)
     if self._flight is not None:
-      held = self._flight.held()
+      runs = self._players['policy'].held.values()
+      held = collections.Counter(run.spec.task.env for run in runs)
       metrics |= {f'rollout/held/{x}': held[x] for x in self._environments}
     self.tally.add_step(bool(np.any(batch.advantages)))
     state = self.get_state()
@@ -246,7 +239,7 @@ class TokenPipeline(batches.Pipeline):
   def _score(
     self,
     stamped: dict[str, list[types.Sample]],
-    begun: Mapping[str, list[streams.Begun]],
+    begun: Mapping[str, list[streams.StartedScores]],
   ) -> list[types.Sample]:
     """Returns all samples with reference logprobs, in the same order.
 
@@ -283,7 +276,7 @@ class TokenPipeline(batches.Pipeline):
   ) -> tuple[
     dict[str, list[environments.Graded]],
     tuple[str, ...],
-    dict[str, list[streams.Begun]],
+    dict[str, list[streams.StartedScores]],
   ]:
     """Plays the tasks of a step, and further ones for groups without credit.
 
@@ -307,19 +300,19 @@ class TokenPipeline(batches.Pipeline):
     while to_draw:
       # Draw the tasks and play their rollouts, of all environments at once.
       left -= len(to_draw)
-      groups, begun = (collections.defaultdict(list) for _ in range(2))
-      for draw, group in self._sample(to_draw):
-        name, (rewarded, scores) = draw.task.env, self._begun.pop(draw.uids[0])
-        groups[name].append(group)
+      drawn, begun = (collections.defaultdict(list) for _ in range(2))
+      for group in self._sample(to_draw):
+        name, (rewarded, scores) = group.task.env, group.grades
+        drawn[name].append(group.rollouts)
         begun[name].append(rewarded)
         scored[name] += scores
       # Call the other rewards, of all environments side by side.
       tasks = [
         self._environments[name].grade(new, begun[name], self._rewards[name])
-        for name, new in groups.items()
+        for name, new in drawn.items()
       ]
       idle = []
-      for name, result in zip(groups, side_by_side.run(tasks), strict=True):
+      for name, result in zip(drawn, side_by_side.run(tasks), strict=True):
         graded = result.result()
         faults += graded.errors
         rollouts = [rollout for group in graded.groups for rollout in group]
@@ -343,9 +336,7 @@ class TokenPipeline(batches.Pipeline):
     )
     return rounds, errors, scored
 
-  def _sample(
-    self, to_draw: Sequence[str | None]
-  ) -> list[tuple[samplers.Draw, list[types.Rollout]]]:
+  def _sample(self, to_draw: Sequence[str | None]) -> list[groups.Group]:
     """Draws tasks and plays their rollouts, of all environments at once.
 
     Args:
@@ -353,30 +344,28 @@ class TokenPipeline(batches.Pipeline):
         their number counts.
     """
     if self._flight is not None:
-      played = self._flight.next(self._draw_in_flight, self._end)
-      for draw, _ in played:
-        del self._before[draw.uids[0]]
-      return played
-    draws = processes.together(lambda: [self._draw(x) for x in to_draw])
-    sampled = samplers.sample(draws, self._players, self._end)
-    return list(zip(draws, sampled, strict=True))
+      return self._flight.next(self._draw_in_flight)
+    drawn = processes.together(lambda: [self._draw(x) for x in to_draw])
+    groups.sample(drawn, self._players)
+    return drawn
 
-  def _end(self, draw: samplers.Draw, group: list[types.Rollout]) -> None:
+  def _grade(
+    self, task: types.Task, rollouts: list[types.Rollout]
+  ) -> tuple[grading.GroupCalls, list[streams.StartedScores]]:
     """Begins to grade and score a group whose last rollout has ended."""
-    name, scores = draw.task.env, []
+    scores = []
     if self._stage.batch.max_draws is None:  # else it may not be kept
-      algorithm = self._environments[name].algorithm
-      scores = streams.begin(algorithm, group, self._scorer)
-    self._begun[draw.uids[0]] = self._rewards[name].begin(group), scores
+      algorithm = self._environments[task.env].algorithm
+      scores = streams.begin(algorithm, rollouts, self._scorer)
+    return self._rewards[task.env].begin(rollouts), scores
 
-  def _draw_in_flight(self) -> samplers.Draw:
-    """Draws a group; keeps the state before."""
+  def _draw_in_flight(self) -> groups.Group:
+    """Draws a group; keeps the state of the sources before."""
     envs = self._environments.items()
     sources = {name: x.source.get_state() for name, x in envs}
-    self._before[self._uid] = {'uid': self._uid, 'sources': sources}
-    return self._draw()
+    return dataclasses.replace(self._draw(), sources=sources)
 
-  def _draw(self, name: str | None = None) -> samplers.Draw:
+  def _draw(self, name: str | None = None) -> groups.Group:
     """Draws one of an environment's tasks, and the group's uids.
 
     Args:
@@ -391,9 +380,9 @@ class TokenPipeline(batches.Pipeline):
       name = names[place]
     environment = self._environments[name]
     uids = range(self._uid, self._uid + environment.entry.group_size)
-    draw = samplers.Draw(environment.draw(), environment.sampler, uids)
+    task = environment.draw()
     self._uid = uids.stop
-    return draw
+    return groups.Group(task, environment.sampler, uids, self._grade)
 
   def get_state(self) -> dict[str, Any]:
     """Returns JSON-able state that, with the seed, determines what follows.
@@ -408,15 +397,15 @@ class TokenPipeline(batches.Pipeline):
       'widths': self._pack.widths.get_state(),
     }
     if self._flight is not None:
-      groups = self._flight.groups.items()
+      held = self._flight.groups
       state['flight'] = {
         'round': self._flight.round,
-        'since': {str(uid): group.since for uid, group in groups},
+        'since': {str(group.uids[0]): group.since for group in held},
         'next': self._uid,
       }
-      for before in list(self._before.values())[:1]:
-        state['uid'] = before['uid']
-        for name, source in before['sources'].items():
+      if held:
+        state['uid'] = held[0].uids[0]
+        for name, source in held[0].sources.items():
           state['envs'][name]['source'] = source
     return state
 
@@ -429,14 +418,16 @@ class TokenPipeline(batches.Pipeline):
     if self._flight is not None and (flight := state.get('flight')):
       self._flight.round = flight['round']
       self._flight.groups.clear()
-      self._before.clear()
       while self._uid < flight['next']:
-        since = flight['since'].get(str(self._uid))
-        draw = self._draw_in_flight()
-        if since is None:  # it has trained
-          del self._before[draw.uids[0]]
-        else:
-          self._flight.add(draw, since)
+        group = self._draw_in_flight()
+        since = flight['since'].get(str(group.uids[0]))
+        if since is not None:  # else it has trained
+          group.since = since
+          self._flight.groups.append(group)
+      if count := len(self._flight.groups):
+        logging.getLogger('absl').warning(
+          'held episodes begin again: those of %d groups', count
+        )
 
   def paused(self) -> contextlib.AbstractContextManager[None]:
     """Leaves the engine to others meanwhile; held episodes keep their cache."""
@@ -445,16 +436,9 @@ class TokenPipeline(batches.Pipeline):
     return self._players['policy'].paused()
 
   def close(self) -> None:
-    """Ends the episodes that are held; logs how many they are."""
-    if self._flight is None:
-      return
-    if held := dict(self._flight.held()):
-      logging.getLogger('absl').warning(
-        'episodes that were held for a later batch, and that no step has '
-        'trained: %s',
-        held,
-      )
-    self._players['policy'].close()
+    """Ends the episodes that are held."""
+    for driver in self._players.values():
+      driver.close()
 
 
 def _in_turns(

@@ -52,7 +52,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -254,11 +254,11 @@ _RESTART_BIT, _MAX_RESTARTS = 50, 2**12
 Call = Callable[[], Any]
 
 
-class Held:
-  """What an episode yields that goes on in the next round."""
+def hold() -> None:
+  """Marks an episode that goes on in the next round.
 
-
-HELD = Held()
+  The episode yields this function, which is compared and never called.
+  """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,27 +342,27 @@ class EpisodeRun:
     """
     assert spec.env.max_turns >= 1 and spec.max_tokens >= 1
     assert uid_of(spec.uid) == spec.uid, f'uids leave bits for restarts: {spec}'
-    self._spec, self._engine, self._max_length = spec, engine, max_length
+    self.spec, self._engine, self._max_length = spec, engine, max_length
     renderer = renderer.of(spec.task)
     self._stop_ids, self._style = renderer.stop_ids, renderer.style
     self._transcript = Transcript(renderer, spec.keep_exchanges)
     self.env: env_calls.EpisodeCalls = env_calls.Calls(spec.env, spec.task)
     if remote is not None and spec.env.blocking:
       self.env = remote.episode(spec.task)
-    self._slot: int | None = None  # id of the request that holds a slot
+    self.slot: int | None = None  # id of the request that holds a slot
     self._round = round
     self.blocking = spec.env.blocking
     self.generator = self._run()
 
-  def _run(self) -> Generator[Call | Held | None, Any, types.Rollout]:
+  def _run(self) -> Generator[Call | None, Any, types.Rollout]:
     try:
       return (yield from self._episode())
     except env_calls.EnvError as error:
       self.release_slot()
       yield self.env.abandon
       return types.Rollout(
-        self._spec.uid,
-        self._spec.task,
+        self.spec.uid,
+        self.spec.task,
         self._transcript.messages,
         (),
         types.Score(None),
@@ -370,9 +370,9 @@ class EpisodeRun:
         error=str(error),
       )
 
-  def _episode(self) -> Generator[Call | Held | None, Any, types.Rollout]:
+  def _episode(self) -> Generator[Call | None, Any, types.Rollout]:
     """Runs the episode to its end, or until the environment fails."""
-    spec, transcript = self._spec, self._transcript
+    spec, transcript = self.spec, self._transcript
     max_turns = spec.env.max_turns
     messages, stop_reason = (yield from self._call('open')), None
     while stop_reason is None:
@@ -426,19 +426,19 @@ class EpisodeRun:
 
   def _turn(
     self, ids: np.ndarray
-  ) -> Generator[Call | Held | None, Any, requests.Completion]:
+  ) -> Generator[Call | None, Any, requests.Completion]:
     """Returns the policy's next turn, which continues these ids.
 
     It has several pieces where the episode may be held within it.
     """
-    left = min(self._spec.max_tokens, self._tokens_left)
+    left = min(self.spec.max_tokens, self._tokens_left)
     most = self._round and self._round.tokens or left
     pieces: list[requests.Completion] = []
     while True:
       while self._round is not None and self._round.is_over():
         if not self._round.keep_cache:
           self.release_slot()
-        yield HELD
+        yield hold
       self._request(ids, [x.ids for x in pieces], min(most, left))
       pieces.append((yield))
       left -= len(pieces[-1].ids)
@@ -466,11 +466,11 @@ class EpisodeRun:
       pieces: what the turn has sampled, which the transcript does not have.
       budget: the most tokens.
     """
-    spec = self._spec
+    spec = self.spec
     # Another id after each restart, and with it other random numbers.
     assert self._transcript.restarts < _MAX_RESTARTS
     id = spec.uid | self._transcript.restarts << _RESTART_BIT
-    if self._slot == id:
+    if self.slot == id:
       self._engine.extend(id, ids, budget)
       return
     self.release_slot()
@@ -486,16 +486,11 @@ class EpisodeRun:
         hold=bool(hold),
       )
     )
-    self._slot = id if hold else None
-
-  @property
-  def has_slot(self) -> bool:
-    """Whether it holds a slot of the engine."""
-    return self._slot is not None
+    self.slot = id if hold else None
 
   def release_slot(self) -> None:
     """Frees the slot between two turns; the history is prefilled anew."""
-    slot, self._slot = self._slot, None
+    slot, self.slot = self.slot, None
     if slot is not None:
       self._engine.release(slot)
 
@@ -503,7 +498,7 @@ class EpisodeRun:
   def _tokens_left(self) -> int:
     """Tokens by which the episode may still grow."""
     left = self._max_length - len(self._transcript)
-    budget = self._spec.max_episode_tokens
+    budget = self.spec.max_episode_tokens
     if budget is None:
       return left
     return min(left, budget - self._transcript.num_added)
@@ -624,13 +619,15 @@ class Driver:
       num_running = len(runs)
       while True:
         for uid, result in results:
-          end = self._advance(runs[uid], uid, result, pool)
-          if isinstance(end, Held):
-            self.held[uid] = runs.pop(uid)
-          elif end is not None:
-            rollouts[uid] = end
-            ended(end)
-          num_running -= end is not None
+          rollout = self._advance(runs[uid], uid, result, pool)
+          if rollout is not None:
+            rollouts[uid] = rollout
+            ended(rollout)
+          elif uid in self.held:
+            del runs[uid]
+          else:
+            continue
+          num_running -= 1
         results = [] if round is None else begin(round.more(num_running))
         num_running += len(results)
         if not num_running:
@@ -639,13 +636,12 @@ class Driver:
           results = yield from self._wait(pool, num_running)
     return [rollouts[spec.uid] for spec in specs if round is None]
 
-  @contextlib.contextmanager
-  def paused(self) -> Iterator[None]:
+  def paused(self) -> contextlib.AbstractContextManager[None]:
     """Leaves the engine to others meanwhile; held episodes keep their cache."""
-    has_slots = any(run.has_slot for run in self.held.values())
     engine: Any = self._engine
-    with engine.aside() if has_slots else contextlib.nullcontext():
-      yield
+    if any(run.slot is not None for run in self.held.values()):
+      return engine.aside()
+    return contextlib.nullcontext()
 
   def close(self) -> None:
     """Ends the held episodes."""
@@ -656,16 +652,16 @@ class Driver:
 
   def _advance(
     self, run: EpisodeRun, uid: int, result: Any, pool: calls.Pool
-  ) -> types.Rollout | Held | None:
+  ) -> types.Rollout | None:
     """Sends an episode its result; returns the rollout if that ends it.
 
-    If the episode is held then, `HELD`.
+    If the episode is held then, it is in `held`.
     """
     try:
-      call = run.generator.send(result)
-      while call is not None:
-        if isinstance(call, Held):
-          return call
+      while (call := run.generator.send(result)) is not None:
+        if call is hold:
+          self.held[uid] = run
+          break
         if run.blocking:
           pool.add(uid, call, run.env.abandon)
           break
@@ -675,7 +671,6 @@ class Driver:
         except calls.Late as error:
           result = error
         self.env_seconds += time.perf_counter() - start
-        call = run.generator.send(result)
     except StopIteration as end:
       return end.value
     return None
@@ -684,8 +679,6 @@ class Driver:
     self, pool: calls.Pool, num_running: int
   ) -> Generator[side_by_side.Futures, None, list[tuple[int, Any]]]:
     """Waits for the next results; returns (uid, result) pairs."""
-    if not num_running:
-      return []
     yield ()  # others send their requests before this one waits
     if due := pool.due(idle=len(pool) == num_running):
       return due

@@ -74,7 +74,7 @@ class Result(NamedTuple):
   logged: Mapping[str, Sequence[float]] = {}  # values whose mean is a metric
 
 
-class Begun(NamedTuple):
+class GroupCalls(NamedTuple):
   """A finished group, some of whose functions have been called."""
 
   rollouts: list[types.Rollout]  # those with samples
@@ -383,7 +383,7 @@ class Rewards:
     (result,) = side_by_side.run([self.task(rollouts)])
     return result.result()
 
-  def begin(self, group: Sequence[types.Rollout]) -> Begun:
+  def begin(self, group: Sequence[types.Rollout]) -> GroupCalls:
     """Calls the functions that are called per group, each in a thread.
 
     With several processes none is called yet.
@@ -392,12 +392,12 @@ class Rewards:
     started = {
       name: side_by_side.thread(self._call, name, alive)
       for name in self._cfg
-      if alive and processes.count() == 1 and self._per_group(name)
+      if alive and processes.count() == 1 and self._cfg[name].is_per_group
     }
-    return Begun(alive, started)
+    return GroupCalls(alive, started)
 
   def task(
-    self, rollouts: Sequence[types.Rollout], begun: Sequence[Begun] = ()
+    self, rollouts: Sequence[types.Rollout], begun: Sequence[GroupCalls] = ()
   ) -> side_by_side.Task[Rewarded]:
     """Computes rewards; a task of `side_by_side`.
 
@@ -421,7 +421,7 @@ class Rewards:
     if not self._cfg or not alive:
       return list(rollouts), {}, ()
     groups = [group for group in begun if group.rollouts]
-    by_call = yield from self._results(groups or [Begun(alive, {})])
+    by_call = yield from self._results(groups or [self.begin(alive)])
     # 1. The rollouts' sums.
     rewards, failed, errors = {}, {}, ()
     for name, results in by_call.items():
@@ -462,36 +462,29 @@ class Rewards:
     return [scored.get(r.uid, r) for r in rollouts], metrics, errors
 
   def _results(
-    self, groups: Sequence[Begun]
+    self, groups: Sequence[GroupCalls]
   ) -> side_by_side.Task[dict[str, list[Result]]]:
     """Returns each summand's results, one per call, in the groups' order."""
-    threads = {
-      name: [
-        group.calls.get(name)
-        or side_by_side.thread(self._call, name, group.rollouts)
-        for group in groups
-      ]
-      for name in self._cfg
-      if processes.count() == 1 and self._per_group(name)
-    }
-    if threads:
+    per_group = groups[0].calls
+    if per_group:
       yield ()  # other environments start theirs
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     results = {}
     in_order = enumerate(self._cfg)
-    for process, name in sorted(in_order, key=lambda x: x[1] in threads):
-      if name in threads:
-        while running := [x for x in threads[name] if not x.done()]:
+    for process, name in sorted(in_order, key=lambda x: x[1] in per_group):
+      if name in per_group:
+        results[name] = [group.calls[name] for group in groups]
+        while running := [x for x in results[name] if not x.done()]:
           yield running
-        results[name] = [x.result() for x in threads[name]]
+        results[name] = [x.result() for x in results[name]]
       elif self._cfg[name].fn is None:
         results[name] = [self._call(name, rollouts)]
       else:
         parts = [rollouts]
-        if self._per_group(name):
+        if self._cfg[name].is_per_group:
           parts = [group.rollouts for group in groups]
         results[name] = processes.on(
-          process, lambda name=name, parts=parts: self._calls(name, parts)
+          process, functools.partial(self._calls, name, parts)
         )
     return {name: results[name] for name in self._cfg}
 
@@ -501,13 +494,6 @@ class Rewards:
       return [self._call(name, parts[0])]
     calls = [side_by_side.thread(self._call, name, part) for part in parts]
     return [call.result() for call in calls]
-
-  def _per_group(self, name: str) -> bool:
-    """Whether a summand is computed group by group."""
-    cfg = self._cfg[name]
-    if cfg.per_group is None:
-      return isinstance(cfg.judge, schema.Endpoint)
-    return cfg.per_group
 
   def _call(self, name: str, rollouts: Sequence[types.Rollout]) -> Result:
     """Returns a summand of some rollouts."""
