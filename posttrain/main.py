@@ -287,7 +287,7 @@ def train(
     # 1. Join the other processes, which must have the same options.
     stack.enter_context(joining.join(place, os.path.join(workdir, 'hosts')))
     with watchdog.phase('plan', first=True):
-      resolved = _resolve(run, samplers=samplers)
+      resolved = _resolve(run, None, samplers)
     options = resolved.options
     mine = {**options, 'versions': machine.versions(*machine.VERSIONS)}
     first, *others = processes.gather(mine)
@@ -334,7 +334,7 @@ def train(
     try:
       final = train.run(stages, workdir, stop, profile, report)
     except calls.EndpointError:
-      stop.check('a wait for a server, after the last checkpoint', False)
+      stop.check('a wait for a server', False)
       raise
 
     def end() -> None:
@@ -351,9 +351,7 @@ def train(
 
 
 def _resolve(
-  run: schema.Run,
-  devices: Devices | None = None,
-  samplers: schema.Samplers | None = None,
+  run: schema.Run, devices: Devices | None, samplers: schema.Samplers | None
 ) -> Any:
   """Returns the resolved options of a run whose trackers are installed."""
   from posttrain.stage import preflight

@@ -90,17 +90,40 @@ def run(arguments: Sequence[str], devices: Sequence[str | None]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns the exit code. `argv=None`: the process's."""
   parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    usage='%(prog)s [--samplers=N] [--devices=IDS/IDS] -- ARGUMENT ...',
   )
-  parser.add_argument('--samplers', type=int, default=1, metavar='N')
-  parser.add_argument('--devices', metavar='IDS/IDS/...')
-  parser.add_argument('arguments', nargs='+', metavar='ARGUMENT')
+  parser.add_argument(
+    '--samplers', type=int, default=1, metavar='N', help='their number (1)'
+  )
+  parser.add_argument(
+    '--devices',
+    metavar='IDS/IDS',
+    help='CUDA_VISIBLE_DEVICES of the run, then of each sampler (all devices)',
+  )
+  parser.add_argument(
+    'arguments',
+    nargs='+',
+    metavar='ARGUMENT after --',
+    help='those of posttrain.main',
+  )
   args = parser.parse_args(argv)
   devices = args.devices.split('/') if args.devices else [None]
   if args.devices is None:
     devices *= 1 + args.samplers
-  if args.samplers < 1 or len(devices) != 1 + args.samplers:
-    parser.error('--samplers must be at least 1, and --devices have one more')
+  if args.samplers < 1:
+    parser.error(f'--samplers must be at least 1: got {args.samplers}')
+  if len(devices) != 1 + args.samplers:
+    parser.error(
+      f'--devices must be {1 + args.samplers} lists with slashes between them, '
+      f'of the run and of each sampler: got {args.devices}'
+    )
+  for argument in args.arguments:
+    if argument.partition('=')[0] == '--samplers':
+      parser.error(
+        f'--samplers must be given before -- alone, as a number: got {argument}'
+      )
   return run(args.arguments, devices)
 
 

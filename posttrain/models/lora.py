@@ -21,10 +21,12 @@ import dataclasses
 import functools
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import traverse_util
 
 from posttrain import schema, sharding, tree
 
@@ -175,3 +177,16 @@ def _attach(params: Params, adapter: Adapter, scale: float) -> Params:
     name: _attach(child, adapter[name], scale) if name in adapter else child
     for name, child in params.items()
   }
+
+
+def nest(leaves: Mapping[str, Any], scale: float) -> Any:
+  """Returns the tree of arrays by path, with the kernels of an adapter."""
+
+  def adapt(node: Any) -> Any:
+    if not isinstance(node, dict):
+      return node
+    if node.keys() == {'kernel', 'a', 'b'}:
+      return Adapted(**node, scale=scale)
+    return {name: adapt(child) for name, child in node.items()}
+
+  return adapt(traverse_util.unflatten_dict(leaves, sep='/'))

@@ -110,23 +110,13 @@ class Flags:
         'one of --checkpoint=PATH and --sampler must be given: got '
         f'{"both" if self.sampler else "none"}'
       )
+    if self.no_auth and self.api_key_env:
+      raise ValueError(
+        '--no_auth must be left out where --api_key_env is given'
+      )
 
 
 PARSER = commands.Parser(Flags, __doc__, names.flag)
-
-
-def api_key(options: Flags) -> str | None:
-  """Returns the key in the environment variable; None without the flag.
-
-  Raises:
-    ValueError: the variable has no key that a header can have, or --no_auth is
-      set.
-  """
-  if not options.api_key_env:
-    return None
-  if options.no_auth:
-    raise ValueError('--no_auth must be left out where --api_key_env is given')
-  return commands.api_key('--api_key_env', options.api_key_env)
 
 
 def serve(options: Flags) -> int:
@@ -138,7 +128,7 @@ def serve(options: Flags) -> int:
   """
   # Until the server installs its own handler: while the model is loaded.
   signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-  key = api_key(options)
+  key = commands.api_key('--api_key_env', options.api_key_env)
   try:
     from posttrain import compilation, schema
     from posttrain.checkpoints import policies

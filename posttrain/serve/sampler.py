@@ -61,10 +61,10 @@ class Sampler:
   def __init__(self):
     self.version: int | None = None  # of the weights; None = none yet
     self._session = ''
-    self._engine: engines.Engine | None = None
+    self._engine: Any = None  # the `engines.Engine` of the session
     self._mesh, self._scale = sharding.one_device(), 1.0
     self._leaves: dict[str, jax.Array] = {}  # the weights by path
-    self._staged: dict[str, np.ndarray] | None = None  # those to come
+    self._staged: dict[str, np.ndarray] = {}  # those to come
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
     self._routes = {
       '/init_weight_transfer_engine': self._open,
@@ -147,8 +147,8 @@ class Sampler:
       info['posttrain'],
     )
     self._session = secrets.token_hex(8)
-    self._engine = self._staged = self.version = None  # freed first
-    self._leaves = {}
+    self._engine = self.version = None  # freed first
+    self._leaves, self._staged = {}, {}
     self._scale = info['scale']
     self._mesh = sharding.make_mesh(schema.Mesh(tensor=info['tensor']))
     model = schema.Model.from_json(info['model'])
@@ -156,7 +156,6 @@ class Sampler:
     return {'session': self._session}
 
   def _pause(self, _: Any) -> dict[str, Any]:
-    assert self._engine is not None
     for id in self._engine.in_flight:
       self._engine.cancel(id)
     return {'status': 'paused'}
@@ -166,28 +165,23 @@ class Sampler:
     return {'message': 'started'}
 
   def _update(self, data: bytes) -> dict[str, Any]:
-    if self._staged is None:
-      raise protocol.Refused(422, 'start_weight_update must come first')
     try:
       self._staged |= engine_client.read_arrays(data)
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
-      self._staged = None
       message = f'the weights must be a whole safetensors file: {error}'
       raise protocol.Refused(422, message) from error
     return {'message': f'{len(self._staged)} arrays'}
 
   def _finish_update(self, body: dict[str, Any]) -> dict[str, Any]:
     """Commits the new weights, if their checksums are the learner's."""
-    staged, self._staged = self._staged, None
-    if staged is None or self._engine is None:
-      raise protocol.Refused(422, 'start_weight_update must come first')
+    staged, self._staged = self._staged, {}
     # An adapted kernel is placed as it is without its adapter.
     names = {x: x.replace('/kernel/kernel', '/kernel') for x in staged}
     new = {names[path]: x for path, x in staged.items()}
     rules = transformer.SHARDING_RULES
     new = sharding.put(new, sharding.shardings(new, rules, self._mesh))
     leaves = self._leaves | {path: new[name] for path, name in names.items()}
-    params = _nest(leaves, self._scale)
+    params = lora.nest(leaves, self._scale)
     differing = _differing(tree.checksums(params), body['checksums'])
     if differing:
       raise protocol.Refused(
@@ -202,7 +196,7 @@ class Sampler:
 
   def _check(self, body: dict[str, Any]) -> dict[str, Any]:
     """Returns the checksums of the weights, or compares them."""
-    sums = tree.checksums(_nest(self._leaves, self._scale))
+    sums = tree.checksums(lora.nest(self._leaves, self._scale))
     if body['action'] == 'compare':
       differing = _differing(sums, body['baseline'])
       return {'match': not differing, 'mismatches': differing}
@@ -210,8 +204,6 @@ class Sampler:
 
   def _run(self, body: dict[str, Any]) -> dict[str, Any]:
     """Makes the calls to the engine, in their order."""
-    if self._engine is None or self.version is None:
-      raise protocol.Refused(422, 'weights must come first')
     for name, *args in body['commands']:
       if name == 'submit':
         args = [engine_client.read_request(*args)]
@@ -221,23 +213,3 @@ class Sampler:
 
 def _differing(sums: Mapping[str, int], others: Mapping[str, int]) -> list[str]:
   return sorted({path for path, _ in sums.items() ^ others.items()})
-
-
-def _nest(leaves: Mapping[str, Any], scale: float = 1.0) -> Any:
-  """Returns the tree of arrays by path, with the kernels of an adapter."""
-  root: dict[str, Any] = {}
-  for path, leaf in leaves.items():
-    *nodes, name = path.split('/')
-    node = root
-    for key in nodes:
-      node = node.setdefault(key, {})
-    node[name] = leaf
-
-  def adapt(node: Any) -> Any:
-    if not isinstance(node, dict):
-      return node
-    if node.keys() == {'kernel', 'a', 'b'}:
-      return lora.Adapted(**node, scale=scale)
-    return {name: adapt(child) for name, child in node.items()}
-
-  return adapt(root)

@@ -122,8 +122,8 @@ TRUST_CONFIG = (
 )
 
 
-def api_key(name: str, variable: str) -> str:
-  """Returns the key in an environment variable; '' = no variable, no key.
+def api_key(name: str, variable: str) -> str | None:
+  """Returns the key in an environment variable; None without a variable.
 
   Args:
     name: the flag, with its dashes.
@@ -138,7 +138,7 @@ def api_key(name: str, variable: str) -> str:
       f'{name} must name an environment variable that holds a key, in ASCII: '
       f'got {variable!r}'
     )
-  return key
+  return key or None
 
 
 def checkpoint() -> Any:

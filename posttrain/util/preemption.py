@@ -110,7 +110,9 @@ class Signal:
         'nothing was trained, so raise it'
       )
     if self._any_of(self.requested):
-      state = 'which is saved' if is_saved else 'of which nothing is saved yet'
+      state = 'which is saved'
+      if not is_saved:
+        state = 'with no step saved after the newest checkpoint'
       raise Preempted(f'{where}, {state}')
 
   def _wait(self) -> None:

@@ -16,7 +16,7 @@ def test_sigterm_requests_a_stop_and_the_handler_is_restored():
     stop.check('step 1')
     os.kill(os.getpid(), signal.SIGTERM)
     assert stop.requested
-    for is_saved, text in ((True, 'which is s'), (False, 'of which nothing')):
+    for is_saved, text in ((True, 'which is s'), (False, 'with no step')):
       with pytest.raises(preemption.Preempted, match=f'^step 2, {text}'):
         stop.check('step 2', is_saved)
   assert signal.getsignal(signal.SIGTERM) is before
