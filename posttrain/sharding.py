@@ -79,35 +79,33 @@ def make_mesh(
   return Mesh(arrange(sizes, devices), AXES, axis_types=_AUTO)
 
 
-def learner_devices(cfg: schema.Mesh, devices: int) -> int:
-  """Returns the number of devices that `cfg.sampler` leaves to the learner.
-
-  Raises:
-    ValueError: it leaves none.
-  """
-  own = cfg.sampler
-  left = devices - (own.data * own.fsdp * own.tensor if own else 0)
-  if left < 1:
-    raise ValueError(
-      f'config.mesh.sampler must have less than the {devices} devices: got '
-      f'{devices - left}; plan for other devices with --dry_run --devices=gpu:N'
-    )
-  return left
-
-
 def make_meshes(
-  cfg: schema.Mesh, devices: Sequence[jax.Device] | None = None
-) -> tuple[Mesh, Mesh]:
+  cfg: schema.Mesh, devices: Sequence[jax.Device] | int
+) -> tuple[Any, Any]:
   """Builds the meshes of the learner and of the sampler, or one for both.
+
+  Args:
+    cfg: devices per axis.
+    devices: the learner's, then the sampler's; or their number, for plans,
+      whose meshes are abstract.
 
   Raises:
     ValueError: the axis sizes do not multiply to the number of devices.
   """
-  devices = jax.devices() if devices is None else devices
-  count = learner_devices(cfg, len(devices))
-  mesh = make_mesh(cfg, devices[:count])
-  own = cfg.sampler
-  return mesh, mesh if own is None else make_mesh(own, devices[count:])
+  own, make = cfg.sampler, make_mesh
+  if isinstance(devices, int):
+    devices, make = range(devices), lambda x, y: abstract_mesh(x, len(y))
+  if own is None:
+    mesh = make(cfg, devices)
+    return mesh, mesh
+  left = len(devices) - own.data * own.fsdp * own.tensor
+  if left < 1:
+    raise ValueError(
+      'config.mesh.sampler must leave devices to train on: got '
+      f'{len(devices) - left} of {len(devices)} devices; plan for other '
+      'devices with --dry_run --devices=gpu:N'
+    )
+  return make(cfg, devices[:left]), make(own, devices[left:])
 
 
 def arrange(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
@@ -179,8 +177,8 @@ def check_batch(
     each = tokens or 1
     rows = '' if tokens is None else f' x rows of {tokens} tokens'
     raise ValueError(
-      f'{key} must be a multiple of data x fsdp{rows} = {ways * each}: got '
-      f'{count * each}'
+      f'{key} must be a multiple of data x fsdp{rows} = {ways * each} on '
+      f'{mesh.size} devices: got {count * each}'
     )
 
 
@@ -242,18 +240,7 @@ def local_mesh(mesh: Mesh) -> Mesh:
 
 def _host_mesh(process: int, tensor: int) -> Mesh:
   own = [x for x in jax.devices() if x.process_index == process]
-  sizes = host_sizes(tensor, len(own)).values()
-  return Mesh(np.reshape(own, tuple(sizes)), AXES, _AUTO)
-
-
-def host_sizes(tensor: int, devices: int) -> dict[str, int]:
-  """Returns the devices per axis of a process that decodes.
-
-  Args:
-    tensor: devices of the axis.
-    devices: devices of the process.
-  """
-  return dict(zip(AXES, (devices // tensor, 1, tensor), strict=True))
+  return Mesh(np.reshape(own, (-1, 1, tensor)), AXES, _AUTO)
 
 
 def check_hosts(mesh: Mesh | AbstractMesh, hosts: int) -> None:

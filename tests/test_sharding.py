@@ -1,7 +1,6 @@
 """Meshes, and the rules that place arrays on them."""
 
 import dataclasses
-import types
 
 import jax
 import jax.extend.core as jex
@@ -79,28 +78,34 @@ def test_mesh_sizes_must_multiply_to_the_devices(mesh):
     sharding.mesh_sizes(schema.Mesh(*mesh), 8)
 
 
-@pytest.mark.parametrize('sampler, left', [(None, 8), ((2, 1, 2), 4)])
-def test_a_sampler_takes_devices_from_the_learner(sampler, left):
+@pytest.mark.parametrize(
+  'sampler, sizes', [(None, (8, 8)), ((2, 1, 2), (4, 4))]
+)
+def test_a_sampler_takes_devices_from_the_learner(sampler, sizes):
   own = None if sampler is None else schema.SamplerMesh(*sampler)
-  mesh = schema.Mesh(sampler=own)
-  assert sharding.learner_devices(mesh, 8) == left
+  meshes = sharding.make_meshes(schema.Mesh(sampler=own), 8)
+  assert tuple(x.size for x in meshes) == sizes
 
 
 @pytest.mark.parametrize(
   'mesh, sampler, error',
   [
-    ((-1, 1, 1), (8, 1, 1), 'sampler must have less than the 8 devices: got 8'),
+    (
+      (-1, 1, 1),
+      (8, 1, 1),
+      'sampler must leave devices to train on: got 8 of 8',
+    ),
     ((8, 1, 1), (4, 1, 1), 'to the 4 devices that config.mesh.sampler leaves'),
   ],
 )
 def test_learner_and_sampler_must_share_out_the_devices(mesh, sampler, error):
   cfg = schema.Mesh(*mesh, sampler=schema.SamplerMesh(*sampler))
   with pytest.raises(ValueError, match=error):
-    sharding.abstract_mesh(cfg, sharding.learner_devices(cfg, 8))
+    sharding.make_meshes(cfg, 8)
 
 
 def test_shared_devices_are_one_mesh():
-  mesh, sampler = sharding.make_meshes(schema.Mesh())
+  mesh, sampler = sharding.make_meshes(schema.Mesh(), jax.devices())
   assert sampler is mesh
 
 
@@ -134,10 +139,12 @@ def test_weights_move_between_meshes():
 
 
 def test_check_batch_refuses_what_does_not_divide():
-  mesh = types.SimpleNamespace(shape={'data': 2, 'fsdp': 3, 'tensor': 5})
+  mesh = sharding.abstract_mesh(schema.Mesh(2, 3, 5), 30)
   assert sharding.batch_ways(mesh) == 6
   sharding.check_batch(mesh, 12, 'k')
-  with pytest.raises(ValueError, match='^k must be .* = 384: got 64'):
+  with pytest.raises(
+    ValueError, match='^k must be .* = 384 on 30 devices: got 64'
+  ):
     sharding.check_batch(mesh, 1, 'k', 64)
 
 

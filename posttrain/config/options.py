@@ -489,9 +489,12 @@ def _node(value: Any, kinds: Sequence[Any], path: str) -> Any:
       )
     # A type's name stands for its defaults.
     kind, value, is_node = by_type[name], value if is_node else {}, True
-  if not is_node:
-    raise ValueError(f'{path} must be a node: got {errors.quote(value)}')
   hints = typing.get_type_hints(kind, include_extras=True)
+  if not is_node:
+    raise ValueError(
+      f'{path} must be a node, as the JSON object {{"{next(iter(hints))}": '
+      f'...}}: got {errors.quote(value)}'
+    )
   for name in value:
     if name not in hints:
       raise _no_option(path, name, [f'{path}.{x}' for x in hints], list(hints))

@@ -63,6 +63,11 @@ class Base:
     return _attach(self.params, adapter, self.scale)
 
 
+def whole(params: Params | Adapter, base: Base | None) -> Params:
+  """Returns a model's parameters from those that train."""
+  return params if base is None else base.attach(params)
+
+
 def scale(cfg: schema.Lora) -> float:
   """Returns s of the module's formula."""
   return cfg.alpha / (math.sqrt(cfg.rank) if cfg.rslora else cfg.rank)

@@ -99,7 +99,7 @@ def make(
     own = models.Models(
       components,
       dataclasses.replace(load, like=like, mesh=place),
-      components.to_sampler(frozen),
+      frozen,
       stop,
       clock,
     )
@@ -183,18 +183,14 @@ def _ahead(
   """
   components = own.components
   rollout, mesh = components.stage.rollout, components.mesh
-  lags = rollout.max_lag > 0
+  in_thread = components.plan.in_thread
 
   def use(weights: ahead.Weights, version: int) -> None:
     policies = {name: own.policy(x) for name, x in weights.items()}
     decoder.set_params(policies['policy'], version)
     own.references.set_policy(policies)
 
-  # Two threads that launch collectives on the same devices would wait for each
-  # other for ever.
-  splits = components.cfg.mesh.sampler is not None
-  alone = processes.count() == 1 and (splits or mesh.size == 1)
-  if lags and not rollout.in_turns and not alone:
+  if rollout.max_lag and not (rollout.in_turns or in_thread):
     logging.getLogger('absl').warning(
       'stage %s samples and trains in turns, in spite of max_lag=%d: both use '
       'the same %d devices',
@@ -209,7 +205,7 @@ def _ahead(
     own.references,
     cfg=rollout,
     steps=range(step + 1, components.stage.steps + 1),
-    in_thread=lags and alone and not rollout.in_turns,
+    in_thread=in_thread,
     clock=own.clock,
   )
 

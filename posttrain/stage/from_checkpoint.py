@@ -198,9 +198,12 @@ def components(
 def for_playing(run: schema.Run, name: str) -> schema.Run:
   """Returns a run whose stage has no file of pairs, and does not select.
 
-  Playing needs no pairs, and reports one measurement; all devices decode.
+  Playing needs no pairs, and reports one measurement; all devices decode,
+  split over `tensor` as a sampler's own were.
   """
-  mesh = dataclasses.replace(run.mesh, sampler=None)
+  own, mesh = run.mesh.sampler, run.mesh
+  if own is not None:
+    mesh = schema.Mesh(tensor=own.tensor)
   run = _reporting(dataclasses.replace(run, mesh=mesh), name)
   if isinstance(run.stages[name].pairs, schema.PairFile):
     run = _with(run, name, pairs=schema.MadePairs())

@@ -13,6 +13,7 @@ from posttrain.checkpoints import store
 from posttrain.decode import engines
 from posttrain.evaluation import evaluator
 from posttrain.metrics import statistics
+from posttrain.models import lora
 from posttrain.pipeline import ahead, batches
 from posttrain.rollout import calls, env_calls, frozen_models
 from posttrain.stage import learner, logbook, models, resume
@@ -137,7 +138,11 @@ class Job:
       lags = pipeline.max_lag > 0
       weights = self.learner.copies if lags else learner.weights_of
       own = self.sampling.models
-      pipeline.publish(step, own.to_sampler(weights(state)))
+      handed_over = weights(state)
+      if own.components.cfg.mesh.sampler is not None:
+        with self.logbook.clock('hand_over'):
+          handed_over = own.to_sampler(handed_over)
+      pipeline.publish(step, handed_over)
 
   def next_item(
     self, step: int, state: arrays.TrainState, stop: preemption.Signal
@@ -207,7 +212,7 @@ class Job:
     if self.exporter.due(step):
       assert isinstance(item.batch, types.Batch), 'pairs have no token streams'
       with self.logbook.clock('export'):
-        policy = self.learner.policy(state.params)
+        policy = lora.whole(state.params, self.learner.base)
         self.exporter(step, policy, item.batch)
 
   def evaluate(self, state: arrays.TrainState, step: int) -> dict[str, float]:
@@ -239,7 +244,7 @@ class Job:
         weights = learner.weights_of(state)
         if state.average is not None:
           weights['average'] = state.average
-        weights = own.components.to_sampler(weights)
+        weights = own.to_sampler(weights)
         policies = {name: own.policy(x) for name, x in weights.items()}
         sampling.scorers.set_policy(policies)
         policy = policies.get('average', policies['policy'])

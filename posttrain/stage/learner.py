@@ -46,10 +46,6 @@ class Learner:
   objective: arrays.Objective
   update: step.TrainStep
 
-  def policy(self, params: Any) -> Any:
-    """Returns the whole model's parameters from those that train."""
-    return params if self.base is None else self.base.attach(params)
-
   def copies(self, state: arrays.TrainState) -> dict[str, Any]:
     """Returns copies of `weights`, which an update does not overwrite.
 

@@ -96,17 +96,6 @@ class Components:
     each = self.stage.batch.rows // ways(self.mesh)
     return each * ways(self.sampler_mesh)
 
-  def to_sampler(self, params: Any) -> Any:
-    """Returns arrays on the sampler's devices: a copy, unless they are shared.
-
-    Args:
-      params: arrays on the learner's devices, with paths of a model.
-    """
-    if self.cfg.mesh.sampler is None:
-      return params
-    rules = transformer.SHARDING_RULES
-    return sharding.move(params, rules, self.sampler_mesh)
-
 
 def make_engine(
   components: Components, model: schema.Model | None = None
@@ -177,7 +166,7 @@ class Models:
 
   components: Components
   load: Any  # from `Outside.loader`, onto the sampler's devices
-  base: lora.Base | None  # the frozen weights there, with LoRA
+  frozen: lora.Base | None  # with LoRA, on the learner's devices
   stop: preemption.Signal  # ends waits for servers
   clock: watchdog.Timers = dataclasses.field(default_factory=watchdog.Timers)
 
@@ -198,11 +187,15 @@ class Models:
     return references
 
   def to_sampler(self, weights: Any) -> Any:
-    """Returns what trains on the sampler's devices, once it is there."""
+    """Returns arrays on the sampler's devices: a copy, unless they are shared.
+
+    Args:
+      weights: arrays on the learner's devices, with paths of a model.
+    """
     if self.components.cfg.mesh.sampler is None:
       return weights
-    with self.clock('hand_over'):
-      return jax.block_until_ready(self.components.to_sampler(weights))
+    rules, mesh = transformer.SHARDING_RULES, self.components.sampler_mesh
+    return jax.block_until_ready(sharding.move(weights, rules, mesh))
 
   def to_learner(self, weights: Any) -> Any:
     """Returns what trains on the learner's devices, where states are saved.
@@ -214,7 +207,12 @@ class Models:
 
   def policy(self, params: Any) -> Any:
     """Returns the whole model from what trains, on the sampler's devices."""
-    return params if self.base is None else self.base.attach(params)
+    return lora.whole(params, self.base)
+
+  @functools.cached_property
+  def base(self) -> lora.Base | None:
+    """`frozen`, on the sampler's devices."""
+    return self.to_sampler(self.frozen)
 
   # Those that training and evaluation share.
   references = functools.cached_property(make_references)

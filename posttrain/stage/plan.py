@@ -76,6 +76,8 @@ class Load:
       shape.
     hosts: the processes of the run, one per host.
     sampler: the devices that sample and score; None = those that train.
+    has_samplers: whether other processes decode with the policy.
+    uses_policy: whether batches depend on the policy's weights.
     tasks: tasks to train on and held-out ones, by environment.
   """
 
@@ -85,6 +87,8 @@ class Load:
   players: int = 0
   hosts: int = 1
   sampler: Mesh | None = None
+  has_samplers: bool = False
+  uses_policy: bool = True
   tasks: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
 
@@ -109,6 +113,8 @@ class Plan:
   update_bytes: int  # batch, gradients, activations and work of an update
   # Work of prefill, decoding or scoring, the largest; 0 without slots.
   rollout_bytes: int
+  # The same in an evaluation, with its cache beside that of held episodes.
+  eval_bytes: int
   dtype: str  # of products
   weights: Any  # those that train, and frozen ones, as ShapeDtypeStructs
   transfers: Sequence[Transfer]
@@ -121,16 +127,29 @@ class Plan:
     unless `rollout.sleep` frees it. If the sampler has devices of its own, the
     number is that of the learner's.
     """
+    update = self.update_bytes - self.sleep_bytes
     if self.load.sampler is not None:
-      return self.state_bytes + self.update_bytes
-    held = self.state_bytes + self._held_bytes
-    return held + max(self.update_bytes - self.sleep_bytes, self.rollout_bytes)
+      return self.state_bytes + update
+    update += self.rollout_bytes if self.in_thread else 0
+    return self.state_bytes + self._held_bytes + max(update, self.eval_bytes)
 
   @property
   def sampler_bytes(self) -> int:
     """Returns the largest number of bytes of a sampler's own device, else 0."""
     own = self.load.sampler is not None
-    return self._held_bytes + self.rollout_bytes if own else 0
+    return self._held_bytes + self.eval_bytes if own else 0
+
+  @property
+  def in_thread(self) -> bool:
+    """Whether a thread samples beside the updates, see `pipeline.ahead`.
+
+    Two threads that launch collectives on the same devices would wait for each
+    other for ever.
+    """
+    load, rollout = self.load, self.cfg.rollout
+    alone = load.sampler is not None or math.prod(self.mesh.values()) == 1
+    lags = load.uses_policy and rollout.max_lag > 0
+    return lags and not rollout.in_turns and alone and load.hosts == 1
 
   @property
   def _held_bytes(self) -> int:
@@ -143,7 +162,6 @@ class Plan:
     if self.sleep_bytes:
       freed = size(self.sleep_bytes)
       update += f', less {freed} of cache that rollout.sleep frees'
-    largest = max(self.update_bytes - self.sleep_bytes, self.rollout_bytes)
     count, groups, cfg = self.load.hosts, self.load.group_sizes, self.cfg
     batch, optim = cfg.batch, cfg.optim
     sampler = dict(self.load.sampler.shape) if self.load.sampler else {}
@@ -183,28 +201,18 @@ class Plan:
       'memory per device': f'{size(self.total_bytes)} (on a GPU -{low} to '
       f'+{high} % of what XLA needs), the sum of',
       '  training state': size(self.state_bytes),
-    }
-    held = {
+      '  update': update,
+      'per sampler device': sampler
+      and f'{size(self.sampler_bytes)}, the sum of',
       '  policies': self.past_bytes and size(self.past_bytes),
       '  decoding': self.slots and size(self.decode_bytes),
       '  references': size(self.reference_bytes),
+      '  rollout': self.slots
+      and size(self.rollout_bytes)
+      + ', not beside the update' * (not sampler and not self.in_thread),
+      '  evaluation': self.eval_bytes > self.rollout_bytes
+      and f'{size(self.eval_bytes)}, not beside update and rollout',
     }
-    if self.load.sampler is not None:
-      rows |= {
-        '  temporary arrays': update,
-        'per sampler device': f'{size(self.sampler_bytes)}, the sum of',
-        **held,
-        '  rollout': self.slots and size(self.rollout_bytes),
-      }
-    else:
-      rows |= {
-        **held,
-        '  temporary arrays': f'{size(largest)}, the larger of'
-        if self.slots
-        else update,
-        '    update': self.slots and update,
-        '    rollout': self.slots and size(self.rollout_bytes),
-      }
     return [f'stage {self.stage}', *_rows(rows)]
 
   def details(self) -> list[str]:
@@ -301,34 +309,39 @@ def make(
   # the policy, or by the model that answers to make pairs.
   makes_pairs = isinstance(stage.pairs, schema.MadePairs)
   decodes = spec.objective.generates_text or makes_pairs
-  cache = view = work = 0
+  cache = view = work = other = 0
+  decoders = load.players + (not load.has_samplers)
   sampler = mesh if load.sampler is None else load.sampler
   if decodes:
     host, slots = sampler, rollout.slot_count // load.hosts
     if load.hosts > 1:  # each decodes alone
       devices = math.prod(mesh.shape.values()) // load.hosts
-      sizes = sharding.host_sizes(mesh.shape[sharding.TENSOR], devices)
-      host = sharding.abstract_mesh(schema.SamplerMesh(**sizes), devices)
+      own = schema.Mesh(tensor=mesh.shape[sharding.TENSOR])
+      host = sharding.abstract_mesh(own, devices)
     ways, token = sharding.batch_ways(host), cached_token_bytes(model, host)
     # The slots: cache, drawn ids and their logprobs.
     cache = slots // ways * slot_tokens * (model.layers * token + 4 + 4)
     view = view_bytes(model, host)
     # Scoring a micro-batch, on all devices together.
-    score = _work(model, sampler, _local_tokens(mesh, batch), FORWARD)
+    work = _work(model, sampler, _local_tokens(mesh, batch), FORWARD)
     if sampler.shape[sharding.FSDP] > 1:  # all layers are cast before the first
       for x in jax.tree.leaves(_on(sampler, whole['layers'])):
-        score += _width(model) * device_bytes(x) // x.dtype.itemsize
+        work += _width(model) * device_bytes(x) // x.dtype.itemsize
     # Prefill, and drawing a token.
     rows = -(-min(rollout.prefill_rows, slots) // ways)
     prefill = _work(model, host, rows * rollout.prefill_tokens, FORWARD)
     prefill += rows * slot_tokens * token
     logits = _LOGITS * 4 * _head(model, host) // model.embed_dim
-    work = max(score, prefill, slots // ways * logits)
+    if decoders:
+      work = max(work, prefill, slots // ways * logits)
+    if load.uses_policy and rollout.in_flight and rollout.keep_cache:
+      other = cache
   weight_ways = sampler.shape[sharding.FSDP] * sampler.shape[sharding.TENSOR]
-  past, moved = _past_bytes(spec, model.dtype, frozen, load.sampler)
+  past, handed_over = _past_bytes(spec, model.dtype, frozen, load)
   transfers = _transfers(model, mesh, batch, state.params, frozen)
-  if moved:
-    transfers += [Transfer('policy, per step', 'copy', 'sampler', 1, moved)]
+  if handed_over:
+    what = 'policy, per step'
+    transfers += [Transfer(what, 'copy', 'sampler', 1, handed_over)]
   local = load.micro_batches * _local_tokens(mesh, batch)
   return Plan(
     stage=spec.name,
@@ -340,13 +353,14 @@ def make(
     state_bytes=device_bytes((state, frozen)),
     slots=rollout.slot_count if decodes else 0,
     slot_tokens=slot_tokens,
-    decode_bytes=(1 + load.players) * (view + cache),
-    sleep_bytes=cache if rollout.sleep else 0,
+    decode_bytes=decoders * (view + cache),
+    sleep_bytes=cache if rollout.sleep and sampler is mesh else 0,
     reference_bytes=4 * load.references // weight_ways,
     past_bytes=past,
     update_bytes=BATCH_TOKEN_BYTES * local
     + _update_bytes(model, mesh, batch, state.params, whole, frozen),
     rollout_bytes=work,
+    eval_bytes=work + other,
     dtype=model.dtype,
     weights=(state.params, frozen),
     transfers=transfers,
@@ -358,26 +372,29 @@ def _on(mesh: Mesh, params: Any) -> Any:
 
 
 def _past_bytes(
-  spec: learner.LearnerSpec, dtype: str, frozen: Any, sampler: Mesh | None
+  spec: learner.LearnerSpec, dtype: str, frozen: Any, load: Load
 ) -> tuple[int, int]:
   """Returns the bytes of the policies that sample, beside the training state.
 
   A policy has its EMAs and snapshots with it. With `rollout.max_lag` they are
-  the past versions, their matrices in the compute dtype, and the one in use. A
-  sampler's own devices hold two at least, as a new one comes before the old one
-  goes, and frozen weights.
+  the past versions, their matrices in the compute dtype, and the newest one. A
+  sampler's own devices hold one more, as a new one comes before the oldest one
+  goes, and frozen weights. Elsewhere it comes while nothing is updated. Without
+  batches that depend on the policy an evaluation alone has one.
 
   Returns:
     (all of them, those that a step hands over to a sampler's own devices)
   """
   weights, lag = learner.weights_of(spec.state_like), spec.cfg.rollout.max_lag
+  lag *= load.uses_policy
   if lag:
     cast = functools.partial(lora.cast_matrices, dtype=dtype)
     weights = jax.eval_shape(cast, weights)
-  each = device_bytes(_on(sampler or spec.mesh, weights))
-  if sampler is None:
+  each = device_bytes(_on(load.sampler or spec.mesh, weights))
+  if load.sampler is None:
     return (lag + 1) * each if lag else 0, 0
-  return max(lag + 1, 2) * each + device_bytes(_on(sampler, frozen)), each
+  held = (lag + 1) * each + device_bytes(_on(load.sampler, frozen))
+  return (held + each, each) if load.uses_policy else (held, 0)
 
 
 def _numbers(like: Any) -> int:

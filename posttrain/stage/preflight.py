@@ -20,7 +20,7 @@ import logging
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import jax
 
@@ -68,35 +68,20 @@ def resolve(
       model's implementation of attention.
   """
   renderer = rendering.load(cfg.tokenizer)
-  if devices is None:
-    (mesh, own), hosts = sharding.make_meshes(cfg.mesh), processes.count()
-    platform = jax.default_backend()
-  else:  # plans use the shape of the mesh alone
-    platform, count, hosts = devices
-    platform = platform or jax.default_backend()
-    left = sharding.learner_devices(cfg.mesh, count)
-    own = mesh = sharding.abstract_mesh(cfg.mesh, left)
-    if cfg.mesh.sampler is not None:
-      own = sharding.abstract_mesh(cfg.mesh.sampler, count - left)
-    mesh, own = (cast(jax.sharding.Mesh, x) for x in (mesh, own))
-  if cfg.mesh.sampler is not None and hosts > 1:
+  platform, place, hosts = devices or (None, jax.devices(), processes.count())
+  platform = platform or jax.default_backend()
+  if cfg.mesh.sampler is not None and (hosts > 1 or samplers is not None):
+    several = '--samplers' if samplers else f'several processes, here {hosts}'
     raise ValueError(
-      f'config.mesh.sampler must be None with several processes: got {hosts}'
+      f'config.mesh.sampler must be None with {several}: got '
+      f'{dataclasses.asdict(cfg.mesh.sampler)}'
     )
-  if samplers is not None:
-    if hosts > 1:
-      raise ValueError(
-        '--samplers must be left out in a run of several processes: got '
-        f'{hosts} processes'
-      )
-    if cfg.mesh.sampler is not None:
-      raise ValueError('config.mesh.sampler must be None with --samplers')
-    for name, stage in cfg.stages.items():
-      if stage.rollout.keep_cache:
-        raise ValueError(
-          f'config.{name}.rollout.keep_cache must be False with --samplers: '
-          'got True'
-        )
+  if samplers is not None and hosts > 1:
+    raise ValueError(
+      '--samplers must be left out in a run of several processes: got '
+      f'{hosts} processes'
+    )
+  mesh, own = sharding.make_meshes(cfg.mesh, place)
   sharding.check_hosts(mesh, hosts)
   stages = {}
   for name, stage in cfg.stages.items():
@@ -111,6 +96,11 @@ def resolve(
           value = slow if is_slow else usual
           model = dataclasses.replace(model, **{key: value})
       attention.check(model, platform)
+    if samplers is not None and stage.rollout.keep_cache:
+      raise ValueError(
+        f'config.{name}.rollout.keep_cache must be False with --samplers: got '
+        'True'
+      )
     ways = sharding.batch_ways(mesh), sharding.batch_ways(own)
     stage = resolve_sizes(stage, *ways, is_slow)
     stages[name] = dataclasses.replace(stage, model=model)
@@ -198,6 +188,8 @@ def make(
     players=len([x for x in data.players if isinstance(x, str)]),
     hosts=run.hosts,
     sampler=None if cfg.mesh.sampler is None else run.sampler_mesh,
+    has_samplers=run.samplers is not None,
+    uses_policy=data.uses_policy,
     tasks={k: (n, held_out.get(k, 0)) for k, n in data.task_counts.items()},
   )
   slot_tokens = plan.slot_tokens(capacity, run.platform)

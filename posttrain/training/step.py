@@ -219,14 +219,11 @@ def make_train_step(
       gradients, see `accumulate_once`.
   """
 
-  def attach(params: Any, base: Any):
-    return params if base is None else base.attach(params)
-
   def loss(params: Any, base: Any, micro: Batch):
-    return objective(attach(params, base), micro)
+    return objective(lora.whole(params, base), micro)
 
   def gradients(params: Any, base: Any, batch: Batch):
-    batch = objective.prepare(attach(params, base), batch)
+    batch = objective.prepare(lora.whole(params, base), batch)
     if reduce == 'update' and sharding.current() is not None:
       places = sharding.shardings(params, rules, mesh)
       return accumulate_once(loss, params, base, batch, places, objective.dtype)
@@ -282,7 +279,7 @@ def make_train_step(
     if updates == 1:
       state, metrics = once(state, batch)
     else:
-      batch = objective.before_updates(attach(state.params, base), batch)
+      batch = objective.before_updates(lora.whole(state.params, base), batch)
       state, metrics = jax.lax.scan(
         lambda s, _: once(s, batch), state, length=updates
       )
@@ -408,7 +405,7 @@ def make_measure(
   """
 
   def measure(params, batch: Batch, base):
-    whole = base.attach(params) if base is not None else params
+    whole = lora.whole(params, base)
     with sharding.use(mesh):
       batch = objective.prepare(whole, batch)
       _, metrics = _sum_over_micro_batches(

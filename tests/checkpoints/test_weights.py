@@ -163,7 +163,7 @@ def test_the_init_reference_shares_the_base_weights(folder, tmp_path):
   base = made.learner.base.params
   for other in (
     made.sampling.scorers.model('init').params,
-    made.learner.policy(made.learner.state.params),
+    lora.whole(made.learner.state.params, made.learner.base),
   ):
     assert other['embed']['table'] is base['embed']['table']
   made.close()

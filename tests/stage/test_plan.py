@@ -20,7 +20,9 @@ SCALARS = 8 * 4  # steps, counts, the learning rate
 SLOT_TOKENS = 16
 
 
-def _make(*sizes, stage=STAGE, references=0, base=MODEL, sampler=None, **model):
+def _make(
+  *sizes, stage=STAGE, references=0, base=MODEL, sampler=None, load=(), **model
+):
   mesh = sharding.abstract_mesh(schema.Mesh(*sizes or (1,)), math.prod(sizes))
   model = dataclasses.replace(base, **model)
   sizes = {name: entry.group_size for name, entry in stage.envs.items()}
@@ -36,6 +38,7 @@ def _make(*sizes, stage=STAGE, references=0, base=MODEL, sampler=None, **model):
       and sharding.abstract_mesh(
         schema.SamplerMesh(*sampler), math.prod(sampler)
       ),
+      **dict(load),
     ),
   )
 
@@ -205,7 +208,46 @@ def test_past_versions_lie_in_the_compute_dtype():
   shared = _make(stage=stage, dtype='bfloat16')
   assert shared.past_bytes == 3 * version
   own = _make(stage=stage, dtype='bfloat16', sampler=(1,))
-  assert own.past_bytes == 3 * own.transfers[-1].device_bytes == 3 * version
+  # And the newest one, while the oldest one is still there.
+  assert own.past_bytes == 4 * own.transfers[-1].device_bytes == 4 * version
+  others = {'uses_policy': False}
+  assert _make(stage=stage, load=others).past_bytes == 0
+  unused = _make(stage=stage, sampler=(1,), load=others)
+  assert (unused.past_bytes, unused.transfers) == (4 * PARAMETERS, [])
+
+
+@pytest.mark.parametrize(
+  ('options', 'sizes', 'adds'),
+  [
+    ({}, (1,), True),
+    ({'in_turns': True}, (1,), False),
+    ({'max_lag': 0}, (1,), False),
+    ({}, (2,), False),  # devices that both use: in turns
+  ],
+)
+def test_work_of_a_thread_lies_beside_that_of_an_update(options, sizes, adds):
+  rollout = schema.Rollout(**{'slots': 8, 'max_lag': 1, **options})
+  made = _make(*sizes, stage=_stage(rollout=rollout))
+  assert made.rollout_bytes and made.eval_bytes == made.rollout_bytes
+  work = made.update_bytes + adds * made.rollout_bytes
+  held = made.state_bytes + made.past_bytes + made.decode_bytes
+  assert made.total_bytes == held + work
+
+
+def test_an_evaluation_has_a_cache_beside_the_one_that_is_kept():
+  rollout = schema.Rollout(slots=8, in_flight=True, keep_cache=True)
+  stage, cache = _stage(rollout=rollout), 4 * 128 * 34
+  made, own = _make(stage=stage), _make(stage=stage, sampler=(1,))
+  assert made.eval_bytes == made.rollout_bytes + cache
+  assert own.sampler_bytes == own.past_bytes + own.decode_bytes + own.eval_bytes
+
+
+def test_samplers_decode_in_place_of_the_learner():
+  made = _make(load={'has_samplers': True})
+  assert made.decode_bytes == 0
+  assert made.rollout_bytes == 4 * 64 * 64 * 4  # scoring, four copies
+  players = _make(load={'has_samplers': True, 'players': 1})
+  assert players.decode_bytes == _make().decode_bytes
 
 
 def test_details_are_a_table_of_weights_and_one_of_transfers():

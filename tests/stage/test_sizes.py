@@ -97,8 +97,12 @@ def test_a_sampler_is_refused_where_it_does_not_fit():
   )
   with pytest.raises(ValueError, match=r'over config.mesh.sampler.tensor=3'):
     preflight.check(preflight.resolve(run, ('gpu', 4, 1)))
-  with pytest.raises(ValueError, match='mesh.sampler must be None .*: got 2'):
-    preflight.resolve(run, ('gpu', 4, 2))
+  for hosts, samplers, error in [
+    (2, None, 'mesh.sampler must be None with several processes, here 2'),
+    (1, object(), 'mesh.sampler must be None with --samplers'),
+  ]:
+    with pytest.raises(ValueError, match=error):
+      preflight.resolve(run, ('gpu', 4, hosts), samplers)
 
 
 @pytest.mark.parametrize(
