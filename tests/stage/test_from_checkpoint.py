@@ -30,6 +30,12 @@ def test_playing_a_checkpoint_needs_no_file_of_pairs():
   }
 
 
+def test_a_checkpoint_of_a_sampler_mesh_is_played_on_all_devices():
+  sizes = ('mesh.data', '2'), ('mesh.sampler', '{"tensor": 4}')
+  asked = from_checkpoint.for_playing(_load(*sizes), 'dpo')
+  assert asked.mesh == schema.Mesh(tensor=4)
+
+
 def _models(run, load=None):
   return models.Models(
     preflight.make(preflight.resolve(run), 'dpo'),
