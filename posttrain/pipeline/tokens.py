@@ -361,8 +361,7 @@ class TokenPipeline(batches.Pipeline):
 
   def _draw_in_flight(self) -> groups.Group:
     """Draws a group; keeps the state of the sources before."""
-    envs = self._environments.items()
-    sources = {name: x.source.get_state() for name, x in envs}
+    sources = {k: x.source.get_state() for k, x in self._environments.items()}
     return dataclasses.replace(self._draw(), sources=sources)
 
   def _draw(self, name: str | None = None) -> groups.Group:

@@ -284,12 +284,12 @@ class Round:
   """A part of a play, with one version of the weights, or several of them.
 
   Once it is over, an episode is held at its next boundary: before a turn, or
-  after `tokens` sampled ones.
+  after `tokens` sampled ones. By default it is a whole play.
   """
 
-  is_over: Callable[[], bool]
+  is_over: Callable[[], bool] = lambda: False
   # Takes the number of running episodes; returns further ones to begin.
-  more: Callable[[int], Sequence[EpisodeSpec]]
+  more: Callable[[int], Sequence[EpisodeSpec]] = lambda _: ()
   tokens: int | None = None  # None = before turns alone
   # Whether a held episode keeps its slot, and with it the cache of the weights
   # that it was sampled with; else its history is prefilled anew.
@@ -327,8 +327,8 @@ class EpisodeRun:
     engine: Engine,
     renderer: rendering.Renderer,
     max_length: int,
-    remote: env_calls.Workers | None = None,
-    round: Round | None = None,
+    remote: env_calls.Workers | None,
+    round: Round,
   ):
     """Prepares an episode; nothing runs before the generator does.
 
@@ -338,7 +338,7 @@ class EpisodeRun:
       renderer: turns messages into tokens.
       max_length: the most tokens of a sample.
       remote: the worker processes of blocking environments; None = none.
-      round: when the episode is held; None = never.
+      round: when the episode is held.
     """
     assert spec.env.max_turns >= 1 and spec.max_tokens >= 1
     assert uid_of(spec.uid) == spec.uid, f'uids leave bits for restarts: {spec}'
@@ -432,10 +432,10 @@ class EpisodeRun:
     It has several pieces where the episode may be held within it.
     """
     left = min(self.spec.max_tokens, self._tokens_left)
-    most = self._round and self._round.tokens or left
+    most = self._round.tokens or left
     pieces: list[requests.Completion] = []
     while True:
-      while self._round is not None and self._round.is_over():
+      while self._round.is_over():
         if not self._round.keep_cache:
           self.release_slot()
         yield hold
@@ -475,7 +475,7 @@ class EpisodeRun:
       return
     self.release_slot()
     # Keep the slot between turns, and between the pieces of one.
-    hold = spec.env.max_turns > 1 or (self._round and self._round.tokens)
+    hold = spec.env.max_turns > 1 or self._round.tokens
     self._engine.submit(
       requests.Request(
         id=id,
@@ -571,7 +571,7 @@ class Driver:
     self,
     specs: Sequence[EpisodeSpec],
     ended: Callable[[types.Rollout], object] = lambda _: None,
-    round: Round | None = None,
+    round: Round = Round(),
   ) -> side_by_side.Task[list[types.Rollout]]:
     """Runs the episodes of this process; a task of `side_by_side`.
 
@@ -579,10 +579,10 @@ class Driver:
       specs: the episodes.
       ended: called with each rollout as soon as it has ended.
       round: goes on with held episodes too, begins further ones, and may hold
-        some of all these; None = the specs are played to their ends.
+        some of all these.
 
     Returns:
-      The rollouts, in the order of the specs; of a round [].
+      The rollouts of the specs that have ended, in order.
     """
     runs, self.held = self.held, {}
     rollouts: dict[int, types.Rollout] = {}
@@ -599,7 +599,7 @@ class Driver:
         )
         for spec in specs
       }
-      is_unique = len(new.keys() - runs.keys()) == len(specs)
+      is_unique = len(new) == len(specs) and new.keys().isdisjoint(runs)
       assert is_unique, 'the uid of an episode must be unique'
       runs.update(new)
       if self._remote is not None and any(x.blocking for x in new.values()):
@@ -615,7 +615,7 @@ class Driver:
           self._cfg.env_threads, self._cfg.env_chunks, self.env_timeout
         )
       )
-      results: list[tuple[int, Any]] = [(uid, None) for uid in runs]
+      results = [(uid, None) for uid in runs]
       num_running = len(runs)
       while True:
         for uid, result in results:
@@ -628,13 +628,13 @@ class Driver:
           else:
             continue
           num_running -= 1
-        results = [] if round is None else begin(round.more(num_running))
+        results = begin(round.more(num_running))
         num_running += len(results)
         if not num_running:
           break
         if not results:
           results = yield from self._wait(pool, num_running)
-    return [rollouts[spec.uid] for spec in specs if round is None]
+    return [rollouts[spec.uid] for spec in specs if spec.uid in rollouts]
 
   def paused(self) -> contextlib.AbstractContextManager[None]:
     """Leaves the engine to others meanwhile; held episodes keep their cache."""
