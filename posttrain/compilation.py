@@ -34,11 +34,8 @@ class CompileCounter:
     self._thread: int | None = None  # None = all
 
   def __enter__(self) -> 'CompileCounter':
-    self._thread = threading.get_ident()
-    return self._begin()
-
-  def _begin(self) -> 'CompileCounter':
     global _listening
+    self._thread = threading.get_ident()
     if not _listening:  # registers the listeners with jax, once per process
       _listening = True
 
@@ -57,7 +54,9 @@ class CompileCounter:
 
   def open(self) -> 'CompileCounter':
     """Starts counting without a `with` block."""
-    return self._begin()
+    self.__enter__()
+    self._thread = None
+    return self
 
   def take(self) -> float:
     """Returns the compile seconds since the last call."""

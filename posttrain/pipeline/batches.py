@@ -15,10 +15,8 @@
    them. Part of the pipeline's state, so that a resumed stage counts on.
 """
 
-import base64
 import contextlib
 import dataclasses
-import io
 import itertools
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -63,21 +61,20 @@ class Item:
 
   def stored(self) -> dict[str, Any]:
     """Returns a batch of tokens as JSON-able data, without `played`."""
-    file = io.BytesIO()
-    np.savez_compressed(file, **vars(self.batch))
-    arrays = base64.b64encode(file.getvalue()).decode()
-    rest = {'metrics': self.metrics, 'state': self.state}
-    return {'arrays': arrays, 'errors': self.errors, **rest}
+    batch = {
+      name: (str(x.dtype), x.tolist()) for name, x in vars(self.batch).items()
+    }
+    return {**vars(self), 'batch': batch, 'played': {}}
 
 
 def load_item(stored: Mapping[str, Any]) -> Item:
   """Returns the item of `Item.stored`, without its rollouts."""
-  file = io.BytesIO(base64.b64decode(stored['arrays']))
-  with np.load(file) as arrays:
-    fields = {k: x if x.ndim else x[()] for k, x in arrays.items()}
-  batch = types.Batch(**fields)
+  arrays = {
+    name: np.array(values, dtype)
+    for name, (dtype, values) in stored['batch'].items()
+  }
   errors = tuple(stored['errors'])
-  return Item(batch, stored['metrics'], stored['state'], errors)
+  return Item(**{**stored, 'batch': types.Batch(**arrays), 'errors': errors})
 
 
 def rows(played: Mapping[str, Played]) -> Iterator[dict[str, Any]]:
