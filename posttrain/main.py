@@ -25,7 +25,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from posttrain import config, processes, schema
+from posttrain import config, processes, schema, types
 from posttrain.config import checks, names
 from posttrain.metrics import trackers
 from posttrain.util import (
@@ -155,12 +155,12 @@ class Flags:
     return kind or None, int(count), self.num_processes or 1
 
   @property
-  def decoding(self) -> schema.Samplers | None:
+  def decoding(self) -> types.Samplers | None:
     """Returns the samplers and what belongs to them."""
     if self.samplers is None:
       return None
     urls = tuple(self.samplers.split(','))
-    return schema.Samplers(urls, self.samplers_key_env, self.vllm_folder)
+    return types.Samplers(urls, self.samplers_key_env, self.vllm_folder)
 
   @property
   def profiled(self) -> range | None:
@@ -243,7 +243,7 @@ def train(
   time_limit: float | None = None,
   profile: range | None = None,
   place: commands.Place | None = None,
-  samplers: schema.Samplers | None = None,
+  samplers: types.Samplers | None = None,
 ) -> dict[str, Any] | None:
   """Trains a run from its newest checkpoint to its end; writes its report.
 
@@ -351,7 +351,7 @@ def train(
 
 
 def _resolve(
-  run: schema.Run, devices: Devices | None, samplers: schema.Samplers | None
+  run: schema.Run, devices: Devices | None, samplers: types.Samplers | None
 ) -> Any:
   """Returns the resolved options of a run whose trackers are installed."""
   from posttrain.stage import preflight

@@ -278,3 +278,19 @@ class PairBatch:
   def members(self) -> Array:
     """Number of members, f32[]; a batch with 0 trains nothing."""
     return self.answers
+
+
+@dataclasses.dataclass(frozen=True)
+class Samplers:
+  """The processes that decode with the policy in place of the run's own.
+
+  Attributes:
+    urls: their addresses.
+    api_key_env: the environment variable with their key; '' = none.
+    vllm_folder: a folder that they see, for weights: they are vLLM's; '' = they
+      are ours.
+  """
+
+  urls: tuple[str, ...]
+  api_key_env: str = ''
+  vllm_folder: str = ''

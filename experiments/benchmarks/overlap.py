@@ -33,7 +33,7 @@ from typing import Any
 
 from experiments.benchmarks import groups, timing
 from posttrain import main as program
-from posttrain import schema
+from posttrain import schema, types
 from posttrain.envs import registry
 
 DEVICES = {
@@ -193,7 +193,7 @@ def train(
     checkpoint=schema.Checkpoint(every=args.steps),
     metrics=schema.Metrics(progress=False, rollouts_every=None),
   )
-  others = schema.Samplers(tuple(samplers)) if samplers else None
+  others = types.Samplers(tuple(samplers)) if samplers else None
   program.train(run, workdir, samplers=others)
 
 

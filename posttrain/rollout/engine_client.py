@@ -36,7 +36,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from posttrain import schema, tree
+from posttrain import schema, tree, types
 from posttrain.chat import rendering
 from posttrain.decode import engines, requests
 from posttrain.models import hf, lora
@@ -101,7 +101,7 @@ class _Sampler:
   def __init__(
     self,
     url: str,
-    run: schema.Samplers,
+    run: types.Samplers,
     init_info: Mapping[str, Any],
     renderer: rendering.Renderer,
     closed: threading.Event,
@@ -308,7 +308,7 @@ class EngineClient:
 
   def __init__(
     self,
-    samplers: schema.Samplers,
+    samplers: types.Samplers,
     init_info: Mapping[str, Any],
     local: engines.Engine,
     renderer: rendering.Renderer,

@@ -50,22 +50,6 @@ class Endpoint(bounds.Options):
     return f'{self.name} at {self.address}'.removeprefix(' at ')
 
 
-@dataclasses.dataclass(frozen=True)
-class Samplers:
-  """The processes that decode with the policy in place of the run's own.
-
-  Attributes:
-    urls: their addresses.
-    api_key_env: the environment variable with their key; '' = none.
-    vllm_folder: a folder that they see, for weights: they are vLLM's; '' = they
-      are ours.
-  """
-
-  urls: tuple[str, ...]
-  api_key_env: str = ''
-  vllm_folder: str = ''
-
-
 # Kind -> regex of its number: a decay in (0, 1), or at least 2 steps.
 _EMA_AND_SNAPSHOT = {'ema': r'0\.\d*[1-9]\d*', 'snapshot': r'[2-9]|[1-9]\d+'}
 

@@ -50,7 +50,7 @@ class Outside:
   loader: Callable[..., Any]
   connect: Callable[[schema.Endpoint, str, int], Any]
   player: Callable[[Any, str, int], Any]
-  samplers: schema.Samplers | None
+  samplers: types.Samplers | None
   engine_client: Callable[..., Any]
 
 
@@ -65,7 +65,7 @@ class Resolved:
   sampler_mesh: jax.sharding.Mesh  # the same, unless config.mesh.sampler is set
   platform: str  # 'cpu', 'gpu' or 'tpu'
   hosts: int  # number of processes, one per host
-  samplers: schema.Samplers | None  # as in `Outside`
+  samplers: types.Samplers | None  # as in `Outside`
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,15 @@ from typing import Any
 
 import jax
 
-from posttrain import config, pipeline, processes, schema, scoring, sharding
+from posttrain import (
+  config,
+  pipeline,
+  processes,
+  schema,
+  scoring,
+  sharding,
+  types,
+)
 from posttrain.chat import rendering
 from posttrain.checkpoints import store, weights
 from posttrain.config import checks
@@ -49,7 +57,7 @@ Params = Any
 def resolve(
   cfg: schema.Run,
   devices: tuple[str | None, int, int] | None = None,
-  samplers: schema.Samplers | None = None,
+  samplers: types.Samplers | None = None,
 ) -> models.Resolved:
   """Decides what a run's options leave to its tokenizer and devices.
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import posttrain
-from posttrain import schema, sharding
+from posttrain import sharding, types
 from posttrain.decode import engines, requests
 from posttrain.rollout import calls, engine_client
 from tests import fixtures
@@ -53,7 +53,7 @@ def engine():
 
 
 def client(*urls, **options):
-  spec = schema.Samplers(urls, **options)
+  spec = types.Samplers(urls, **options)
   return engine_client.EngineClient(spec, INFO, engine(), fixtures.RENDERER)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.benchmarks import serve
 from experiments.launch import beside
-from posttrain import main, schema
+from posttrain import main, schema, types
 from posttrain.metrics import writers
 from posttrain.stage import logbook
 
@@ -57,7 +57,7 @@ def test_opd_continues_after_a_server_restart(
   own_port, decoders, samplers = beside.free_port(), [], None
   if samples_elsewhere:
     decoders.append(beside.start_sampler(own_port))
-    samplers = schema.Samplers((f'http://127.0.0.1:{own_port}',))
+    samplers = types.Samplers((f'http://127.0.0.1:{own_port}',))
 
   write = logbook.Logbook.write
 
