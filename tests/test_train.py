@@ -110,7 +110,7 @@ def test_sigterm_in_the_first_evaluation_says_that_nothing_is_saved(
   monkeypatch.setattr(job.Job, 'start', start)
   assert main.main(_args(tmp_path)) == 75
   line = capsys.readouterr().err.splitlines()[-1]
-  assert line.startswith('stopped at stage sft, step 0, of which nothing is')
+  assert line.startswith('stopped at stage sft, step 0, with no step saved')
   assert not list((tmp_path / 'checkpoints').glob('sft/[0-9]*'))
 
 
@@ -141,7 +141,8 @@ def test_a_dry_run_plans_for_devices_that_are_not_here(tmp_path, capsys):
     ('--samplers=http://a --vllm_folder=/no', "must be a folder: got '/no'"),
     ('--samplers=http://a --samplers_key_env=NO_SUCH', "got 'NO_SUCH'"),
     (
-      '--samplers=http://a --config.sft.rollout.keep_cache=True',
+      '--samplers=http://a --config.sft.rollout.in_flight=True '
+      '--config.sft.rollout.keep_cache=True',
       'config.sft.rollout.keep_cache must be False',
     ),
     # About devices that are not here.

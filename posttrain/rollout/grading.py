@@ -392,7 +392,7 @@ class Rewards:
     started = {
       name: side_by_side.thread(self._call, name, alive)
       for name in self._cfg
-      if alive and processes.count() == 1 and self._cfg[name].is_per_group
+      if alive and processes.count() == 1 and _is_per_group(self._cfg[name])
     }
     return GroupCalls(alive, started)
 
@@ -481,7 +481,7 @@ class Rewards:
         results[name] = [self._call(name, rollouts)]
       else:
         parts = [rollouts]
-        if self._cfg[name].is_per_group:
+        if _is_per_group(self._cfg[name]):
           parts = [group.rollouts for group in groups]
         results[name] = processes.on(
           process, functools.partial(self._calls, name, parts)
@@ -504,6 +504,13 @@ class Rewards:
       return Result([r.score.reward for r in rollouts])
     judge = None if cfg.judge is None else self._judges[cfg.judge]
     return self.functions[name](rollouts, judge)
+
+
+def _is_per_group(cfg: schema.RewardFn) -> bool:
+  """Returns whether a summand is computed group by group."""
+  if cfg.per_group is None:
+    return isinstance(cfg.judge, schema.Endpoint)
+  return cfg.per_group
 
 
 def missing(fn: Callable, arguments: Collection[str]) -> list[str]:

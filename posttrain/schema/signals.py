@@ -221,13 +221,6 @@ class RewardFn(bounds.Options):
       self.per_group,
     )
 
-  @property
-  def is_per_group(self) -> bool:
-    """Whether it is computed group by group."""
-    if self.per_group is None:
-      return isinstance(self.judge, Endpoint)
-    return self.per_group
-
 
 ROLES = ('system', 'user', 'assistant', 'tool')
 # Placeholder of the demonstration in a hint's template.

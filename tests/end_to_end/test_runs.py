@@ -314,7 +314,7 @@ def test_every_key_is_read(tmp_path, monkeypatch):
     read[kind] |= shared & set(kind.__mro__[1].__annotations__)
   # Devices of a sampler, which are not here.
   with pytest.raises(ValueError, match='config.mesh.sampler'):
-    sharding.make_meshes(schema.Mesh(sampler=schema.SamplerMesh()))
+    sharding.make_meshes(schema.Mesh(sampler=schema.SamplerMesh()), 1)
   # Workers in Ray, none of which starts here.
   remote.Remote(stage.rollout, {}, start=lambda make, calls: None)
   unread = {

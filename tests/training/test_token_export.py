@@ -233,7 +233,9 @@ def test_every_nth_step_is_exported_with_the_whole_model(
       },
     )(),
     logbook=types.SimpleNamespace(clock=watchdog.Timers()),
-    learner=types.SimpleNamespace(policy=lambda params: ('whole', params)),
+    learner=types.SimpleNamespace(
+      base=types.SimpleNamespace(attach=lambda params: ('whole', params))
+    ),
   )
   state = types.SimpleNamespace(params='adapter')
   item = types.SimpleNamespace(batch=_batch())
