@@ -106,7 +106,6 @@ class Flags:
     value='VARIABLE',
     if_absent='none',
   )
-
   vllm_folder: str = commands.flag(
     '',
     'A folder that the samplers see, for weights: they are vLLM servers.',

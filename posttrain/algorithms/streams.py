@@ -130,8 +130,8 @@ def begin(
 ) -> list[StartedScores]:
   """Asks a reference on a server for the scores of a finished group.
 
-  [] if the reference is no such one, and with several processes: `scoring` asks
-  for all samples then. Those that turn out not to train are scored in vain.
+  Returns [] if the reference is not on a server, and with several processes:
+  `scoring` then asks for all samples. Groups that do not train are scored too.
   """
   served = isinstance(algorithm.scoring_reference, schema.Endpoint)
   samples = [

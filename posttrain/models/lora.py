@@ -64,7 +64,7 @@ class Base:
 
 
 def whole(params: Params | Adapter, base: Base | None) -> Params:
-  """Returns a model's parameters from those that train."""
+  """Returns the whole model from the trained parameters; copies no array."""
   return params if base is None else base.attach(params)
 
 

@@ -462,7 +462,7 @@ class EpisodeRun:
     """Requests tokens after these ids, or after the whole history.
 
     Args:
-      ids: those that the slot does not have, if there is one.
+      ids: tokens to append to the slot; not used if the episode has none.
       pieces: what the turn has sampled, which the transcript does not have.
       budget: the most tokens.
     """
@@ -475,7 +475,7 @@ class EpisodeRun:
       return
     self.release_slot()
     # Keep the slot between turns, and between the pieces of one.
-    hold = spec.env.max_turns > 1 or self._round.tokens
+    keeps_slot = spec.env.max_turns > 1 or self._round.tokens is not None
     self._engine.submit(
       requests.Request(
         id=id,
@@ -483,10 +483,10 @@ class EpisodeRun:
         max_tokens=budget,
         stop_ids=self._stop_ids,
         sampling=requests.Sampling(temperature=spec.temperature),
-        hold=bool(hold),
+        hold=keeps_slot,
       )
     )
-    self.slot = id if hold else None
+    self.slot = id if keeps_slot else None
 
   def release_slot(self) -> None:
     """Frees the slot between two turns; the history is prefilled anew."""

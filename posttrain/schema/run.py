@@ -263,10 +263,9 @@ class Rollout(bounds.Options):
   overlap: bool = False
   # Frees the KV cache during the update, and allocates it anew to sample.
   sleep: bool = False
-  # Steps by which the weights that sample a batch are older than those that
-  # train on it: batch n is sampled under the weights after step
-  # max(0, n - 1 - max_lag), beside the updates before it. 0 = sampling and
-  # training wait for each other.
+  # The lag of the sampling weights, in steps: batch n is sampled under the
+  # weights after step max(0, n - 1 - max_lag), beside earlier updates. 0 =
+  # sampling and training wait for each other.
   max_lag: bounds.CountOrZero = 0
   # Samples and trains in turns with max_lag > 0, too; the numbers are the same.
   in_turns: bool = False

@@ -186,7 +186,7 @@ def _ahead(
   in_thread = components.plan.in_thread
 
   def use(weights: ahead.Weights, version: int) -> None:
-    policies = {name: own.policy(x) for name, x in weights.items()}
+    policies = own.policies(weights)
     decoder.set_params(policies['policy'], version)
     own.references.set_policy(policies)
 

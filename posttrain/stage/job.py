@@ -244,8 +244,7 @@ class Job:
         weights = learner.weights_of(state)
         if state.average is not None:
           weights['average'] = state.average
-        weights = own.to_sampler(weights)
-        policies = {name: own.policy(x) for name, x in weights.items()}
+        policies = own.policies(own.to_sampler(weights))
         sampling.scorers.set_policy(policies)
         policy = policies.get('average', policies['policy'])
         sampling.decoder.set_params(policy, step, decodes=tokens > 0)

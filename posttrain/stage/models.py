@@ -13,7 +13,7 @@ reward model  one per name
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -205,9 +205,9 @@ class Models:
     rules, mesh = transformer.SHARDING_RULES, self.components.mesh
     return jax.device_put(weights, sharding.shardings(weights, rules, mesh))
 
-  def policy(self, params: Any) -> Any:
-    """Returns the whole model from what trains, on the sampler's devices."""
-    return lora.whole(params, self.base)
+  def policies(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns whole models from trained weights on the sampler's devices."""
+    return {name: lora.whole(x, self.base) for name, x in weights.items()}
 
   @functools.cached_property
   def base(self) -> lora.Base | None:

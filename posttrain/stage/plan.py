@@ -75,7 +75,7 @@ class Load:
     players: number of frozen models that sample, assumed to be of the policy's
       shape.
     hosts: the processes of the run, one per host.
-    sampler: the devices that sample and score; None = those that train.
+    sampler: the devices that sample and score; None = the learner's.
     has_samplers: whether other processes decode with the policy.
     uses_policy: whether batches depend on the policy's weights.
     tasks: tasks to train on and held-out ones, by environment.
@@ -383,7 +383,7 @@ def _past_bytes(
   batches that depend on the policy an evaluation alone has one.
 
   Returns:
-    (all of them, those that a step hands over to a sampler's own devices)
+    (bytes of all versions, bytes that a step copies to a sampler's devices)
   """
   weights, lag = learner.weights_of(spec.state_like), spec.cfg.rollout.max_lag
   lag *= load.uses_policy
