@@ -6,9 +6,11 @@ import time
 import pytest
 
 from experiments.trials import kill_resume
-from posttrain import main, schema
+from posttrain import main, schema, types
+from posttrain.checkpoints import store
 from posttrain.config import checks
 from posttrain.pipeline import ahead
+from posttrain.training import step
 from posttrain.util import preemption
 from tests import toys
 
@@ -17,7 +19,9 @@ pytestmark = pytest.mark.slow
 STEPS = 12
 
 
-def _run(workdir, steps=STEPS, reference='init', more=(), **rollout):
+def _run(
+  workdir, steps=STEPS, reference='init', more=(), samplers=None, **rollout
+):
   entry = toys.entry(
     group_size=8, max_tokens=4, kl_beta=1e-3, reference=reference
   )
@@ -32,19 +36,19 @@ def _run(workdir, steps=STEPS, reference='init', more=(), **rollout):
   checks.check(run)
   with pytest.MonkeyPatch.context() as patch:
     toys.install(patch)
-    main.train(run, str(workdir))
+    main.train(run, str(workdir), samplers=samplers)
   return kill_resume.outcome(workdir)
 
 
-def _delay(monkeypatch, name, seconds):
-  """Makes a method of the pipeline wait a random time first."""
-  method = getattr(ahead.Ahead, name)
+def _delay(monkeypatch, name, seconds, of=ahead.Ahead):
+  """Makes a method, of the pipeline, wait a random time first."""
+  method = getattr(of, name)
 
   def late(*args, **kwargs):
     time.sleep(random.random() * seconds)
     return method(*args, **kwargs)
 
-  monkeypatch.setattr(ahead.Ahead, name, late)
+  monkeypatch.setattr(of, name, late)
 
 
 @pytest.mark.parametrize('max_lag, reference', [(1, 'ema:0.9'), (4, 'init')])
@@ -58,6 +62,28 @@ def test_a_thread_changes_no_bit(max_lag, reference, tmp_path, monkeypatch):
   _delay(monkeypatch, '_make', 0.05)
   _delay(monkeypatch, 'publish', 0.05)
   other = _run(tmp_path / 'thread', **options)
+  assert not kill_resume.differences(truth, other)
+
+
+@pytest.mark.parametrize('max_lag', [1, 4])
+def test_a_late_sampler_changes_no_bit(max_lag, tmp_path, monkeypatch):
+  """Waits in both: weights, decoding; batches, hand-over, updates, saves."""
+  pytest.importorskip('starlette')
+  pytest.importorskip('uvicorn')
+  from posttrain.serve import sampler
+  from tests.serve import samplers
+
+  truth = _run(tmp_path / 'one', max_lag=max_lag, in_turns=True)
+  for name in ('_run', '_update', '_finish_update'):
+    _delay(monkeypatch, name, 0.02, sampler.Sampler)
+  for name in ('_make', 'publish'):
+    _delay(monkeypatch, name, 0.05)
+  _delay(monkeypatch, '__call__', 0.05, step.TrainStep)
+  _delay(monkeypatch, 'save', 0.3, store.Checkpointer)
+  with samplers.running() as (url, _):
+    other = _run(
+      tmp_path / 'two', max_lag=max_lag, samplers=types.Samplers((url,))
+    )
   assert not kill_resume.differences(truth, other)
 
 
@@ -88,10 +114,10 @@ def test_a_thread_changes_no_bit_of_episodes_in_flight(
 
 def test_a_resumed_run_samples_with_past_versions(tmp_path):
   truth = _run(tmp_path / 'whole', max_lag=3)
-  for step in (2, 7):
+  for stop in (2, 7):
     with pytest.MonkeyPatch.context() as patch:
-      toys.stop_at(patch, step)
-      with pytest.raises(preemption.Preempted, match=f'step {step}'):
+      toys.stop_at(patch, stop)
+      with pytest.raises(preemption.Preempted, match=f'step {stop}'):
         _run(tmp_path / 'parts', max_lag=3)
   other = _run(tmp_path / 'parts', max_lag=3)
   assert not kill_resume.differences(truth, other)
