@@ -43,6 +43,7 @@ def attention(
   v: jax.Array,
   k_start: jax.Array,
   k_end: jax.Array,
+  k_until: jax.Array | None = None,
   *,
   scale: float,
   softcap: float | None = None,
@@ -53,7 +54,8 @@ def attention(
   """Attends each query to the keys of its interval.
 
   z[t, s] = scale q[t] . k[s],  or  softcap tanh(scale q[t] . k[s] / softcap)
-  out[t] = sum_s softmax_s(z[t, s]) v[s],             k_start[t] <= s < k_end[t]
+  out[t] = sum_s softmax_s(z[t, s]) v[s],
+           k_start[t] <= s < k_end[t] <= k_until[s]
   lse[t] = log sum_s exp z[t, s]
 
   Query head n reads kv head n // (N / K). A query with an empty interval
@@ -65,6 +67,7 @@ def attention(
     v: float[B, S, K, H], q's dtype.
     k_start: i32[B, T], first key of a query's interval.
     k_end: i32[B, T], one past the last key of the interval.
+    k_until: i32[B, S], the largest k_end that sees a key; None = no bounds.
     scale: factor on the scores.
     softcap: bound of the scores; None = unbounded.
     return_lse: whether to return lse as well.
@@ -87,6 +90,7 @@ def attention(
     v.transpose(0, 2, 1, 3),
     k_start,
     k_end,
+    k_until,
     scale=scale,
     softcap=softcap,
     return_lse=return_lse,
@@ -101,6 +105,7 @@ def cached(
   v: jax.Array,
   k_start: jax.Array,
   k_end: jax.Array,
+  k_until: jax.Array | None = None,
   *,
   scale: float,
   softcap: float | None = None,
@@ -112,7 +117,7 @@ def cached(
   options = options_lib.Options(scale, softcap, backend, interpret)
   _check(q, k, v, options)
   q = q.transpose(0, 2, 1, 3)
-  out, lse = flash.flash(options, q, k, v, k_start, k_end)
+  out, lse = flash.flash(options, q, k, v, k_start, k_end, k_until)
   out = out.transpose(0, 2, 1, 3)
   return (out, lse) if return_lse else out
 

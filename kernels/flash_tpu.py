@@ -8,6 +8,7 @@
 The last dimensions run one after the other and carry their state in scratch
 memory. The ranges of blocks are prefetched as scalars: a step outside of them
 computes nothing, and repeats the previous block, so that nothing is copied.
+Where keys have bounds, ranges are of lists of blocks (see `kernels.masks`).
 
 Numbers per query are laid out along lanes in memory, [1, T]; a column [T, 1]
 would take 128 times its size.
@@ -16,7 +17,6 @@ Axes: B rows, T queries, S keys, N query heads, K kv heads, H head dim,
 I blocks of queries, J blocks of keys.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -46,10 +46,11 @@ def forward(
   v: jax.Array,
   k_start: jax.Array,
   k_end: jax.Array,
+  k_until: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
   """Computes (out [B, N, T, H], lse f32[B, N, T]); k and v are [B, K, S, H]."""
   t = q.shape[2]
-  blocks, args, plan = _prepare(q, k, v, k_start, k_end)
+  blocks, until, args, plan = _prepare(q, k, v, k_start, k_end, k_until)
   q = args[1]
   stats = (*q.shape[:2], 1, plan.t)
   column = _compat.VMEM((plan.block_q, 1), jnp.float32)
@@ -66,7 +67,7 @@ def forward(
       _compat.struct(stats, jnp.float32, q),
     ),
     scratch_shapes=[column, column, plan.scratch(plan.block_q)],
-  )(blocks.reshape(-1), *args)
+  )(blocks.reshape(-1), *until, *args)
   return out[:, :, :t], lse[:, :, 0, :t]
 
 
@@ -77,13 +78,14 @@ def backward(
   v: jax.Array,
   k_start: jax.Array,
   k_end: jax.Array,
+  k_until: jax.Array | None,
   lse: jax.Array,
   delta: jax.Array,
   g: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Computes (dq, dk, dv) from g [B, N, T, H], lse and delta f32[B, N, T]."""
   t, s = q.shape[2], k.shape[2]
-  blocks, args, plan = _prepare(q, k, v, k_start, k_end)
+  blocks, until, args, plan = _prepare(q, k, v, k_start, k_end, k_until)
   args += tuple(masks.pad(x[:, :, None], 3, plan.t) for x in (lse, delta))
   args += (masks.pad(g, 2, plan.t),)
   dq = _call(
@@ -96,7 +98,7 @@ def backward(
     out_specs=plan.rows(),
     out_shape=_compat.struct(args[1].shape, q.dtype, q),
     scratch_shapes=[plan.scratch(plan.block_q)],
-  )(blocks.reshape(-1), *args)
+  )(blocks.reshape(-1), *until, *args)
   blocks = masks.query_blocks(blocks, plan.s // plan.block_k)
   specs, grid = plan.key_side()
   dk, dv = _call(
@@ -106,18 +108,23 @@ def backward(
     'flash_dkv',
     grid,
     in_specs=specs,
-    out_specs=(specs[2], specs[3]),
+    out_specs=(specs[-5], specs[-4]),
     out_shape=(_compat.struct(args[2].shape, k.dtype, k),) * 2,
     scratch_shapes=[plan.scratch(plan.block_k)] * 2,
-  )(blocks.reshape(-1), *args)
+  )(blocks.reshape(-1), *until, *args)
   return dq[:, :, :t], dk[:, :, :s], dv[:, :, :s]
 
 
 def _call(options, plan, kernel, name, grid, *, out_shape, **specs):
   """Builds a `pallas_call` with prefetched ranges; 3 axes are parallel."""
   serial = ('arbitrary',) * (len(grid) - 3)
+
+  def bound(blocks_ref, *refs):
+    refs = refs if plan.listed else (None, *refs)
+    kernel(options, plan, blocks_ref, *refs)
+
   return pl.pallas_call(
-    functools.partial(kernel, options, plan),
+    bound,
     out_shape=out_shape,
     grid_spec=_compat.PrefetchScalarGridSpec(
       num_scalar_prefetch=1, grid=grid, **specs
@@ -138,6 +145,7 @@ class _Plan(NamedTuple):
   h: int
   block_q: int
   block_k: int
+  listed: bool  # whether ranges are of lists, and keys have bounds
 
   def scratch(self, rows):
     return _compat.VMEM((rows, self.h), jnp.float32)
@@ -146,17 +154,31 @@ class _Plan(NamedTuple):
     return self.b, self.n, self.t // self.block_q, self.s // self.block_k
 
   def inputs(self):
-    group, count = self.n // self.kv, self.t // self.block_q
+    group, ranges = self.n // self.kv, self.key_ranges()
 
     def key_block(b, n, i, j, blocks):
-      lo, _, _, hi = _range(blocks, b * count + i)
-      return b, n // group, jnp.clip(j, lo, jnp.maximum(hi - 1, lo)), 0
+      return b, n // group, ranges.nearest(blocks, b, i, j), 0
 
     keys = pl.BlockSpec((None, None, self.block_k, self.h), key_block)
     vector = pl.BlockSpec(
       (None, 2, self.block_q), lambda b, n, i, j, _: (b, 0, i)
     )
-    return [vector, self.rows(), keys, keys]
+    until = pl.BlockSpec(
+      (None, 1, self.block_k),
+      lambda b, n, i, j, blocks: (b, 0, ranges.nearest(blocks, b, i, j)),
+    )
+    specs = [vector, self.rows(), keys, keys]
+    return [until, *specs] if self.listed else specs
+
+  def key_ranges(self):
+    """Returns the ranges of key blocks, of each block of queries."""
+    count = self.s // self.block_k
+    return _Ranges(self.t // self.block_q, count if self.listed else 0)
+
+  def query_ranges(self):
+    """Returns the ranges of blocks of queries, of each key block."""
+    count = self.t // self.block_q
+    return _Ranges(self.s // self.block_k, count if self.listed else 0)
 
   def rows(self):
     return pl.BlockSpec(
@@ -171,17 +193,14 @@ class _Plan(NamedTuple):
   def key_side(self):
     group, count = self.n // self.kv, self.s // self.block_k
     grid = (self.b, self.kv, count, group, self.t // self.block_q)
-
-    def query(b, j, i, blocks):
-      lo, _, _, hi = _range(blocks, b * count + j)
-      return jnp.clip(i, lo, jnp.maximum(hi - 1, lo))
+    ranges = self.query_ranges()
 
     def spec(shape, index):
       return pl.BlockSpec(
         (None, *shape),
         lambda b, h, j, n, i, blocks: (
           b,
-          *index(h, j, h * group + n, query(b, j, i, blocks)),
+          *index(h, j, h * group + n, ranges.nearest(blocks, b, j, i)),
         ),
       )
 
@@ -189,35 +208,64 @@ class _Plan(NamedTuple):
     rows = spec((None, self.block_q, self.h), lambda h, j, n, i: (n, i, 0))
     stats = spec((None, 1, self.block_q), lambda h, j, n, i: (n, 0, i))
     keys = spec((None, self.block_k, self.h), lambda h, j, n, i: (h, j, 0))
-    return [vector, rows, keys, keys, stats, stats, rows], grid
+    until = spec((1, self.block_k), lambda h, j, n, i: (0, j))
+    specs = [vector, rows, keys, keys, stats, stats, rows]
+    return ([until, *specs] if self.listed else specs), grid
 
 
-def _prepare(q, k, v, k_start, k_end):
-  """Returns block ranges, padded (intervals [B, 2, T], q, k, v), the plan."""
+class _Ranges(NamedTuple):
+  """The places of ranges and lists of blocks in a flat array."""
+
+  count: int  # ranges of a row
+  listed: int  # blocks of a list; 0 = ranges alone
+
+  def read(self, blocks_ref, row, index):
+    """Returns (lo, inner, outer, hi)."""
+    first = (row * self.count + index) * (4 + self.listed)
+    return tuple(blocks_ref[first + i] for i in range(4))
+
+  def block(self, blocks_ref, row, index, step):
+    """Returns the block that a step visits."""
+    if not self.listed:
+      return step
+    first = (row * self.count + index) * (4 + self.listed)
+    return blocks_ref[first + 4 + step]
+
+  def nearest(self, blocks_ref, row, index, step):
+    """Returns the block that a step has in memory."""
+    lo, _, _, hi = self.read(blocks_ref, row, index)
+    step = jnp.clip(step, lo, jnp.maximum(hi - 1, lo))
+    return self.block(blocks_ref, row, index, step)
+
+  def visit(self, blocks_ref, row, index, step, compute):
+    """Calls compute(masked, block) if a step is within the range."""
+    lo, inner, outer, hi = self.read(blocks_ref, row, index)
+    block = self.block(blocks_ref, row, index, step)
+    whole = (inner <= step) & (step < outer)
+    pl.when(whole)(lambda: compute(False, block))
+    partly = (lo <= step) & (step < hi) & ~whole
+    pl.when(partly)(lambda: compute(True, block))
+
+
+def _prepare(q, k, v, k_start, k_end, k_until):
+  """Returns ranges, (k_until,) or (), (intervals, q, k, v), and the plan.
+
+  Arrays are padded; intervals are [B, 2, T], k_until is [B, 1, S].
+  """
   b, n, t, h = q.shape
   kv, s = k.shape[1:3]
   block_q, t = masks.fit(t, BLOCK, LANES)
   block_k, padded = masks.fit(s, BLOCK, LANES)
   k_start, k_end = (masks.pad(x, 1, t) for x in masks.clip(k_start, k_end, s))
-  blocks = masks.key_blocks(k_start, k_end, block_q, block_k)
+  until = () if k_until is None else (masks.pad(k_until, 1, padded),)
+  blocks = masks.key_blocks(k_start, k_end, block_q, block_k, *until)
   q, k, v = (
     masks.pad(x, 2, size) for x, size in ((q, t), (k, padded), (v, padded))
   )
-  plan = _Plan(b, n, kv, t, padded, h, block_q, block_k)
-  return blocks, (jnp.stack([k_start, k_end], axis=1), q, k, v), plan
-
-
-def _range(blocks_ref, index):
-  """Returns (lo, inner, outer, hi) from a flat list of ranges."""
-  return tuple(blocks_ref[index * 4 + i] for i in range(4))
-
-
-def _visit(blocks_ref, index, block, step):
-  """Calls step(masked) if `block` is within the range at `index`."""
-  lo, inner, outer, hi = _range(blocks_ref, index)
-  whole = (inner <= block) & (block < outer)
-  pl.when(whole)(lambda: step(False))
-  pl.when((lo <= block) & (block < hi) & ~whole)(lambda: step(True))
+  plan = _Plan(b, n, kv, t, padded, h, block_q, block_k, bool(until))
+  until = tuple(x[:, None] for x in until)
+  vector = jnp.stack([k_start, k_end], axis=1)
+  return blocks, until, (vector, q, k, v), plan
 
 
 def _keys(j, block, axis):
@@ -225,16 +273,18 @@ def _keys(j, block, axis):
   return j * block + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
 
 
-def _mask_by_key(vector_ref, j, block):
-  """Returns the mask [keys, queries] of key block j."""
-  keys = _keys(j, block, 0)
-  return tiles.in_interval(vector_ref[0:1], vector_ref[1:2], keys)
+def _mask(plan, vector_ref, until_ref, j):
+  """Returns the mask [queries, keys] of key block j."""
+  start, end = (vector_ref[x : x + 1].T for x in range(2))
+  until = until_ref[...] if plan.listed else None
+  return tiles.in_interval(start, end, _keys(j, plan.block_k, 1), until)
 
 
 def _forward_kernel(
   options,
   plan,
   blocks_ref,
+  until_ref,
   vector_ref,
   q_ref,
   k_ref,
@@ -252,17 +302,14 @@ def _forward_kernel(
     ):
       ref[...] = x
 
-  def step(masked):
+  def step(masked, block):
     s = tiles.scores(q_ref[...], k_ref[...], options.scale, options.softcap)
-    mask = None
-    if masked:
-      start, end = (vector_ref[x : x + 1].T for x in range(2))
-      mask = tiles.in_interval(start, end, _keys(j, plan.block_k, 1))
+    mask = _mask(plan, vector_ref, until_ref, block) if masked else None
     state = tiles.step(tuple(r[...] for r in state_refs), s, v_ref[...], mask)
     for ref, x in zip(state_refs, state, strict=True):
       ref[...] = x
 
-  _visit(blocks_ref, b * (plan.t // plan.block_q) + i, j, step)
+  plan.key_ranges().visit(blocks_ref, b, i, j, step)
 
   @pl.when(j == plan.s // plan.block_k - 1)
   def _():
@@ -275,6 +322,7 @@ def _dq_kernel(
   options,
   plan,
   blocks_ref,
+  until_ref,
   vector_ref,
   q_ref,
   k_ref,
@@ -291,19 +339,16 @@ def _dq_kernel(
   def _():
     sum_ref[...] = jnp.zeros_like(sum_ref)
 
-  def step(masked):
+  def step(masked, block):
     k = k_ref[...]
     s = tiles.scores(q_ref[...], k, options.scale, options.softcap)
     dp = tiles.dot(g_ref[...], v_ref[...], (1, 1))
-    mask = None
-    if masked:
-      start, end = (vector_ref[x : x + 1].T for x in range(2))
-      mask = tiles.in_interval(start, end, _keys(j, plan.block_k, 1))
+    mask = _mask(plan, vector_ref, until_ref, block) if masked else None
     lse, delta = lse_ref[...].T, delta_ref[...].T
     _, ds = tiles.gradient(s, dp, lse, delta, mask, options.softcap)
     sum_ref[...] += tiles.dot(ds.astype(k.dtype), k, (1, 0))
 
-  _visit(blocks_ref, b * (plan.t // plan.block_q) + i, j, step)
+  plan.key_ranges().visit(blocks_ref, b, i, j, step)
 
   @pl.when(j == plan.s // plan.block_k - 1)
   def _():
@@ -314,6 +359,7 @@ def _dkv_kernel(
   options,
   plan,
   blocks_ref,
+  until_ref,
   vector_ref,
   q_ref,
   k_ref,
@@ -333,18 +379,22 @@ def _dkv_kernel(
     dk_sum_ref[...] = jnp.zeros_like(dk_sum_ref)
     dv_sum_ref[...] = jnp.zeros_like(dv_sum_ref)
 
-  def step(masked):  # tiles are [keys, queries]
+  def step(masked, _):  # tiles are [keys, queries]
     q, g = q_ref[...], g_ref[...]
     s = tiles.scores(k_ref[...], q, options.scale, options.softcap)
     dp = tiles.dot(v_ref[...], g, (1, 1))
-    mask = _mask_by_key(vector_ref, j, plan.block_k) if masked else None
+    mask = None
+    if masked:
+      keys = _keys(j, plan.block_k, 0)
+      until = until_ref[...].T if plan.listed else None
+      mask = tiles.in_interval(vector_ref[0:1], vector_ref[1:2], keys, until)
     p, ds = tiles.gradient(
       s, dp, lse_ref[...], delta_ref[...], mask, options.softcap
     )
     dv_sum_ref[...] += tiles.dot(p.astype(g.dtype), g, (1, 0))
     dk_sum_ref[...] += tiles.dot(ds.astype(q.dtype), q, (1, 0))
 
-  _visit(blocks_ref, b * (plan.s // plan.block_k) + j, i, step)
+  plan.query_ranges().visit(blocks_ref, b, j, i, step)
 
   @pl.when((n == plan.n // plan.kv - 1) & (i == plan.t // plan.block_q - 1))
   def _():

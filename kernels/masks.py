@@ -9,6 +9,11 @@ queries give (lo, inner, outer, hi): blocks of keys outside [lo, hi) are in no
 query's interval and are skipped, those in [inner, outer) are in every query's
 interval and need no mask.
 
+In rows of prefix trees a key also has a bound, the end of its subtree: it is
+seen by intervals with `k_end[t] <= k_until[s]` only. Blocks between lo and hi
+may then be in no query's interval, so a kernel loops over lists of blocks: the
+ranges are positions in a list, from (0, 0, those without a mask, all).
+
 Axes: B rows, T queries, S keys, I blocks of queries, J blocks of keys.
 """
 
@@ -54,7 +59,11 @@ def window(k_start: jax.Array, k_end: jax.Array, size: int) -> jax.Array:
 
 
 def key_blocks(
-  k_start: jax.Array, k_end: jax.Array, block_q: int, block_k: int
+  k_start: jax.Array,
+  k_end: jax.Array,
+  block_q: int,
+  block_k: int,
+  k_until: jax.Array | None = None,
 ) -> jax.Array:
   """Returns the ranges of key blocks for each block of queries.
 
@@ -63,9 +72,11 @@ def key_blocks(
     k_end: i32[B, T], clipped.
     block_q: divides T.
     block_k: keys of a block.
+    k_until: i32[B, S], block_k divides S; None = no bounds.
 
   Returns:
-    i32[B, I, 4], (lo, inner, outer, hi) in blocks of keys, ascending.
+    i32[B, I, 4], (lo, inner, outer, hi) in blocks of keys, ascending. With
+    `k_until`, i32[B, I, 4 + J]: these in the list of blocks that follows.
   """
   shape = (k_start.shape[0], -1, block_q)
   start, end = k_start.reshape(shape), k_end.reshape(shape)
@@ -76,7 +87,16 @@ def key_blocks(
   inner = (jnp.max(start, -1) + block_k - 1) // block_k
   inner = jnp.clip(inner, lo, hi)
   outer = jnp.clip(jnp.min(end, -1) // block_k, inner, hi)
-  return jnp.stack([lo, inner, outer, hi], axis=-1).astype(jnp.int32)
+  if k_until is None:
+    return jnp.stack([lo, inner, outer, hi], axis=-1).astype(jnp.int32)
+  until = k_until.reshape(len(k_until), 1, -1, block_k)
+  j = jnp.arange(until.shape[2], dtype=jnp.int32)[None, None]
+  lo, inner, outer, hi = (x[..., None] for x in (lo, inner, outer, hi))
+  first = jnp.min(jnp.where(end > 0, end, far), -1, keepdims=True)
+  last = jnp.max(end, -1, keepdims=True)
+  seen = (lo <= j) & (j < hi) & (first <= jnp.max(until, -1))
+  whole = (inner <= j) & (j < outer) & (last <= jnp.min(until, -1))
+  return _listed(jnp.where(whole, 0, jnp.where(seen, 1, 2)))
 
 
 def query_blocks(blocks: jax.Array, count: int) -> jax.Array:
@@ -88,14 +108,27 @@ def query_blocks(blocks: jax.Array, count: int) -> jax.Array:
 
   Returns:
     i32[B, J, 4], (lo, inner, outer, hi) in blocks of queries, ascending. The
-    inner range is empty if it would have gaps.
+    inner range is empty if it would have gaps. Of lists, i32[B, J, 4 + I].
   """
   lo, inner, outer, hi = (blocks[..., i, None] for i in range(4))
+  if blocks.shape[-1] > 4:
+    place = jnp.argsort(blocks[..., 4:], axis=-1)
+    kind = (place >= outer).astype(jnp.int32) + (place >= hi)
+    return _listed(kind.mT)
   j = jnp.arange(count, dtype=jnp.int32)[None, None]
   lo, hi, _ = _extent((lo <= j) & (j < hi))
   inner, outer, whole = _extent((inner <= j) & (j < outer))
   inner, outer = jnp.where(whole, inner, hi), jnp.where(whole, outer, hi)
   return jnp.stack([lo, inner, outer, hi], axis=-1)
+
+
+def _listed(kind):
+  """Returns lists of blocks: of kind 0 (no mask), of kind 1, the others."""
+  order = jnp.argsort(kind, axis=-1, stable=True)
+  outer, hi = (jnp.sum(kind <= i, -1, keepdims=True) for i in range(2))
+  zero = jnp.zeros_like(outer)
+  blocks = jnp.concatenate([zero, zero, outer, hi, order], axis=-1)
+  return blocks.astype(jnp.int32)
 
 
 def _extent(mask):

@@ -13,6 +13,7 @@ def attention(
   v: jax.Array,
   k_start: jax.Array,
   k_end: jax.Array,
+  k_until: jax.Array | None = None,
   *,
   scale: float,
   softcap: float | None = None,
@@ -21,7 +22,8 @@ def attention(
   """Attends each query to the keys of its interval.
 
   z[t, s] = scale q[t] . k[s],  or  softcap tanh(scale q[t] . k[s] / softcap)
-  out[t] = sum_s softmax_s(z[t, s]) v[s],             k_start[t] <= s < k_end[t]
+  out[t] = sum_s softmax_s(z[t, s]) v[s],
+           k_start[t] <= s < k_end[t] <= k_until[s]
   lse[t] = log sum_s exp z[t, s]
 
   Query head n reads kv head n // (N / K). An empty interval gives exactly 0,
@@ -33,6 +35,7 @@ def attention(
     v: float[B, S, K, H].
     k_start: i32[B, T], first key of a query's interval.
     k_end: i32[B, T], one past the last key of the interval.
+    k_until: i32[B, S], the largest k_end that sees a key; None = no bounds.
     scale: factor on the scores.
     softcap: bound of the scores; None = unbounded.
     return_lse: whether to return lse as well.
@@ -49,6 +52,8 @@ def attention(
     scores = softcap * jnp.tanh(scores / softcap)
   keys = jnp.arange(k.shape[1])[None, None]
   mask = (k_start[..., None] <= keys) & (keys < k_end[..., None])
+  if k_until is not None:
+    mask &= k_end[..., None] <= k_until[:, None]
   mask = mask[:, None]  # [B, 1, T, S]
   scores = jnp.where(mask, scores, -1e30)
   # For an empty interval, softmax of the finite fill would be uniform, not 0.
@@ -67,6 +72,7 @@ def cached(
   v: jax.Array,
   k_start: jax.Array,
   k_end: jax.Array,
+  k_until: jax.Array | None = None,
   *,
   scale: float,
   softcap: float | None = None,
@@ -75,7 +81,15 @@ def cached(
   """Computes `attention` over keys in a cache: k, v are [B, K, S, H]."""
   k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
   return attention(
-    q, k, v, k_start, k_end, scale=scale, softcap=softcap, return_lse=return_lse
+    q,
+    k,
+    v,
+    k_start,
+    k_end,
+    k_until,
+    scale=scale,
+    softcap=softcap,
+    return_lse=return_lse,
   )
 
 

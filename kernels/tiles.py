@@ -45,10 +45,14 @@ def scores(
 
 
 def in_interval(
-  k_start: jax.Array, k_end: jax.Array, keys: jax.Array
+  k_start: jax.Array,
+  k_end: jax.Array,
+  keys: jax.Array,
+  k_until: jax.Array | None = None,
 ) -> jax.Array:
   """Returns a tile's mask from intervals and key indices that broadcast."""
-  return (k_start <= keys) & (keys < k_end)
+  mask = (k_start <= keys) & (keys < k_end)
+  return mask if k_until is None else mask & (k_end <= k_until)
 
 
 def start(rows: int, head_dim: int) -> tuple[jax.Array, ...]:

@@ -194,7 +194,13 @@ def prefill(
   prefixes = layers.Prefixes(slot, length)
   with sharding.use(_mesh(layout)):
     hidden, cache = transformer.trunk(
-      view, cfg, tokens, start[:, None] + index, valid, state.cache, prefixes
+      view,
+      cfg,
+      tokens,
+      start[:, None] + index,
+      valid,
+      cache=state.cache,
+      prefixes=prefixes,
     )
     assert cache is not None
     last = jnp.maximum(count - 1, 0)[:, None, None]
@@ -326,7 +332,7 @@ def decode(
       state.token[:, None],
       state.length[:, None],
       state.active[:, None].astype(jnp.int32),
-      state.cache,
+      cache=state.cache,
     )
     logits = scoring.next_logits(view, cfg, hidden[:, 0])
     state = dataclasses.replace(

@@ -100,6 +100,7 @@ class Attention(nn.Module):
     cache_slots: jax.Array | None,
     k_start: jax.Array,
     k_end: jax.Array,
+    k_until: jax.Array | None,
     cache: LayerCache | None,
     prefixes: Prefixes | None = None,
   ) -> tuple[jax.Array, LayerCache | None]:
@@ -130,7 +131,8 @@ class Attention(nn.Module):
       'impl': cfg.attention,
     }
     if cache is None:
-      out = attention.attention(q, k, v, k_start, k_end, **options)
+      args = q, k, v, k_start, k_end
+      out = attention.attention(*args, k_until=k_until, **options)
     else:
       old_k, old_v = cache
       args = cache_slots, prefixes
@@ -179,9 +181,10 @@ class Block(nn.Module):
 
   With `fused` the parameters are those of a decode view. `layer_ranges` is
   from the function of that name; if it has two entries, `local` (bool[]) picks
-  one. With a `cache`, keys and values are written to its slots `cache_slots`,
-  i32[B, T], and queries attend to the cache; with `prefixes` to that part of a
-  cache of more sequences than there are rows.
+  one. `k_until` is that of `attention.attention`. With a `cache`, keys and
+  values are written to its slots `cache_slots`, i32[B, T], and queries attend
+  to the cache; with `prefixes` to that part of a cache of more sequences than
+  there are rows.
   """
 
   cfg: schema.Model
@@ -194,6 +197,7 @@ class Block(nn.Module):
     local: jax.Array | None,
     layer_ranges: tuple[LayerRange, ...],
     k_end: jax.Array,
+    k_until: jax.Array | None = None,
     cache_slots: jax.Array | None = None,
     cache: LayerCache | None = None,
     prefixes: Prefixes | None = None,
@@ -209,7 +213,7 @@ class Block(nn.Module):
       return RMSNorm(cfg, name=name)(y)
 
     y = norm('attention_norm', x)
-    args = rope, cache_slots, k_start, k_end, cache, prefixes
+    args = rope, cache_slots, k_start, k_end, k_until, cache, prefixes
     y, cache = Attention(cfg, self.fused, name='attention')(y, *args)
     if cfg.post_norms:
       y = norm('attention_post_norm', checkpoint_name(y, 'kept'))
@@ -281,7 +285,7 @@ def residual_scale(cfg: schema.Model) -> float:
 def layer_ranges(
   cfg: schema.Model,
   positions: jax.Array,
-  index: jax.Array,
+  index: jax.Array | None,
   k_start: jax.Array,
   k_end: jax.Array,
 ) -> tuple[LayerRange, ...]:
@@ -290,14 +294,19 @@ def layer_ranges(
   Args:
     cfg: model options.
     positions: i32[B, T], RoPE index.
-    index: i32[B or 1, T], index of each query among the keys.
+    index: i32[B or 1, T], index of each query among the keys; None = in rows
+      of prefix trees, where a window is of ancestors.
     k_start: i32[B, T], the first key of its sequence.
     k_end: i32[B, T], one past the last key that it attends to.
   """
   full = rope_table(positions, frequencies(cfg, False)), k_start
   if not cfg.local_layers:
     return (full,)
-  local_start = jnp.clip(index - cfg.window + 1, k_start, k_end)
+  if index is None:
+    first = attention.ancestors(positions, cfg.window)
+  else:
+    first = index - cfg.window + 1
+  local_start = jnp.clip(first, k_start, k_end)
   return full, (rope_table(positions, frequencies(cfg, True)), local_start)
 
 

@@ -94,12 +94,18 @@ class Transformer(nn.Module):
 
   @nn.compact
   def __call__(
-    self, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
+    self,
+    tokens: jax.Array,
+    positions: jax.Array,
+    segment_ids: jax.Array,
+    ends: jax.Array | None = None,
   ) -> jax.Array:
     cfg = self.cfg
     x = layers.Embed(cfg, name='embed')(tokens)
-    k_start, k_end = attention.intervals(segment_ids, positions)
-    index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    k_start, k_end = attention.intervals(segment_ids, positions, ends)
+    index = None
+    if ends is None:
+      index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     ranges = layers.layer_ranges(cfg, positions, index, k_start, k_end)
     local = None
     if cfg.local_layers:
@@ -108,10 +114,10 @@ class Transformer(nn.Module):
       nn.remat(layers.Block, prevent_cse=False, policy=REMAT[cfg.remat]),
       variable_axes={'params': 0},
       split_rngs={'params': True},
-      in_axes=(0, nn.broadcast, nn.broadcast),
+      in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
       length=cfg.layers,
     )
-    x, _ = blocks(cfg, name='layers')(x, local, ranges, k_end)
+    x, _ = blocks(cfg, name='layers')(x, local, ranges, k_end, ends)
     x = sharding.pin_batch(layers.RMSNorm(cfg, name='final_norm')(x))
     if self.is_initializing() and not cfg.tied_head:
       # `head` reads the kernel.
@@ -143,6 +149,7 @@ def trunk(
   tokens: jax.Array,
   positions: jax.Array,
   segment_ids: jax.Array,
+  ends: jax.Array | None = None,
   cache: Cache | None = None,
   prefixes: layers.Prefixes | None = None,
 ) -> tuple[jax.Array, Cache | None]:
@@ -157,8 +164,10 @@ def trunk(
     params: from `init`, or from `decode_view` with a cache.
     cfg: model options.
     tokens: i32[B, T].
-    positions: i32[B, T], RoPE index, restarting at 0 in every segment.
+    positions: i32[B, T], RoPE index, restarting at 0 in every segment or tree.
     segment_ids: i32[B, T], packed example id; 0 = pad.
+    ends: i32[B, T], of rows of prefix trees in depth-first order: one past the
+      last token of t's subtree, which alone attends to t; None = no trees.
     cache: keys and values of the rows' earlier tokens; None = no cache.
     prefixes: the rows' sequences in the cache, and a length that holds the new
       tokens and those before them; None = the whole cache.
@@ -170,7 +179,7 @@ def trunk(
   """
   if cache is None:
     hidden = Transformer(cfg).apply(
-      {'params': params}, tokens, positions, segment_ids
+      {'params': params}, tokens, positions, segment_ids, ends
     )
     return hidden, None
 
@@ -185,7 +194,7 @@ def trunk(
   block, new = layers.Block(cfg, fused=True), []
   x = apply(layers.Embed(cfg, fused=True), params['embed'], tokens)
   for i, (layer, old) in enumerate(zip(params['layers'], cache, strict=True)):
-    args = (ranges[i in cfg.local_layers],), k_end, slots, old, prefixes
+    args = (ranges[i in cfg.local_layers],), k_end, None, slots, old, prefixes
     x, layer_cache = apply(block, layer, x, None, *args)
     new.append(layer_cache)
   x = apply(layers.RMSNorm(cfg), params['final_norm'], x)

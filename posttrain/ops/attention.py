@@ -2,7 +2,8 @@
 
 Query t of a row attends to the keys `k_start[t] <= s < k_end[t]`. Causality,
 packing, padding (an empty interval), sliding windows and ragged lengths are all
-such intervals.
+such intervals. In rows of prefix trees a key also has the end of its subtree,
+`k_until[s] >= k_end[t]`: other branches do not see it.
 
 1. Under a mesh (`sharding.use`) each device computes its rows and heads: rows
    are split over the batch axes, heads over `tensor`; nothing is communicated.
@@ -28,29 +29,61 @@ from posttrain.ops import chunked, cudnn, dispatch
 
 
 def intervals(
-  segment_ids: jax.Array, positions: jax.Array
+  segment_ids: jax.Array, positions: jax.Array, ends: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
   """Returns causal intervals of packed rows: each segment up to the token.
 
   Args:
     segment_ids: i32[B, T], packed example id; 0 = pad.
-    positions: i32[B, T], index of a token within its segment.
+    positions: i32[B, T], index of a token within its segment; in a prefix tree,
+      its depth.
+    ends: i32[B, T], the ends of subtrees, `k_until` of `attention`; each tree
+      is then an interval up to the token. None = no trees.
 
   Returns:
     (k_start, k_end), i32[B, T] each; both 0 on pads.
   """
   index = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)[None]
   valid = segment_ids != 0
-  start = jnp.where(valid, index - positions, 0)
+  if ends is None:
+    start = index - positions
+  else:
+    roots = jnp.where(positions == 0, index, 0)
+    start = jax.lax.cummax(roots, axis=1)
+  start = jnp.where(valid, start, 0)
   return start, jnp.where(valid, index + 1, 0)
 
 
-def check(cfg: schema.Model, platform: str | None = None) -> None:
+def ancestors(positions: jax.Array, window: int) -> jax.Array:
+  """Returns the first token of each token's window in prefix trees, i32[B, T].
+
+  It is the last token, up to t, of depth max(0, positions[t] - window + 1): in
+  depth-first order no other branch has that depth in between.
+
+  Args:
+    positions: i32[B, T], depths.
+    window: tokens of a window.
+  """
+  t = positions.shape[1]
+  assert t <= 1 << 16, f'{t} tokens a row: depth * T + index must fit u32'
+  index = jnp.arange(t, dtype=jnp.uint32)[None]
+  depths = jnp.maximum(positions - window + 1, 0)
+  at, wanted = (x.astype(jnp.uint32) * t + index for x in (positions, depths))
+  at = jnp.sort(at, axis=1)
+  find = functools.partial(jnp.searchsorted, side='right')
+  found = jax.vmap(find)(at, wanted) - 1
+  return (jnp.take_along_axis(at, found, axis=1) % t).astype(jnp.int32)
+
+
+def check(
+  cfg: schema.Model, platform: str | None = None, trees: bool = False
+) -> None:
   """Checks that devices support a model's `attention`.
 
   Args:
     cfg: model options.
     platform: 'cpu', 'gpu' or 'tpu'; None = the one in use.
+    trees: whether rows are prefix trees.
 
   Raises:
     FieldError: they do not.
@@ -60,7 +93,7 @@ def check(cfg: schema.Model, platform: str | None = None) -> None:
   dtype, softcap = jnp.dtype(cfg.dtype), cfg.attention_softcap
   dispatch.choose(
     cfg.attention,
-    lambda name: _unsupported(name, cfg.head_dim, (dtype,) * 3, softcap),
+    lambda name: _unsupported(name, cfg.head_dim, (dtype,) * 3, softcap, trees),
     here=platform,
   )
 
@@ -97,13 +130,15 @@ def attention(
   k_start: jax.Array,
   k_end: jax.Array,
   *,
+  k_until: jax.Array | None = None,
   scale: float,
   softcap: float | None = None,
   impl: str = 'auto',
 ) -> jax.Array:
   """Attends each query to the keys of its interval.
 
-  out[t] = sum_s softmax_s(scale q[t] . k[s]) v[s],  k_start[t] <= s < k_end[t]
+  out[t] = sum_s softmax_s(scale q[t] . k[s]) v[s],
+           k_start[t] <= s < k_end[t] <= k_until[s]
 
   With a softcap, scores are bounded before the softmax.
 
@@ -116,6 +151,8 @@ def attention(
     v: float[B, S, K, H].
     k_start: i32[B, T], the first key that a query attends to.
     k_end: i32[B, T], one past the last key that it attends to.
+    k_until: i32[B, S], the largest end of an interval that sees the key, the
+      end of its subtree in a prefix tree; None = no bounds.
     scale: factor on the scores.
     softcap: bound c of the scores, which become c tanh(score / c); None: none.
     impl: one of `schema.ATTENTION`.
@@ -133,13 +170,16 @@ def attention(
   if times > 1 and q.shape[2] % ways == 0:
     k, v = jnp.repeat(k, times, axis=2), jnp.repeat(v, times, axis=2)
 
+  trees = k_until is not None
+
   def local(q, k, v, *ends):
-    if _choose(impl, softcap, q, k, v) == 'cudnn':
+    if _choose(impl, softcap, q, k, v, trees=trees) == 'cudnn':
       return cudnn.attention(q, k, v, *ends, scale=scale)
     k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
     return _cached(scale, softcap, impl, q, k, v, *ends)
 
-  return _on_devices(local, q, k, v, k_start, k_end, heads_axes=(2, 2))
+  ends = (k_start, k_end, k_until) if trees else (k_start, k_end)
+  return _on_devices(local, q, k, v, *ends, heads_axes=(2, 2))
 
 
 def cached(
@@ -210,7 +250,7 @@ def decode(
   return _on_devices(local, q, k, v, k_start, k_end, heads_axes=(1, 1))
 
 
-def _on_devices(fn: Callable, q, k, v, k_start, k_end, *, heads_axes):
+def _on_devices(fn: Callable, q, k, v, *ends, heads_axes):
   """Runs attention on each device of the `current` mesh, on its rows and heads.
 
   Rows, or heads, that do not divide over their mesh axes are whole on each.
@@ -228,15 +268,14 @@ def _on_devices(fn: Callable, q, k, v, k_start, k_end, *, heads_axes):
     return PartitionSpec(rows, *(None,) * (axis - 1), heads)
 
   q_spec, k_spec = map(spec, heads_axes)
-  ends = PartitionSpec(rows)
-  in_specs = (q_spec, k_spec, k_spec, ends, ends)
-  return sharding.split(fn, in_specs, q_spec)(q, k, v, k_start, k_end)
+  in_specs = q_spec, k_spec, k_spec, *(PartitionSpec(rows),) * len(ends)
+  return sharding.split(fn, in_specs, q_spec)(q, k, v, *ends)
 
 
-def _cached(scale, softcap, impl, q, k, v, k_start, k_end):
+def _cached(scale, softcap, impl, q, k, v, *ends):
   if not q.size:
     return q
-  impl, args = _choose(impl, softcap, q, k, v), (k, v, k_start, k_end)
+  impl, args = _choose(impl, softcap, q, k, v), (k, v, *ends)
   if impl != 'xla':
     return _kernel(kernels.cached, impl, (scale, softcap), q, *args)
   on_cpu = dispatch.platform() == 'cpu'
@@ -245,12 +284,13 @@ def _cached(scale, softcap, impl, q, k, v, k_start, k_end):
   return chunked.attention(options, q, *args)
 
 
-def _choose(impl, softcap, q, k, v, in_loop=False):
+def _choose(impl, softcap, q, k, v, in_loop=False, trees=False):
   """Chooses an implementation.
 
   Args:
     in_loop: whether the op is called at every step of a loop that carries k
       and v.
+    trees: whether keys have bounds.
   """
   h = q.shape[-1]
   dtypes = q.dtype, k.dtype, v.dtype
@@ -267,15 +307,17 @@ def _choose(impl, softcap, q, k, v, in_loop=False):
     return None
 
   return dispatch.choose(
-    impl, lambda name: _unsupported(name, h, dtypes, softcap), avoid
+    impl, lambda name: _unsupported(name, h, dtypes, softcap, trees), avoid
   )
 
 
-def _unsupported(backend, head_dim, dtypes, softcap):
+def _unsupported(backend, head_dim, dtypes, softcap, trees):
   """Returns why a backend does not support such heads, or None."""
   if len({*dtypes}) > 1:
     return f'dtypes must agree: got {", ".join(map(str, dtypes))}'
   if backend == 'cudnn':
+    if trees:
+      return 'batch.trees must be False'
     return cudnn.unsupported(head_dim, dtypes[0], softcap)
   padded = _padded(backend, head_dim)
   h = head_dim if padded > kernels.MAX_HEAD_DIM else padded
@@ -290,7 +332,7 @@ def _padded(backend, head_dim):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _kernel(fn, impl, scores, q, k, v, k_start, k_end):
+def _kernel(fn, impl, scores, q, k, v, *ends):
   """Calls a kernel; under jit, so that layers share one tracing of it."""
   interpret = impl == 'interpret'
   backend = 'triton' if interpret else impl
@@ -301,8 +343,7 @@ def _kernel(fn, impl, scores, q, k, v, k_start, k_end):
     q,
     k,
     v,
-    k_start,
-    k_end,
+    *ends,
     scale=scores[0],
     softcap=scores[1],
     backend=backend,

@@ -61,6 +61,7 @@ def attention(
   v: jax.Array,
   k_start: jax.Array,
   k_end: jax.Array,
+  k_until: jax.Array | None = None,
 ) -> jax.Array:
   """Computes attention over keys with heads before time.
 
@@ -71,40 +72,41 @@ def attention(
     v: float[B, K, S, H].
     k_start: i32[B, T].
     k_end: i32[B, T].
+    k_until: i32[B, S], the largest k_end that sees a key; None = no bounds.
 
   Returns:
     float[B, T, N, H] in q's dtype; exactly 0 for an empty interval.
   """
-  return _forward(options, q, k, v, k_start, k_end)[0]
+  return _forward(options, q, k, v, k_start, k_end, k_until)[0]
 
 
-def _forward(options, q, k, v, k_start, k_end):
+def _forward(options, q, k, v, *ends):
   fn = functools.partial(_out, options)
-  out = _map_rows(options, fn, q, k, v, (k_start, k_end))
+  out = _map_rows(options, fn, q, k, v, ends)
   # The names by which remat policies save these, see `kernels.flash`.
   out, lse = checkpoint_name(out, 'attention')
   residuals = checkpoint_name((q, k, v, out, lse), 'kept')
-  return residuals[3], (residuals, k_start, k_end)
+  return residuals[3], (residuals, *ends)
 
 
 def _out(options, q, k, v, ends):
   """Returns (out, lse f32[B, I, K, R])."""
   plan = _plan(options, q, k)
-  ranges, start, end = plan.visits(*ends)
+  visits, start, end = plan.visits(*ends)
   tile = _per_head(functools.partial(_add_tile, options))
 
   def block(_, xs):
-    (lo, hi), start, end, q = xs
+    visits, start, end, q = xs
 
     def visit(j, state):
-      mask, keys = plan.keys(j, start, end, k, v)
+      mask, keys = plan.keys(j, start, end, ends[2], k, v)
       return tile(mask, q, *keys, *state)
 
-    out, lse = tiles.finish(plan.loop(lo, hi, visit, plan.state()))
+    out, lse = tiles.finish(plan.loop(visits, visit, plan.state()))
     # An axis of size one would be padded to 128 on a TPU.
     return None, (out.astype(q.dtype), lse[..., 0])
 
-  _, (out, lse) = lax.scan(block, None, (ranges, start, end, plan.cut(q)))
+  _, (out, lse) = lax.scan(block, None, (visits, start, end, plan.cut(q)))
   return plan.join(out), lse.swapaxes(0, 1)
 
 
@@ -114,30 +116,30 @@ def _backward(options, saved, g):
   delta = jnp.sum(delta, axis=-1, keepdims=True)
   fn = functools.partial(_gradients, options)
   args = q, k, v, ends, g.astype(q.dtype), lse, delta
-  return *_map_rows(options, fn, *args), None, None
+  return *_map_rows(options, fn, *args), None, None, None
 
 
 def _gradients(options, q, k, v, ends, g, lse, delta):
   """Returns (dq, dk, dv)."""
   plan = _plan(options, q, k)
-  ranges, start, end = plan.visits(*ends)
+  visits, start, end = plan.visits(*ends)
   tile = _per_head(functools.partial(_tile_gradients, options))
 
   def block(grads, xs):
-    (lo, hi), start, end, q, *more = xs
+    visits, start, end, q, *more = xs
 
     def visit(j, state):
-      mask, keys = plan.keys(j, start, end, k, v)
+      mask, keys = plan.keys(j, start, end, ends[2], k, v)
       dq, dk, dv = tile(mask, q, *keys, *more)
       return state[0] + dq, plan.add(state[1], j, dk), plan.add(state[2], j, dv)
 
     state = (jnp.zeros(q.shape, jnp.float32), *grads)
-    dq, *grads = plan.loop(lo, hi, visit, state)
+    dq, *grads = plan.loop(visits, visit, state)
     return tuple(grads), (dq * options.scale).astype(q.dtype)
 
   zeros = jnp.zeros(k.shape, jnp.float32)
   q, g, delta = map(plan.cut, (q, g, delta))
-  xs = ranges, start, end, q, g, lse.swapaxes(0, 1)[..., None], delta
+  xs = visits, start, end, q, g, lse.swapaxes(0, 1)[..., None], delta
   (dk, dv), dq = lax.scan(block, (zeros, zeros), xs)
   dk = (dk * options.scale).astype(k.dtype)
   return plan.join(dq), dk, dv.astype(v.dtype)
@@ -207,14 +209,21 @@ class _Plan(NamedTuple):
     """Returns R."""
     return self.n // self.kv * self.block_q
 
-  def loop(self, lo, hi, visit, state):
-    """Returns the state after the visits to the key blocks from lo to hi."""
+  def loop(self, visits, visit, state):
+    """Returns the state after the visits of a block of queries."""
+    lo, hi, order = visits
     if self.whole and self.s == self.block_k:
       return visit(0, state)  # the only one, without a loop
-    return lax.fori_loop(lo, hi, visit, state)
+    if order is None:
+      return lax.fori_loop(lo, hi, visit, state)
+    return lax.fori_loop(lo, hi, lambda i, x: visit(order[i], x), state)
 
-  def visits(self, k_start, k_end):
-    """Returns (ranges of key blocks (i32[I], i32[I]), intervals [I, B, R])."""
+  def visits(self, k_start, k_end, k_until):
+    """Returns (visits, intervals [I, B, R]).
+
+    Visits are ranges (i32[I], i32[I]) of key blocks or, with `k_until`, of
+    lists of them i32[I, J].
+    """
     ends = masks.clip(k_start, k_end, self.s)
     # [B, T] to [I, B, block_q]
     start, end = (
@@ -225,10 +234,14 @@ class _Plan(NamedTuple):
     )
     width = self.b * self.block_q
     flat = start.reshape(1, -1), end.reshape(1, -1)
-    ranges = masks.key_blocks(*flat, width, self.block_k)[0]
+    if k_until is not None:  # of the rows together
+      size = -(-self.s // self.block_k) * self.block_k
+      k_until = masks.pad(jnp.max(k_until, 0, keepdims=True), 1, size)
+    ranges = masks.key_blocks(*flat, width, self.block_k, k_until)[0]
     group = self.n // self.kv
     start, end = (jnp.tile(x, (1, 1, group)) for x in (start, end))
-    return (ranges[:, 0], ranges[:, 3]), start, end
+    order = None if k_until is None else ranges[:, 4:]
+    return (ranges[:, 0], ranges[:, 3], order), start, end
 
   def cut(self, x):
     """Cuts [B, T, N, X] into blocks [I, B, K, R, X]."""
@@ -252,11 +265,14 @@ class _Plan(NamedTuple):
       tiles.start(self.rows, self.h),
     )
 
-  def keys(self, j, start, end, *arrays):
+  def keys(self, j, start, end, until, *arrays):
     """Returns the mask [B, R, block_k] of block j, and blocks of arrays."""
     first = self._first(j)
     keys = first + lax.iota(jnp.int32, self.block_k)[None, None]
-    mask = tiles.in_interval(start[..., None], end[..., None], keys)
+    if until is not None:
+      until = lax.dynamic_slice_in_dim(until, first, self.block_k, axis=1)
+      until = until[:, None]
+    mask = tiles.in_interval(start[..., None], end[..., None], keys, until)
     # The last block starts early enough to be whole: its first keys are those
     # of the block before.
     return mask & (keys >= j * self.block_k), tuple(

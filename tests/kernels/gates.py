@@ -24,16 +24,28 @@ def make_run(backend, scale, name='attention', softcap=None, small=True):
       getattr(attention, name), backend=backend, interpret=True
     )
 
-  def run(q, k, v, start, end, g, g_lse):
+  def run(q, k, v, *args):
+    *ends, g, g_lse = args
+
     def call(q, k, v):
-      return fn(
-        q, k, v, start, end, scale=scale, softcap=softcap, return_lse=True
-      )
+      return fn(q, k, v, *ends, scale=scale, softcap=softcap, return_lse=True)
 
     (out, lse), vjp = jax.vjp(call, q, k, v)
     return out, lse, *vjp((g.astype(out.dtype), g_lse))
 
   return jax.jit(run, compiler_options=FAST if small else None)
+
+
+def by_mask(q, k, v, mask, scale, softcap=None):
+  """Attends by a mask bool[B, T, S] of all pairs; returns out, lse."""
+  group = q.shape[2] // k.shape[2]
+  k, v = (jnp.repeat(x, group, axis=2) for x in (k, v))
+  s = scale * jnp.einsum('btnh,bsnh->bnts', q, k, precision='highest')
+  s = s if softcap is None else softcap * jnp.tanh(s / softcap)
+  s = jnp.where(mask[:, None], s, -1e30)
+  lse = jnp.where(mask.any(-1)[:, None], jax.nn.logsumexp(s, axis=-1), -1e30)
+  p = jnp.where(mask[:, None], jnp.exp(s - lse[..., None]), 0.0)
+  return jnp.einsum('bnts,bsnh->btnh', p, v, precision='highest'), lse
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Arrays and intervals for the tests of attention."""
+"""Arrays, intervals and prefix trees for the tests of attention."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -58,6 +58,42 @@ def intervals(kind, t, s=None):
   if kind == 'one key':
     start = end - 1
   return start, end
+
+
+def forest(seed, t, levels):
+  """Lays random prefix trees of some levels in a row of t, an eighth is pad.
+
+  Returns (positions, ends, mask): i32[t] each, and bool[t, t], whether a key is
+  the query itself or one of its ancestors, by following parents.
+  """
+  rng, parents = np.random.default_rng(seed), []
+
+  def grow(parent, level):
+    for _ in range(rng.integers(1, 1 + t // 8)):
+      parents.append(parent)
+      parent = len(parents) - 1
+    for _ in range(rng.integers(2, 4) if level < levels else 0):
+      grow(parent, level + 1)
+
+  size = t - t // 8
+  while len(parents) < size:
+    grow(None, 1)
+  mask = np.zeros((t, t), bool)
+  for i, parent in enumerate(parents[:size]):
+    mask[i] = False if parent is None else mask[parent]
+    mask[i, i] = True
+  positions = np.maximum(mask.sum(1) - 1, 0)
+  ends = (mask * np.arange(1, t + 1)[:, None]).max(0)
+  return positions.astype(np.int32), ends.astype(np.int32), mask
+
+
+def forests(t):
+  """Returns rows of 1 to 4 levels: (k_start, k_end, k_until), mask."""
+  rows = [forest(levels, t, levels) for levels in (1, 2, 3, 4)]
+  positions, ends, mask = (np.stack(x) for x in zip(*rows, strict=True))
+  start = np.where(mask.any(2), mask.argmax(2), 0)
+  end = np.where(mask.any(2), np.arange(1, t + 1), 0)
+  return tuple(jnp.asarray(x, jnp.int32) for x in (start, end, ends)), mask
 
 
 def every_kind(t, s=None):

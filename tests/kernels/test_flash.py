@@ -58,6 +58,22 @@ def test_values_and_gradients_match_oracle(backend, t, n, k, h, dtype):
 
 
 @backends
+def test_prefix_trees_match_the_mask_of_ancestors(backend):
+  """Rows of 1 to 4 levels, twice; siblings share a block of keys or do not."""
+  ends, mask = inputs.forests(T)
+  ends, mask = [jnp.tile(x, (2, 1)) for x in ends], np.tile(mask, (2, 1, 1))
+  arrays, gradients = make_inputs(0)
+
+  def expected(*x):
+    out, vjp = jax.vjp(lambda *x: gates.by_mask(*x, mask, SCALE), *x)
+    return *out, *vjp(gradients)
+
+  ours = make_run(backend)(*arrays, *ends, *gradients)
+  expected = jax.jit(expected, compiler_options=gates.FAST)(*arrays)
+  gates.compare(ours, expected, jnp.float32)
+
+
+@backends
 def test_odd_prefill_over_a_cache_matches_oracle(backend):
   t, s, n, h = 21, 57, 6, 32  # no multiples of anything; groups of three
   q, k, v, g, g_lse = inputs.draw(

@@ -18,13 +18,14 @@ def program(backend, arrays):
   call = functools.partial(attention.attention, scale=0.1, backend=backend)
   q, k, v, cache, ends = arrays
   out, vjp = jax.vjp(lambda *x: call(*x, ends, ends), q, k, v)
+  trees, tree_vjp = jax.vjp(lambda *x: call(*x, ends, ends, ends), q, k, v)
   prefill = attention.cached(
     q, cache, cache, ends, ends, scale=0.1, softcap=30.0, backend=backend
   )
   last = attention.decode(
     q[:, 0], cache, cache, ends[:, 0], ends[:, 0], scale=0.1, backend=backend
   )
-  return vjp(out), prefill, last
+  return vjp(out), tree_vjp(trees), prefill, last
 
 
 @pytest.mark.parametrize(
@@ -40,5 +41,5 @@ def test_every_kernel_lowers_to_a_custom_call(backend, target, dtype, h):
   text = lowering.lower(
     functools.partial(program, backend), arrays, target=target
   )
-  assert text.count(lowering.CUSTOM_CALLS[target]) == 5
+  assert text.count(lowering.CUSTOM_CALLS[target]) == 8
   assert all(name in text for name in NAMES)

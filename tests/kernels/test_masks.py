@@ -51,6 +51,43 @@ def test_block_ranges_of_two_literal_segments():
   assert by_key[0, 0].tolist() == [0, 1, 2, 2]  # block 1 needs no mask
 
 
+def test_lists_of_a_literal_tree():
+  # Two tokens with two branches of two, in blocks of 2: the second branch does
+  # not visit the first.
+  end = jnp.array([[1, 2, 3, 4, 5, 6]])
+  until = jnp.array([[6, 6, 4, 4, 6, 6]])
+  blocks = key_blocks(jnp.zeros_like(end), end, 2, 2, until)
+  assert blocks[..., :4].tolist() == [
+    [[0, 0, 0, 1], [0, 0, 1, 2], [0, 0, 1, 2]]
+  ]
+  assert blocks[0, 2, 4:].tolist() == [0, 2, 1]  # the first without a mask
+  by_key = query_blocks(blocks, 3)
+  assert by_key[0, :, 2:4].tolist() == [[2, 3], [0, 1], [0, 1]]
+  assert by_key[0, 0, 4:].tolist() == [1, 2, 0]
+
+
+@pytest.mark.parametrize('block_q, block_k', [(16, 16), (8, 32)])
+def test_lists_have_all_seen_blocks_and_few_others(block_q, block_k):
+  t = 128
+  ends, mask = inputs.forests(t)
+  tiled = mask.reshape(-1, t // block_q, block_q, t // block_k, block_k)
+  seen, whole = tiled.any((2, 4)), tiled.all((2, 4))
+  blocks = key_blocks(*ends[:2], block_q, block_k, ends[2])
+  by_key = query_blocks(blocks, t // block_k)
+  for lists, some, every in (
+    (blocks, seen, whole),
+    (by_key, seen.mT, whole.mT),
+  ):
+    lists = np.asarray(lists)
+    ordered = np.take_along_axis(some, lists[..., 4:], -1)
+    place = np.arange(some.shape[-1])
+    live = place < lists[..., 3:4]
+    assert live[ordered].all()
+    assert (live & ~ordered).sum() <= live.sum() // 8
+    bare = np.take_along_axis(every, lists[..., 4:], -1)
+    assert (bare == (place < lists[..., 2:3])).all()
+
+
 def test_empty_intervals_cover_no_block():
   zero = jnp.zeros((1, 8), jnp.int32)
   blocks = key_blocks(zero, zero, 4, 4)

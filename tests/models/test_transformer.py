@@ -158,6 +158,21 @@ def test_packed_segments_equal_separate_rows(cfg):
 
 
 @kinds
+def test_branches_of_a_tree_equal_separate_rows(cfg):
+  # Row 0: 5 tokens with branches of 4 and 7. Rows 1 and 2 hold one of them.
+  tokens, positions, segments = make_tokens(rows=3, length=16)
+  ends = np.zeros_like(tokens)
+  ends[0] = [16] * 5 + [9] * 4 + [16] * 7
+  ends[1:] = 16
+  positions[0] = [*range(9), *range(5, 12)]
+  tokens[1, :9] = tokens[0, :9]
+  tokens[2, :12] = [*tokens[0, :5], *tokens[0, 9:]]
+  out = logits(make_params(cfg), cfg, tokens, positions, segments, ends)
+  np.testing.assert_allclose(out[0, :9], out[1, :9], atol=1e-5)
+  np.testing.assert_allclose(out[0, 9:], out[2, 5:12], atol=1e-5)
+
+
+@kinds
 def test_decoding_in_chunks_equals_the_full_forward(cfg):
   params, (tokens, positions, segments) = make_params(cfg), make_tokens()
   expected = logits(params, cfg, tokens, positions, segments)
@@ -166,7 +181,7 @@ def test_decoding_in_chunks_equals_the_full_forward(cfg):
   def feed(cache, tokens, positions, segments):
     view = transformer.decode_view(params, cfg)
     hidden, cache = transformer.trunk(
-      view, cfg, tokens, positions, segments, cache
+      view, cfg, tokens, positions, segments, cache=cache
     )
     return scoring.next_logits(view, cfg, hidden), cache
 

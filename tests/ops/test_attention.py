@@ -1,5 +1,7 @@
 """Attention in XLA: against the oracle, invariances, gradients."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,9 @@ import pytest
 from jax.test_util import check_grads
 
 from kernels import reference
+from posttrain import schema
 from posttrain.ops import attention
+from tests.kernels import inputs
 
 B, T, N, K, H = 2, 24, 4, 2, 8
 SCALE = H**-0.5
@@ -56,6 +60,38 @@ def test_intervals_of_a_literal_row():
   start, end = attention.intervals(ids, positions)
   assert start.tolist() == [[0, 0, 0, 3, 3, 0]]
   assert end.tolist() == [[1, 2, 3, 4, 5, 0]]
+
+
+def test_intervals_and_windows_of_a_literal_tree():
+  # A segment of two; two tokens with branches of two and one; a pad.
+  ids = jnp.array([[1, 1, 2, 2, 2, 2, 3, 0]])
+  positions = jnp.array([[0, 1, 0, 1, 2, 3, 2, 0]])
+  ends = jnp.array([[2, 2, 7, 7, 6, 6, 7, 0]])
+  start, end = attention.intervals(ids, positions, ends)
+  assert start.tolist() == [[0, 0, 2, 2, 2, 2, 2, 0]]
+  assert end.tolist() == [[1, 2, 3, 4, 5, 6, 7, 0]]
+  first = attention.ancestors(positions, 2)
+  assert first[0, :7].tolist() == [0, 0, 2, 2, 3, 4, 3]
+
+
+@pytest.mark.parametrize('window', [1, 3, 99])
+def test_a_window_begins_at_an_ancestor(window):
+  for levels in (1, 2, 3, 4):
+    positions, _, mask = inputs.forest(levels, 64, levels)
+    first = attention.ancestors(jnp.asarray(positions)[None], window)[0]
+    valid = mask.any(1)
+    depth = np.maximum(positions - window + 1, 0)
+    assert (positions[first] == depth)[valid].all()
+    assert mask[np.arange(64), first][valid].all()
+
+
+def test_a_tree_is_refused_by_cudnn():
+  with pytest.raises(schema.FieldError, match='batch.trees must be False'):
+    attention.check(
+      dataclasses.replace(schema.Model(), attention='cudnn', dtype='bfloat16'),
+      'gpu',
+      trees=True,
+    )
 
 
 def test_oracle_of_literal_scores():

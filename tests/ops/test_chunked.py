@@ -12,16 +12,16 @@ from jax.test_util import check_grads
 
 from kernels import reference
 from posttrain.ops import attention, chunked
-from tests.kernels import inputs
+from tests.kernels import gates, inputs
 
 T, N, K, H = 80, 4, 2, 8
 SCALE = H**-0.5
 
 
-def by_blocks(q, k, v, start, end, *, scale, softcap, block=32, by_row=False):
+def by_blocks(q, k, v, *ends, scale, softcap, block=32, by_row=False):
   blocks = chunked.Blocks(block // 2, block, block, by_row)
   options = chunked.Options(scale, softcap, blocks)
-  return chunked.attention(options, q, k, v, start, end)
+  return chunked.attention(options, q, k, v, *ends)
 
 
 def whole(q, k, v, start, end, **options):
@@ -78,6 +78,35 @@ def test_matches_the_oracle_on_all_kinds_of_intervals(
   empty = np.maximum(ends[0], 0) >= np.minimum(ends[1], s)
   assert empty.any() and not np.asarray(ours[0])[empty].any()
   assert not np.asarray(ours[1])[empty].any()  # the gradient of queries
+
+
+@pytest.mark.parametrize(
+  'block, by_row', [(32, True), (32, False), (256, True)]
+)
+def test_prefix_trees_match_the_mask_of_ancestors(block, by_row):
+  ends, mask = inputs.forests(T)
+  arrays, g = make_inputs(4)
+
+  def expected(q, k, v, *, scale, softcap):
+    k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+    return gates.by_mask(q, k, v, mask, scale, softcap)[0]
+
+  fn = functools.partial(by_blocks, block=block, by_row=by_row)
+  ours = run(fn, arrays, g, ends, softcap=0.8)
+  close(ours, run(expected, arrays, g, (), softcap=0.8), 5e-6)
+
+
+def test_a_branch_does_not_read_its_sibling():
+  arrays, g = make_inputs(1, 96, 96)
+  start, end = (jnp.asarray(x)[None] for x in inputs.packed((96,), 96))
+  until = jnp.asarray(np.repeat([96, 64, 96], 32)[None], jnp.int32)
+  q, k, v = arrays
+  nan = jnp.zeros(96).at[32:64].set(jnp.nan)[None, None, :, None]
+  args = g, (start, end, until)
+  ours = run(by_blocks, arrays, *args, softcap=None)[0]
+  other = run(by_blocks, (q, k + nan, v + nan), *args, softcap=None)[0]
+  np.testing.assert_array_equal(ours[:, 64:], other[:, 64:])
+  assert np.isnan(other[:, 32:64]).all()
 
 
 def test_bfloat16_matches_the_oracle():

@@ -56,11 +56,19 @@ def run(impl, q, k, v, g, cache, ends, late):
   out, vjp = jax.vjp(
     lambda *x: attention.attention(*x, *ends, **options), q, k, v
   )
+  trees = attention.attention(q, k, v, *ends, k_until=until(q), **options)
   decoded = attention.decode(
     q[:, -1], *cache, late[0][:, -1], late[1][:, -1], **options
   )
   cached = attention.cached(q, *cache, *late, **options)
-  return out, *vjp(g), cached, decoded
+  return out, *vjp(g), trees, cached, decoded
+
+
+def until(q):
+  """Returns bounds of keys that differ by row, i32[B, T]."""
+  index = jnp.arange(T, dtype=jnp.int32)[None]
+  rows = jnp.arange(len(q), dtype=jnp.int32)[:, None]
+  return jnp.minimum(index + rows + 1, T)
 
 
 def place(mesh, args):
