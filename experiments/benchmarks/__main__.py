@@ -8,7 +8,9 @@
 
 The first three alternate our work with that of `plain_jax`, under the same
 noise, and measure the machine's matrix product in between. On a shared machine,
-tokens per CPU second is the number to read.
+tokens per CPU second is the number to read. Each work runs in a process of its
+own. Its row says how many tokens it computed, and needed (`counts`), its share
+of the matrix product's rate, and its peak memory.
 
 train_step  64 rows of 160 tokens, cross-entropy on all of them, AdamW
 decode      64 sequences of 32 prompt and 128 new tokens, no stop token: 64
@@ -26,7 +28,7 @@ logprobs    the chunked linear head against full logits, and the temporaries of
 
 import numpy as np
 
-from experiments.benchmarks import timing
+from experiments.benchmarks import sizes, timing
 
 BATCH, PROMPT, NEW, GROUP = 64, 32, 128, 8  # of `decode`
 SIZES = (128, 256, 512, 1024, 2048)  # of `growth`
@@ -43,20 +45,21 @@ def main() -> None:
   add('--threads', type=int, help='default: all')
   args = parser.parse_args()
   timing.set_threads(args.threads)
+  timing.emit_box()
   runs[args.bench](args)
 
 
 def train_step(args) -> None:
   """Compares a train step."""
-  import jax
-
   from experiments.benchmarks import plain_jax, works
 
-  shape = plain_jax.SHAPES[args.shape]
-  ids = works.random_ids(shape, plain_jax.ROWS, plain_jax.TOKENS)
+  shape = sizes.SHAPES[args.shape]
+  ids = sizes.random_ids(shape.vocab_size, sizes.ROWS, sizes.TOKENS)
 
   def plain():
-    init_state, step = plain_jax.make_step(shape, works.TRAIN_ROWS)
+    import jax
+
+    init_state, step = plain_jax.make_step(shape, sizes.TRAIN_ROWS)
     state = init_state(jax.random.key(0))
 
     def work():
@@ -68,25 +71,23 @@ def train_step(args) -> None:
 
   makers = {
     'ours': lambda: works.update(
-      shape, works.make_batch(ids, works.TRAIN_ROWS)
+      works.model(shape), works.make_batch(ids, sizes.TRAIN_ROWS)
     ),
     'plain': plain,
   }
-  timing.compare(args, makers, ids.size, 'tokens')
+  timing.compare(args, makers, ids.size, 'tokens', {})
 
 
 def decode(args) -> None:
   """Compares decoding."""
-  import jax
-
   from experiments.benchmarks import plain_jax, works
 
-  shape = plain_jax.SHAPES[args.shape]
-  ids = works.random_ids(shape, BATCH, PROMPT)
+  shape = sizes.SHAPES[args.shape]
+  ids = sizes.random_ids(shape.vocab_size, BATCH, PROMPT)
 
   def ours(count: int):
     return works.generate(
-      shape,
+      works.model(shape),
       ids[:count].repeat(BATCH // count, 0),
       NEW,
       capacity=PROMPT + NEW,
@@ -95,6 +96,8 @@ def decode(args) -> None:
     )
 
   def plain():
+    import jax
+
     params, key = plain_jax.init(jax.random.key(0), shape), jax.random.key(1)
     return lambda: jax.device_get(
       plain_jax.generate(params, shape, ids, key, NEW)
@@ -105,46 +108,48 @@ def decode(args) -> None:
     'ours_groups': lambda: ours(BATCH // GROUP),
     'plain': plain,
   }
-  timing.compare(args, makers, BATCH * NEW, 'tokens')
+  timing.compare(args, makers, BATCH * NEW, 'tokens', {})
 
 
 def grpo(args) -> None:
   """Compares whole steps."""
   from experiments.benchmarks import plain_jax, works
 
-  shape = plain_jax.SHAPES[args.shape]
-  size = works.PROMPTS, works.PROMPT
+  shape, size = sizes.SHAPES[args.shape], sizes.STEPS['grpo']
+  prompts = size.prompts, size.prompt
   makers = {
-    'ours_live': lambda: works.grpo(shape, tied=0),
-    'ours_mixed': lambda: works.grpo(shape, tied=works.PROMPTS // 2),
+    'ours_live': lambda: works.grpo(works.model(shape), size),
+    'ours_mixed': lambda: works.grpo(
+      works.model(shape), size, tied=size.prompts // 2
+    ),
     'plain': lambda: plain_jax.make_grpo(
       shape,
-      group=works.GROUP,
-      new=works.NEW,
-      rows=works.MICRO_ROWS,
-      prompts=np.random.default_rng(0).integers(97, 123, size),
-      reward=lambda task, ids: works.reward(ids.tobytes()),
+      group=size.group,
+      new=size.new,
+      rows=size.micro_rows,
+      prompts=np.random.default_rng(0).integers(97, 123, prompts),
+      reward=lambda task, ids: sizes.reward(ids.tobytes()),
     ),
   }
-  timing.compare(args, makers, 1, 'steps')
+  timing.compare(args, makers, 1, 'steps', {})
 
 
 def growth(args) -> None:
   """Measures tokens per second by the size of a slot or a row."""
-  from experiments.benchmarks import plain_jax, works
+  from experiments.benchmarks import works
 
-  shape = plain_jax.SHAPES[args.shape]
+  cfg = works.model(sizes.SHAPES[args.shape])
 
   def generate(capacity: int, prompt: int, new: int):
-    ids = works.random_ids(shape, BATCH, prompt)
-    sizes = {'prefill_rows': 32, 'prefill_tokens': 32}
-    return works.generate(shape, ids, new, capacity=capacity, **sizes)
+    ids = sizes.random_ids(cfg.vocab_size, BATCH, prompt)
+    rows = {'prefill_rows': 32, 'prefill_tokens': 32}
+    return works.generate(cfg, ids, new, capacity=capacity, **rows)
 
   def train(row: int, segment: int):
     rows = MICRO_TOKENS // row
-    ids = works.random_ids(shape, 2 * rows, row)
+    ids = sizes.random_ids(cfg.vocab_size, 2 * rows, row)
     batch = works.make_batch(ids, rows, [segment] * rows)
-    return works.update(shape, batch)
+    return works.update(cfg, batch)
 
   # Kind -> its work of a size, and the work's tokens.
   kinds = {
@@ -156,39 +161,44 @@ def growth(args) -> None:
   for kind, (make, tokens) in kinds.items():
     for size in SIZES:
       works_of = {kind: lambda make=make, size=size: make(size)}
-      timing.compare(args, works_of, tokens, 'tokens', size=size)
+      timing.compare(args, works_of, tokens, 'tokens', {}, size=size)
 
 
 def logprobs(args) -> None:
   """Compares the chunked linear head with full logits."""
-  import jax
-  import jax.numpy as jnp
-
-  from posttrain.losses import logprobs
-
-  def chunked(hidden, weight, targets):
-    return logprobs.linear(hidden, weight, targets)[0].sum()
-
-  def plain(hidden, weight, targets):
-    log_probs = jax.nn.log_softmax(hidden @ weight)
-    return jnp.take_along_axis(log_probs, targets[:, None], axis=1).sum()
-
   n, d, v = 2048, 256, args.vocab
-  keys = jax.random.split(jax.random.key(0), 3)
-  arrays = (
-    jax.random.normal(keys[0], (n, d)),
-    jax.random.normal(keys[1], (d, v)) / d**0.5,
-    jax.random.randint(keys[2], (n,), 0, v),
-  )
-  works = {}
-  for loss in (chunked, plain):
-    step = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*arrays).compile()
-    temp = step.memory_analysis().temp_size_in_bytes
-    timing.emit(impl=loss.__name__, temp_mib=timing.rounded(temp / 2**20))
-    works[loss.__name__] = lambda step=step: (
-      lambda: jax.block_until_ready(step(*arrays))
+
+  def make(is_chunked: bool):
+    import jax
+    import jax.numpy as jnp
+
+    from posttrain.losses import logprobs
+
+    def chunked(hidden, weight, targets):
+      return logprobs.linear(hidden, weight, targets)[0].sum()
+
+    def plain(hidden, weight, targets):
+      log_probs = jax.nn.log_softmax(hidden @ weight)
+      return jnp.take_along_axis(log_probs, targets[:, None], axis=1).sum()
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    arrays = (
+      jax.random.normal(keys[0], (n, d)),
+      jax.random.normal(keys[1], (d, v)) / d**0.5,
+      jax.random.randint(keys[2], (n,), 0, v),
     )
-  timing.compare(args, works, n, 'tokens', vocab=v, embed_dim=d)
+    loss = jax.value_and_grad(chunked if is_chunked else plain, (0, 1))
+    step = jax.jit(loss).lower(*arrays).compile()
+    temp = step.memory_analysis().temp_size_in_bytes / 2**20
+
+    def work():
+      jax.block_until_ready(step(*arrays))
+      return lambda: {'temp_mib': temp}
+
+    return work
+
+  makers = {'chunked': lambda: make(True), 'plain': lambda: make(False)}
+  timing.compare(args, makers, n, 'tokens', {}, vocab=v, embed_dim=d)
 
 
 if __name__ == '__main__':

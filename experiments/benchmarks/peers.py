@@ -1,24 +1,40 @@
-"""Our decoding, train step and GRPO step against transformers and TRL.
+"""Our works against transformers and TRL, and against another checkout.
 
     pip install torch transformers trl
     python -m experiments.benchmarks.peers --shape=S --threads=1 --repeats=5
+    python -m experiments.benchmarks.peers --works=grpo,gsm8k,dpo --base=DIR
+    python -m experiments.benchmarks.peers --works=sql --checkpoint=RUN
 
-The same work by both, turn by turn in one process, in float32 on the CPU; one
-JSON line per implementation, and one of the matrix product of XLA and of torch.
-`ratio` is ours over theirs, by the medians of CPU time.
+The same work by all, turn by turn, each in a process of its own, in float32 on
+the CPU. `--base` names a checkout whose posttrain does our work too. One JSON
+line per implementation, as of `experiments.benchmarks`, and one of the matrix
+product of XLA and of torch. `ratio` is theirs over ours, and `base_ratio` that
+of the base, by the medians of CPU time; without TRL it is left out.
 
-    decode  64 prompts of 32 tokens, 128 new ones each: `generate` with sampling
-    train   64 rows of 160 tokens, cross-entropy, AdamW, micro-batches of 4 rows
-    grpo    the step of `grpo`, all rows live: TRL's GRPOTrainer with
-            transformers' `generate`, micro-batches of 16 rows
+    decode    64 prompts of 32 tokens, 128 new ones each: `generate` with
+              sampling
+    train     64 rows of 160 tokens, cross-entropy, AdamW, micro-batches of 4
+              rows
+    grpo      8 prompts of 32 tokens, 8 samples of 32 for each, all of which
+              train: TRL's GRPOTrainer with transformers' `generate`; the CPU
+              seconds of rollout, scoring and update
+    gsm8k     the same with 128 + 128 tokens; gsm8k_kl with a reference
+    dpo       16 pairs of 32 prompt and 32 answer tokens, reference logprobs
+              computed beforehand: TRL's DPOTrainer
+    sql       a step of configs/sql.py, stage `grpo`, of the policy of RUN, a
+              workdir after SFT, whose weights stay as they are; without TRL
 """
 
+import functools
+import importlib.util
+import pathlib
 import tempfile
 import threading
+import time
 
 import numpy as np
 
-from experiments.benchmarks import plain_jax, timing, works
+from experiments.benchmarks import sizes, timing
 
 DECODED, PROMPT, NEW = 64, 32, 128  # of `decode`
 STEPS = 10_000  # more than a trainer is asked for
@@ -26,29 +42,55 @@ STEPS = 10_000  # more than a trainer is asked for
 
 def main() -> None:
   """Prints the rows of all works."""
-  parser = timing.parser(__doc__, threads=1, repeats=5)
+  names = ','.join(name for name in WORK if name != 'sql')
+  parser = timing.parser(
+    __doc__, threads=1, repeats=5, works=names, base='', checkpoint=''
+  )
   parser.add_argument('--shape', choices=('S', 'M'), default='S')
   args = parser.parse_args()
   timing.set_threads(args.threads)
+  timing.emit_box()
+  has_peers = importlib.util.find_spec('torch') is not None
+  if has_peers:
+    clock = timing.Clock(timing.apart(lambda: torch_matmul(args.threads)))
+    timing.alternate({'torch': clock}, args.repeats)
+    timing.emit_matmul(clock, 'torch_matmul', args.threads)
+  for name in args.works.split(','):
+    args.bench = f'peers_{name}'
+    shape = sizes.SHAPES[args.shape]
+    amount, unit, ours, theirs = WORK[name]
+    with tempfile.TemporaryDirectory() as root:
+      folders = {'base': args.base}
+      works = {'ours': ours, **({'base': ours} if args.base else {})}
+      if has_peers and theirs is not None:
+        works['theirs'] = theirs
+      makers = {}
+      for impl, make in works.items():
+        folder = pathlib.Path(root, impl)
+        folder.mkdir()
+        makers[impl] = functools.partial(make, args, shape, str(folder))
+      clocks = timing.compare(args, makers, amount, unit, folders)
+    ratios = {
+      key: timing.rounded(clocks[impl].median('cpu') / ours_cpu)
+      for ours_cpu in [clocks['ours'].median('cpu')]
+      for impl, key in (('theirs', 'ratio'), ('base', 'base_ratio'))
+      if impl in clocks
+    }
+    timing.emit(bench=args.bench, **ratios)
+
+
+def torch_matmul(threads: int) -> timing.Work:
+  """Returns eight matrix products of 1024 x 1024 by torch."""
   import torch
 
-  torch.set_num_threads(args.threads)
+  torch.set_num_threads(threads)
   matrix = torch.randn(1024, 1024)
 
-  def product():
+  def work():
     for _ in range(8):
       matrix @ matrix
 
-  timing.emit_matmul(timing.Clock(product), 'torch_matmul', args.threads)
-  for work in WORK:
-    args.bench = f'peers_{work}'
-    with tempfile.TemporaryDirectory() as folder:
-      shape = plain_jax.SHAPES[args.shape]
-      amount, unit, ours, theirs = WORK[work](shape, folder)
-      both = {'ours': lambda x=ours: x, 'theirs': lambda x=theirs: x}
-      clocks = timing.compare(args, both, amount, unit)
-    ratio = clocks['theirs'].median_cpu / clocks['ours'].median_cpu
-    timing.emit(bench=args.bench, ratio=timing.rounded(ratio))
+  return work
 
 
 def llama(shape):
@@ -73,12 +115,15 @@ def llama(shape):
 
 
 def words(shape, rng):
-  """Returns a function of random texts, and a tokenizer of t0, t1, ..."""
+  """Returns a function of random texts, and a tokenizer of a token per word."""
   import tokenizers
   import transformers
 
-  vocabulary = {f't{i}': i for i in range(shape.vocab_size)}
-  model = tokenizers.models.WordLevel(vocabulary, unk_token='t3')
+  # Special tokens are cut out of words: none of them begins one.
+  special = '<pad>', '<bos>', '<eos>', '<unk>'
+  names = *special, *(f't{i}' for i in range(4, shape.vocab_size))
+  vocabulary = {name: i for i, name in enumerate(names)}
+  model = tokenizers.models.WordLevel(vocabulary, unk_token='<unk>')
   tokenizer = tokenizers.Tokenizer(model)
   tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
 
@@ -88,27 +133,50 @@ def words(shape, rng):
 
   return text, transformers.PreTrainedTokenizerFast(
     tokenizer_object=tokenizer,
-    pad_token='t0',
-    bos_token='t1',
-    eos_token='t2',
-    unk_token='t3',
+    pad_token='<pad>',
+    bos_token='<bos>',
+    eos_token='<eos>',
+    unk_token='<unk>',
   )
 
 
-def decode_works(shape, folder: str) -> tuple:
-  """Returns amount, unit and both works of `decode`."""
+def watch(model, figures: dict[str, float], phase: list[str]) -> None:
+  """Counts a model's positions under the last name of `phase`."""
+
+  def count(module, args, kwargs):
+    ids = kwargs['input_ids'] if 'input_ids' in kwargs else args[0]
+    name = f'{phase[-1]}_computed'
+    figures[name] = figures.get(name, 0) + ids.numel()
+
+  model.register_forward_pre_hook(count, with_kwargs=True)
+
+
+def our_decode(args, shape, folder: str) -> timing.Work:
+  from experiments.benchmarks import works
+
+  return works.generate(
+    works.model(shape),
+    sizes.random_ids(shape.vocab_size, DECODED, PROMPT),
+    NEW,
+    capacity=PROMPT + NEW,
+    prefill_rows=32,
+    prefill_tokens=PROMPT,
+  )
+
+
+def their_decode(args, shape, folder: str) -> timing.Work:
   import torch
 
-  del folder
+  torch.set_num_threads(args.threads)
   model = llama(shape).eval()
-  ids = works.random_ids(shape, DECODED, PROMPT)
-  theirs_ids = torch.tensor(ids, dtype=torch.long)
+  ids = sizes.random_ids(shape.vocab_size, DECODED, PROMPT)
+  ids = torch.tensor(ids, dtype=torch.long)
 
   @torch.inference_mode()
-  def theirs():
+  def work():
     out = model.generate(
-      theirs_ids,
-      attention_mask=torch.ones_like(theirs_ids),
+      ids,
+      attention_mask=torch.ones_like(ids),
       do_sample=True,
       top_k=0,
       min_new_tokens=NEW,
@@ -116,28 +184,28 @@ def decode_works(shape, folder: str) -> tuple:
     )
     assert out.shape[1] == ids.shape[1] + NEW
 
-  ours = works.generate(
-    shape,
-    ids,
-    NEW,
-    capacity=PROMPT + NEW,
-    prefill_rows=32,
-    prefill_tokens=PROMPT,
-  )
-  return DECODED * NEW, 'tokens', ours, theirs
+  return work
 
 
-def train_works(shape, folder: str) -> tuple:
-  """Returns amount, unit and both works of `train`."""
+def our_train(args, shape, folder: str) -> timing.Work:
+  from experiments.benchmarks import works
+
+  ids = sizes.random_ids(shape.vocab_size, sizes.ROWS, sizes.TOKENS)
+  batch = works.make_batch(ids, sizes.TRAIN_ROWS)
+  return works.update(works.model(shape), batch)
+
+
+def their_train(args, shape, folder: str) -> timing.Work:
   import torch
 
-  del folder
-  model, rows = llama(shape).train(), works.TRAIN_ROWS
+  torch.set_num_threads(args.threads)
+  model = llama(shape).train()
   optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-  ids = works.random_ids(shape, plain_jax.ROWS, plain_jax.TOKENS)
-  micro_batches = torch.tensor(ids, dtype=torch.long).split(rows)
+  ids = sizes.random_ids(shape.vocab_size, sizes.ROWS, sizes.TOKENS)
+  ids = torch.tensor(ids, dtype=torch.long)
+  micro_batches = ids.split(sizes.TRAIN_ROWS)
 
-  def theirs():
+  def work():
     for micro in micro_batches:
       loss = model(input_ids=micro, labels=micro).loss
       (loss / len(micro_batches)).backward()
@@ -145,43 +213,145 @@ def train_works(shape, folder: str) -> tuple:
     optimizer.step()
     optimizer.zero_grad()
 
-  ours = works.update(shape, works.make_batch(ids, rows))
-  return ids.size, 'tokens', ours, theirs
+  return work
 
 
-def grpo_works(shape, folder: str) -> tuple:
-  """Returns amount, unit and both works of `grpo`."""
+def our_grpo(args, shape, folder: str) -> timing.Work:
+  from experiments.benchmarks import works
+
+  name = args.bench.removeprefix('peers_')
+  return works.grpo(works.model(shape), sizes.STEPS[name])
+
+
+def their_grpo(args, shape, folder: str) -> timing.Work:
   import datasets
+  import torch
   import trl
 
+  torch.set_num_threads(args.threads)
+  size = sizes.STEPS[args.bench.removeprefix('peers_')]
   text, tokenizer = words(shape, np.random.default_rng(0))
-  prompts = [text(works.PROMPT) for _ in range(works.PROMPTS)]
-  rows = works.PROMPTS * works.GROUP
+  prompts = [text(size.prompt) for _ in range(size.prompts)]
   trainer = trl.GRPOTrainer(
     llama(shape),
-    lambda completions, **_: [works.reward(x.encode()) for x in completions],
+    lambda completions, **_: [sizes.reward(x.encode()) for x in completions],
     trl.GRPOConfig(
-      output_dir=folder,
-      use_cpu=True,
-      bf16=False,
-      gradient_checkpointing=False,
-      max_steps=STEPS,
-      logging_steps=STEPS,
-      save_strategy='no',
-      report_to='none',
-      disable_tqdm=True,
-      dataloader_pin_memory=False,
-      per_device_train_batch_size=works.MICRO_ROWS,
-      gradient_accumulation_steps=rows // works.MICRO_ROWS,
-      num_generations=works.GROUP,
-      max_completion_length=works.NEW,
-      generation_kwargs={'min_new_tokens': works.NEW},
+      **options(folder),
+      per_device_train_batch_size=size.micro_rows,
+      gradient_accumulation_steps=size.prompts * size.group // size.micro_rows,
+      num_generations=size.group,
+      max_completion_length=size.new,
+      generation_kwargs={'min_new_tokens': size.new},
       learning_rate=1e-4,
+      beta=size.kl_beta,
     ),
     train_dataset=datasets.Dataset.from_dict({'prompt': prompts}),
     processing_class=tokenizer,
   )
-  return 1, 'steps', works.grpo(shape, tied=0), steps_of(trainer)
+  figures, phase = {}, ['update']
+
+  def timed(name, method):
+    """Returns a method of the trainer as a phase: where gradients are off."""
+
+    def call(*args, **kwargs):
+      if torch.is_grad_enabled() and name == 'scoring':
+        return method(*args, **kwargs)
+      phase.append(name)
+      start = time.process_time()
+      result = method(*args, **kwargs)
+      spent = time.process_time() - start
+      figures[f'{name}_s'] = figures.get(f'{name}_s', 0) + spent
+      phase.pop()
+      return result
+
+    return call
+
+  trainer._generate = timed('rollout', trainer._generate)
+  trainer._get_per_token_logps_and_entropies = timed(
+    'scoring', trainer._get_per_token_logps_and_entropies
+  )
+  for model in filter(None, (trainer.model, trainer.ref_model)):
+    watch(model, figures, phase)
+  step = steps_of(trainer)
+
+  def work():
+    figures.clear()
+    start = time.process_time()
+    step()
+    spent = time.process_time() - start
+    others = sum(x for key, x in figures.items() if key.endswith('_s'))
+    return lambda: {**figures, 'update_s': spent - others}
+
+  return work
+
+
+def our_dpo(args, shape, folder: str) -> timing.Work:
+  from experiments.benchmarks import works
+
+  return works.dpo(works.model(shape), folder, STEPS)
+
+
+def their_dpo(args, shape, folder: str) -> timing.Work:
+  import datasets
+  import torch
+  import trl
+
+  torch.set_num_threads(args.threads)
+  text, tokenizer = words(shape, np.random.default_rng(0))
+  lengths = dict.fromkeys(('prompt', 'chosen', 'rejected'), sizes.PAIR_TOKENS)
+  # An end of text follows each answer.
+  lengths |= {k: n - 1 for k, n in lengths.items() if k != 'prompt'}
+  rows = [
+    {name: text(count) for name, count in lengths.items()}
+    for _ in range(sizes.PAIRS)
+  ]
+  trainer = trl.DPOTrainer(
+    llama(shape),
+    args=trl.DPOConfig(
+      **options(folder),
+      per_device_train_batch_size=sizes.PAIRS,
+      precompute_ref_log_probs=True,
+      learning_rate=1e-5,
+    ),
+    train_dataset=datasets.Dataset.from_list(rows),
+    processing_class=tokenizer,
+  )
+  figures = {}
+  watch(trainer.model, figures, ['update'])
+  step = steps_of(trainer)
+
+  def work():
+    figures.clear()
+    step()
+    return lambda: dict(figures)
+
+  return work
+
+
+def our_sql(args, shape, folder: str) -> timing.Work:
+  from experiments.benchmarks import works
+  from posttrain import main as program
+
+  chosen = {'init': args.checkpoint, 'optim.lr': 1e-30, 'steps': STEPS}
+  options = [(f'grpo.{key}', str(value)) for key, value in chosen.items()]
+  run = program.load('configs/sql.py', options)
+  return works.run(run, 'grpo', folder)
+
+
+def options(folder: str) -> dict:
+  """Returns the options of every trainer of TRL."""
+  return {
+    'output_dir': folder,
+    'use_cpu': True,
+    'bf16': False,
+    'gradient_checkpointing': False,
+    'max_steps': STEPS,
+    'logging_steps': STEPS,
+    'save_strategy': 'no',
+    'report_to': 'none',
+    'disable_tqdm': True,
+    'dataloader_pin_memory': False,
+  }
 
 
 def steps_of(trainer):
@@ -221,7 +391,17 @@ def steps_of(trainer):
   return step
 
 
-WORK = {'decode': decode_works, 'train': train_works, 'grpo': grpo_works}
+# Name -> amount, unit, and what builds our work and theirs from (args, shape,
+# an empty folder).
+WORK = {
+  'decode': (DECODED * NEW, 'tokens', our_decode, their_decode),
+  'train': (sizes.ROWS * sizes.TOKENS, 'tokens', our_train, their_train),
+  'grpo': (1, 'steps', our_grpo, their_grpo),
+  'gsm8k': (1, 'steps', our_grpo, their_grpo),
+  'gsm8k_kl': (1, 'steps', our_grpo, their_grpo),
+  'dpo': (1, 'steps', our_dpo, their_dpo),
+  'sql': (1, 'steps', our_sql, None),
+}
 
 
 if __name__ == '__main__':

@@ -19,7 +19,6 @@ Axes: B rows, T tokens, S cache slots, N query heads, K kv heads, G = N / K,
 H head dim, D model, F mlp, V vocab, L layers.
 """
 
-import dataclasses
 import functools
 import math
 
@@ -28,29 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-  """Sizes of a model."""
-
-  layers: int
-  embed_dim: int
-  heads: int
-  kv_heads: int
-  head_dim: int
-  mlp_dim: int
-  vocab_size: int
+from experiments.benchmarks import sizes
 
 
-SHAPES = {
-  'S': Shape(4, 256, 8, 4, 32, 768, 512),
-  'M': Shape(8, 512, 8, 4, 64, 1536, 8192),
-  'L': Shape(12, 1024, 8, 4, 128, 3072, 32768),
-}
-ROWS, TOKENS = 64, 160  # of a step
-
-
-def init(key: jax.Array, shape: Shape) -> dict:
+def init(key: jax.Array, shape: sizes.Shape) -> dict:
   """Returns parameters with a leading layer axis and a tied head."""
   d, f = shape.embed_dim, shape.mlp_dim
   q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -80,7 +60,7 @@ def rms_norm(x, scale):
   return x * jax.lax.rsqrt(mean + 1e-6) * scale
 
 
-def rope(positions, shape: Shape):
+def rope(positions, shape: sizes.Shape):
   """Returns a function that applies RoPE to x [B, T, N, H]."""
   angles = positions[:, None, None] * 10_000.0 ** (
     -jnp.arange(0, shape.head_dim, 2) / shape.head_dim
@@ -110,7 +90,7 @@ def attend(q, k, v, positions):
   return out.transpose(0, 3, 1, 2, 4).reshape(b, t, n * h)
 
 
-def block(x, p, shape: Shape, positions, rotate, store):
+def block(x, p, shape: sizes.Shape, positions, rotate, store):
   """Returns the output of a layer.
 
   Args:
@@ -131,7 +111,7 @@ def block(x, p, shape: Shape, positions, rotate, store):
   return x + (jax.nn.silu(y @ p['gate']) * (y @ p['up'])) @ p['down']
 
 
-def forward(params, shape: Shape, ids):
+def forward(params, shape: sizes.Shape, ids):
   """Returns logits f32[B, T, V]."""
   positions = jnp.arange(ids.shape[1])
   rotate = rope(positions, shape)
@@ -146,13 +126,13 @@ def forward(params, shape: Shape, ids):
   return rms_norm(x, params['norm']) @ params['embed'].T
 
 
-def loss(params, shape: Shape, ids):
+def loss(params, shape: sizes.Shape, ids):
   """Returns the sum of -log p(next token), in nats."""
   logprobs = jax.nn.log_softmax(forward(params, shape, ids)[:, :-1])
   return -jnp.take_along_axis(logprobs, ids[:, 1:, None], axis=-1).sum()
 
 
-def make_update(shape: Shape, rows: int, lr: float, loss):
+def make_update(shape: sizes.Shape, rows: int, lr: float, loss):
   """Returns (init_state, update); micro-batches have `rows` sequences.
 
   Args:
@@ -187,7 +167,7 @@ def make_update(shape: Shape, rows: int, lr: float, loss):
   return init_state, update
 
 
-def make_step(shape: Shape, rows: int):
+def make_step(shape: sizes.Shape, rows: int):
   """Returns (init_state, jitted step (state, ids) -> state, loss)."""
   init_state, update = make_update(shape, rows, 3e-4, loss)
 
@@ -198,7 +178,7 @@ def make_step(shape: Shape, rows: int):
 
 
 @functools.partial(jax.jit, static_argnames=('shape', 'new'))
-def generate(params, shape: Shape, prompts, key, new: int):
+def generate(params, shape: sizes.Shape, prompts, key, new: int):
   """Samples `new` tokens after each prompt.
 
   Args:
@@ -277,7 +257,7 @@ def clip_loss(params, shape, ids, old, advantages):
 
 
 def make_grpo(
-  shape: Shape, *, prompts, group: int, new: int, rows: int, reward
+  shape: sizes.Shape, *, prompts, group: int, new: int, rows: int, reward
 ):
   """Returns a function without arguments that does one GRPO step.
 

@@ -1,13 +1,19 @@
 """Clock, machine speed and output of the benchmarks."""
 
 import argparse
+import contextlib
 import json
+import multiprocessing
 import os
+import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 MATMUL_GFLOP = 8 * 2 * 1024**3 / 1e9
+_FORK = multiprocessing.get_context('fork')
 
 
 def parser(doc: str, **defaults) -> argparse.ArgumentParser:
@@ -43,27 +49,85 @@ def rounded(x: float) -> float:
   return float(f'{x:.4g}')
 
 
-class Clock:
-  """Wall and CPU seconds of repeated work."""
+Figures = dict[str, float]
+# Does the work; may return a function that counts what it did, which is called
+# once the clock has stopped.
+Work = Callable[[], Any]
 
-  def __init__(self, work: Callable[[], object]):
-    self._work, self.wall, self.cpu = work, [], []
+
+def measure(work: Work) -> Figures:
+  """Does the work once; returns `wall` and `cpu` seconds and what it counts."""
+  wall, cpu = time.perf_counter(), time.process_time()
+  count = work()
+  spent = {'wall': time.perf_counter() - wall, 'cpu': time.process_time() - cpu}
+  return spent | (count() if callable(count) else {})
+
+
+def apart(make: Callable[[], Work], folder: str = '') -> Work:
+  """Returns a work that is made and done in a process of its own.
+
+  So its memory is its own, and its buffers are not those that other works have
+  freed. Must be called before jax has a client.
+
+  Args:
+    make: builds the work; imports posttrain there.
+    folder: another checkout, whose posttrain is measured; '' = this one's.
+  """
+  ours, theirs = multiprocessing.Pipe()
+
+  def serve():
+    ours.close()
+    if folder:
+      for name in [*sys.modules]:
+        if name.partition('.')[0] in ('posttrain', 'kernels', 'configs'):
+          del sys.modules[name]
+      sys.path.insert(0, folder)
+    work = make()
+    with contextlib.suppress(EOFError):  # the caller has ended
+      while True:
+        theirs.recv()
+        figures = measure(work)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        theirs.send(figures | {'peak_mib': peak})
+
+  _FORK.Process(target=serve, daemon=True).start()
+  theirs.close()
+
+  def work():
+    ours.send(None)
+    figures = ours.recv()
+    return lambda: figures
+
+  return work
+
+
+class Clock:
+  """Figures of repeated work."""
+
+  def __init__(self, work: Work):
+    self._work, self.rows = work, []
 
   def run(self) -> None:
     """Does the work once and measures it."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    self._work()
-    self.wall.append(time.perf_counter() - wall)
-    self.cpu.append(time.process_time() - cpu)
+    self.rows.append(measure(self._work))
 
   def forget(self) -> None:
     """Drops all measurements."""
-    self.wall, self.cpu = [], []
+    self.rows = []
+
+  def median(self, name: str) -> float:
+    """Returns the median of a figure."""
+    return statistics.median(row[name] for row in self.rows)
 
   @property
-  def median_cpu(self) -> float:
-    """Returns the median of CPU seconds."""
-    return statistics.median(self.cpu)
+  def wall(self) -> list[float]:
+    """Wall seconds of each run."""
+    return [row['wall'] for row in self.rows]
+
+  @property
+  def cpu(self) -> list[float]:
+    """CPU seconds of each run."""
+    return [row['cpu'] for row in self.rows]
 
   def rates(self, amount: float, unit: str) -> dict:
     """Returns median and spread, (max - min) / median, of amount per second."""
@@ -86,69 +150,110 @@ def alternate(clocks: Mapping[str, Clock], repeats: int) -> None:
       clock.run()
 
 
-def matmul_clock() -> Clock:
-  """Returns the clock of eight matrix products of 1024 x 1024."""
+def matmul() -> Work:
+  """Returns eight matrix products of 1024 x 1024 by XLA."""
   import jax
 
   x = jax.random.normal(jax.random.key(0), (1024, 1024))
-  matmul = jax.jit(lambda a, b: a @ b)
+  product = jax.jit(lambda a, b: a @ b)
 
   def work():
     for _ in range(8):
-      matmul(x, x).block_until_ready()
+      product(x, x).block_until_ready()
 
-  work()
-  return Clock(work)
+  return work
+
+
+def emit_box() -> None:
+  """Prints where the rows that follow are measured, and what runs beside."""
+
+  def show():  # apart: it imports jax
+    from posttrain import machine
+
+    with open('/proc/cpuinfo') as file:
+      names = [x.partition(':')[2] for x in file if x.startswith('model name')]
+    emit(
+      bench='box',
+      time=time.strftime('%Y-%m-%d %H:%M', time.gmtime()),
+      cpu=names[0].strip(),
+      cores=len(os.sched_getaffinity(0)),
+      load=rounded(os.getloadavg()[0]),  # 0 = nothing else runs
+      versions=machine.versions(*machine.VERSIONS, 'torch', 'trl'),
+    )
+
+  process = _FORK.Process(target=show)
+  process.start()
+  process.join()
 
 
 def emit_matmul(clock: Clock, bench: str, threads: int | None = None) -> None:
   """Prints the machine's rate, beside which other rows are to be read.
 
   Args:
-    clock: of eight products of 1024 x 1024; runs five times if it has not.
+    clock: of eight products of 1024 x 1024, which has run.
     bench: the name of the row.
     threads: of the run, None = all.
   """
-  if not clock.cpu:
-    alternate({bench: clock}, 5)
   rates = clock.rates(MATMUL_GFLOP, 'gflop')
   emit(bench=bench, threads=threads, **rates)
 
 
 def compare(
-  args, works: dict, amount: float, unit: str, **fields
+  args,
+  works: Mapping[str, Callable[[], Work]],
+  amount: float,
+  unit: str,
+  folders: Mapping[str, str] | None = None,
+  **fields,
 ) -> dict[str, Clock]:
   """Runs works in turns; prints a row for each, and of the matrix product.
+
+  A row has the CPU seconds of a call, and `of_matmul`, the share of the matrix
+  product's rate, by `gflop` that the model's needed tokens cost; beside them
+  whatever the work counts, and its peak memory.
 
   Args:
     args: has the bench's name, shape, threads and repeats.
     works: name -> a function that builds the work.
     amount: what one call of a work does.
     unit: the unit of it.
+    folders: name -> the checkout of a work in a process of its own, see
+      `apart`; None = all works run in this process.
     **fields: further fields of every row.
 
   Returns:
     The clocks by name.
   """
-  clocks, first = {'matmul': matmul_clock()}, {}
-  for name, make in works.items():
+  clocks, first = {}, {}
+  for name, make in {'matmul': matmul, **works}.items():
     begin = time.perf_counter()
-    work = make()
+    work = make() if folders is None else apart(make, folders.get(name, ''))
     work()  # compiles
     first[name] = rounded(time.perf_counter() - begin)
-    work()  # compiles once more, for arrays of the first call
     clocks[name] = Clock(work)
+  # The turn that is dropped compiles once more, for arrays of the first call.
   alternate(clocks, args.repeats)
   emit_matmul(clocks['matmul'], 'matmul', args.threads)
+  rate = MATMUL_GFLOP / clocks['matmul'].median('cpu')
   for name in works:
+    clock = clocks[name]
+    counted = {
+      key: rounded(clock.median(key))
+      for key in clock.rows[0]
+      if key not in ('wall', 'cpu')
+    }
+    if 'gflop' in counted:
+      share = clock.median('gflop') / clock.median('cpu') / rate
+      counted['of_matmul'] = rounded(share)
     emit(
       bench=args.bench,
       impl=name,
       shape=args.shape,
       threads=args.threads,
-      **clocks[name].rates(amount, unit),
-      cpu_seconds=rounded(clocks[name].median_cpu),
+      **clock.rates(amount, unit),
+      cpu_seconds=rounded(clock.median('cpu')),
       first_s=first[name],
+      **counted,
       **fields,
     )
   return clocks

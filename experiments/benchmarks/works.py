@@ -1,63 +1,83 @@
 """Our works of the benchmarks, as functions without arguments.
 
-`shape` is always the sizes of a model, of `plain_jax`.
+Each returns a function that counts what it did, see `timing.Work` and `counts`.
+A GRPO step has phases: `rollout`, `scoring` by a reference, and `update`.
 """
 
+import contextlib
 import dataclasses
-import zlib
-from collections.abc import Callable, Sequence
+import json
+import pathlib
+import time
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 
-from posttrain import schema, sharding, types
+from experiments.benchmarks import counts, sizes, timing
+from posttrain import schema, scoring, sharding, types
 from posttrain.chat import rendering
 from posttrain.data import sources
 from posttrain.decode import engines, requests
 from posttrain.envs import base, registry
 from posttrain.models import transformer
 from posttrain.pipeline import tokens as token_pipeline
-from posttrain.rollout import episodes
+from posttrain.rollout import episodes, frozen_models
 from posttrain.training import objectives, optim
 from posttrain.training import step as train_step
 
-# A GRPO step: prompts, samples of each, their tokens, rows of a micro-batch.
-PROMPTS, GROUP, PROMPT, NEW, MICRO_ROWS = 8, 8, 32, 32, 16
-TRAIN_ROWS = 4  # of a micro-batch of a train step
-
 
 def model(shape, **options) -> schema.Model:
-  """Returns the options of a model."""
+  """Returns the options of a model of one of `sizes.SHAPES`."""
   return schema.Model(**dataclasses.asdict(shape), **options)
 
 
-def random_ids(shape, rows: int, tokens: int) -> np.ndarray:
-  """Returns random ids i32[rows, tokens]."""
-  rng = np.random.default_rng(0)
-  return rng.integers(0, shape.vocab_size, (rows, tokens), np.int32)
-
-
 def generate(
-  shape, prompts: np.ndarray, new: int, **sizes: int
-) -> Callable[[], object]:
+  cfg: schema.Model, prompts: np.ndarray, new: int, **options: int
+) -> timing.Work:
   """Returns the completion of prompts, all of them at a time.
 
   Args:
-    shape: the model's sizes.
+    cfg: the model's options.
     prompts: i32[N, T].
     new: tokens of each completion.
-    **sizes: further sizes of the engine.
+    **options: further sizes of the engine.
   """
-  cfg = model(shape)
-  engine = engines.Engine(cfg, slots=len(prompts), **sizes)
+  counts.watch()
+  engine = engines.Engine(cfg, slots=len(prompts), **options)
   engine.set_params(transformer.init(jax.random.key(0), cfg), 0)
   batch = [requests.Request(i, ids, new) for i, ids in enumerate(prompts)]
 
   def work():
+    counts.computed.clear()
     completions = engine.generate(batch)
     assert all(len(x.ids) == new for x in completions)
+    whole = [
+      [*ids, *x.ids[:-1]] for ids, x in zip(prompts, completions, strict=True)
+    ]
+    return lambda: _counted(cfg, {'rollout': whole}, prompts.shape[1] + new)
 
   return work
+
+
+def _counted(
+  cfg: schema.Model, read: dict[str, Sequence[Sequence[int]]], length: int
+) -> timing.Figures:
+  """Returns the tokens of each phase, and the GFLOP of those that it needs.
+
+  Args:
+    cfg: the model's options.
+    read: phase -> the sequences that pass through the model in it.
+    length: tokens of a sequence.
+  """
+  figures = {'gflop': 0.0}
+  for phase, sequences in read.items():
+    tokens = counts.needed(sequences)
+    figures[f'{phase}_computed'] = counts.computed[phase]
+    figures[f'{phase}_needed'] = tokens
+    trains = phase == 'update'
+    figures['gflop'] += counts.flops(cfg, tokens, length, trains) / 1e9
+  return figures
 
 
 def trainer(cfg: schema.Model, envs: Sequence[str], stage: schema.Stage):
@@ -76,17 +96,20 @@ def trainer(cfg: schema.Model, envs: Sequence[str], stage: schema.Stage):
   return step, jax.device_put(state, sharding.shardings(state, rules, mesh))
 
 
-def update(shape, batch: types.Batch) -> Callable[[], object]:
+def update(cfg: schema.Model, batch: types.Batch) -> timing.Work:
   """Returns the update of a model from a batch."""
   envs = {'bench': schema.EnvEntry()}
-  step, state = trainer(
-    model(shape), ['bench'], schema.Stage(envs=envs, steps=1000)
-  )
+  step, state = trainer(cfg, ['bench'], schema.Stage(envs=envs, steps=1000))
+  read = {'update': [*counts.sequences(batch)]}
+  length = max(map(len, read['update']))
+  counts.computed['update'] = counts.positions(batch)
+  figures = _counted(cfg, read, length)
 
   def work():
     nonlocal state
     state, metrics = step(state, batch)
     metrics['loss/total'].block_until_ready()
+    return lambda: figures
 
   return work
 
@@ -123,24 +146,18 @@ def make_batch(ids, rows: int, segments: Sequence[int] | None = None):
   )
 
 
-def reward(text: bytes) -> float:
-  """Returns a reward that differs from sample to sample."""
-  return zlib.crc32(text) / 2**32
-
-
 class Env(base.Env):
   """Random prompts, and rewards by `reward`."""
 
   max_turns = 1
 
-  def __init__(self, name: str, letters: int, tied: int):
-    """Stores the letters of a prompt, and how many groups are tied."""
-    self.name, self._letters, self._tied = name, letters, tied
+  def __init__(self, name: str, prompts: int, letters: int, tied: int):
+    """Stores the prompts' number, their letters, and how many are tied."""
+    self.name, self._size, self._tied = name, (prompts, letters), tied
 
   def source(self, split, seed):
     del split
-    size = PROMPTS, self._letters
-    lines = np.random.default_rng(0).integers(97, 123, size).tolist()
+    lines = np.random.default_rng(0).integers(97, 123, self._size).tolist()
     tasks = [
       types.Task(str(i), self.name, user(bytes(line).decode()))
       for i, line in enumerate(lines)
@@ -150,7 +167,7 @@ class Env(base.Env):
   def make(self, task):
     graded = int(task.id) >= self._tied
     return base.OneTurn(
-      task, lambda text, _: types.Score(reward(text.encode()) * graded)
+      task, lambda text, _: types.Score(sizes.reward(text.encode()) * graded)
     )
 
 
@@ -159,61 +176,179 @@ def user(text: str) -> types.Messages:
   return ({'role': 'user', 'content': text},)
 
 
-def grpo(shape, tied: int) -> Callable[[], object]:
+class Phases:
+  """Seconds of the phases of a step: of the CPU, or by the clock beside it."""
+
+  def __init__(self):
+    on_cpu = jax.default_backend() == 'cpu'
+    self._now = time.process_time if on_cpu else time.perf_counter
+    self.seconds: dict[str, float] = {}
+
+  @contextlib.contextmanager
+  def __call__(self, name: str):
+    """Times a block, without the blocks in it."""
+    before, start = sum(self.seconds.values()), self._now()
+    yield
+    inside = sum(self.seconds.values()) - before
+    spent = self._now() - start - inside
+    self.seconds[name] = self.seconds.get(name, 0.0) + spent
+
+  def take(self) -> timing.Figures:
+    """Returns the seconds, which begin at 0 again."""
+    seconds, self.seconds = self.seconds, {}
+    return {f'{name}_s': x for name, x in seconds.items()}
+
+
+def grpo(cfg: schema.Model, size: sizes.Step, tied: int = 0) -> timing.Work:
   """Returns a whole GRPO step, from the tasks to the new weights.
 
   Args:
-    shape: the model's sizes.
+    cfg: the model's options.
+    size: the step's sizes.
     tied: number of groups with equal rewards.
   """
+  counts.watch()
   renderer = rendering.load(schema.Tokenizer())
-  renderer.stop_ids = ()  # every sample has its 32 tokens
+  renderer.stop_ids = ()  # every sample has all its tokens
   frame = len(renderer.render(user(''), add_generation_prompt=True))
+  letters = size.prompt - frame
+  kwargs = {'prompts': size.prompts, 'letters': letters, 'tied': tied}
   entry = schema.EnvEntry(
-    env=schema.CustomEnv(
-      import_path=f'{__name__}:Env',
-      kwargs={'letters': PROMPT - frame, 'tied': tied},
-    ),
-    algorithm=schema.Grpo(),
-    sampler=schema.Policy(max_tokens=NEW),
-    group_size=GROUP,
+    env=schema.CustomEnv(import_path=f'{__name__}:Env', kwargs=kwargs),
+    algorithm=schema.Grpo(kl_beta=size.kl_beta),
+    sampler=schema.Policy(max_tokens=size.new),
+    group_size=size.group,
   )
-  length = PROMPT + NEW
   stage = schema.Stage(
     envs={'bench': entry},
     batch=schema.Batch(
-      prompts_per_step=PROMPTS,
-      row_tokens=length,
-      micro_batch_tokens=MICRO_ROWS * length,
+      prompts_per_step=size.prompts,
+      row_tokens=size.length,
+      micro_batch_tokens=size.micro_rows * size.length,
     ),
     loss=schema.Loss(rl=schema.Clip()),
     optim=schema.Optim(lr=1e-4, schedule='constant'),
   )
-  cfg = model(shape)
+  mesh = sharding.make_mesh(schema.Mesh())
   engine = engines.Engine(
     cfg,
-    slots=PROMPTS * GROUP,
-    capacity=length,
+    slots=size.prompts * size.group,
+    capacity=size.length,
     chunk=stage.rollout.chunk,
-    prefill_rows=PROMPTS,
-    prefill_tokens=PROMPT,
-    mesh=sharding.make_mesh(schema.Mesh()),
+    prefill_rows=size.prompts,
+    prefill_tokens=size.prompt,
+    mesh=mesh,
   )
-  data = token_pipeline.TokenData(
-    stage, registry.make_all(stage.envs), renderer, seed=0
-  )
-  player = episodes.Driver(engine, renderer, length)
-  pipeline = token_pipeline.TokenPipeline(data, {'policy': player})
   step, state = trainer(cfg, stage.envs, stage)
-  version = 0
+  first = jax.tree.map(np.array, state.params) if size.kl_beta else {}
+  references = frozen_models.References(
+    cfg,
+    renderer,
+    lambda own, width: scoring.Scorer(own, size.micro_rows, width, mesh),
+    capacity=size.length,
+    load=lambda _: frozen_models.Model(jax.device_put(first), cfg),
+  )
+  phases, version = Phases(), 0
+  pipeline = token_pipeline.TokenPipeline(
+    token_pipeline.TokenData(
+      stage, registry.make_all(stage.envs), renderer, seed=0
+    ),
+    {'policy': episodes.Driver(engine, renderer, size.length)},
+    references.start,
+    clock=phases,
+  )
 
   def work():
     nonlocal state, version
-    engine.set_params(state.params, version)
-    batch = next(pipeline).batch
-    assert batch.rl_count == (PROMPTS - tied) * GROUP * NEW, batch.rl_count
-    state, metrics = step(state, batch)
-    jax.device_get(metrics)
+    counts.computed.clear()
+    with phases('rollout'):
+      engine.set_params(state.params, version)
+      item = next(pipeline)
+    live = (size.prompts - tied) * size.group * size.new
+    assert item.batch.rl_count == live, item.batch.rl_count
+    with phases('update'):
+      state, metrics = step(state, item.batch)
+      jax.device_get(metrics)
     version += 1
+    return lambda: phases.take() | count_step(cfg, item, size.length)
 
   return work
+
+
+def count_step(cfg: schema.Model, item, length: int) -> timing.Figures:
+  """Returns the tokens and GFLOP of a step, see `_counted`."""
+  counts.computed['update'] = counts.positions(item.batch)
+  read = {'update': [*counts.sequences(item.batch)]}
+  played = item.played.values()
+  if counts.computed['scoring']:
+    read['scoring'] = [x.ids.tolist() for env in played for x in env.samples]
+  if counts.computed['rollout']:
+    groups = [group for env in played for group in env.groups]
+    rollouts = [rollout for group in groups for rollout in group]
+    read['rollout'] = [x.ids[:-1].tolist() for r in rollouts for x in r.samples]
+  return _counted(cfg, read, length)
+
+
+def run(options: schema.Run, name: str, folder: str) -> timing.Work:
+  """Returns a step of a stage of a run, as the train loop does it.
+
+  Args:
+    options: the run's.
+    name: the stage.
+    folder: a new workdir.
+  """
+  from posttrain.stage import build, preflight
+  from posttrain.util import preemption
+
+  counts.watch()
+  components = preflight.make(preflight.resolve(options), name)
+  job = build.make(components, folder, 0, preemption.Signal())
+  state, phases, version = job.learner.state, Phases(), 0
+  length = components.capacity
+
+  def work():
+    nonlocal state, version
+    counts.computed.clear()
+    with phases('rollout'):
+      job.hand_over(state, version)
+      item = next(job.sampling.pipeline)
+    with phases('update'):
+      state, metrics = job.learner.update(state, item.batch)
+      jax.device_get(metrics)
+    version += 1
+    return lambda: phases.take() | count_step(components.model, item, length)
+
+  return work
+
+
+def dpo(cfg: schema.Model, folder: str, steps: int) -> timing.Work:
+  """Returns a DPO step on random pairs, from the pairs to the new weights."""
+  rng = np.random.default_rng(0)
+  frame = 3  # tokens of the template around a prompt; an answer has one
+  lengths = {'prompt': sizes.PAIR_TOKENS - frame}
+  lengths |= dict.fromkeys(('chosen', 'rejected'), sizes.PAIR_TOKENS - 1)
+  path = pathlib.Path(folder, 'pairs.jsonl')
+  with path.open('w') as file:
+    for _ in range(sizes.PAIRS):
+      letters = {k: rng.integers(97, 123, n) for k, n in lengths.items()}
+      row = {k: ''.join(map(chr, x)) for k, x in letters.items()}
+      file.write(json.dumps(row) + '\n')
+  tokens = 4 * sizes.PAIR_TOKENS  # of a pair
+  stage = schema.Stage(
+    kind='preference',
+    steps=steps,
+    pairs=schema.PairFile(path=str(path), eval_fraction=0.0),
+    batch=schema.Batch(
+      prompts_per_step=sizes.PAIRS,
+      row_tokens=tokens,
+      micro_batch_tokens=sizes.PAIRS * tokens,
+    ),
+    optim=schema.Optim(lr=1e-5, schedule='constant'),
+  )
+  options = schema.Run(
+    model=cfg,
+    stages={'dpo': stage},
+    compilation_cache=None,
+    metrics=schema.Metrics(progress=False),
+  )
+  return run(options, 'dpo', folder)

@@ -105,7 +105,7 @@ def launch(name: str, args) -> dict:
 
 def recipe(args):
   """Returns a run of one stage on random letters, from random weights."""
-  from experiments.benchmarks import learning, plain_jax, works
+  from experiments.benchmarks import learning, sizes, works
   from posttrain import schema
 
   rng = np.random.default_rng(0)
@@ -143,7 +143,7 @@ def recipe(args):
   )
   return schema.Run(
     model=works.model(
-      plain_jax.SHAPES[args.shape], dtype=args.dtype, remat='block'
+      sizes.SHAPES[args.shape], dtype=args.dtype, remat='block'
     ),
     stages={'main': stage},
     compilation_cache=None,
