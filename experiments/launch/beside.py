@@ -84,7 +84,8 @@ def run(arguments: Sequence[str], devices: Sequence[str | None]) -> int:
         sampler.wait(_GRACE)
       except subprocess.TimeoutExpired:
         sampler.kill()
-  return learner.returncode
+  code = learner.returncode
+  return code if code >= 0 else 128 - code  # a signal, as shells have it
 
 
 def main(argv: Sequence[str] | None = None) -> int:

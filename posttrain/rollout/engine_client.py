@@ -150,6 +150,8 @@ class _Sampler:
         while self._num_made < len(self._calls):
           completions = self._make(self._calls[self._num_made])
           self._num_made += 1
+        if attempt > 1:
+          logging.getLogger('absl').warning(f'the sampler {self.url} is back')
         break
       except calls.EndpointError as error:
         if error.status:

@@ -237,6 +237,7 @@ def _metadata(
   """
   data, fingerprint = components.data, components.renderer.fingerprint
   samplers = components.outside.samplers
+  num_samplers = len(samplers.urls) if samplers else 0
   if host:
     rendering.check_fingerprint(
       fingerprint,
@@ -269,7 +270,8 @@ def _metadata(
     'devices': {
       **{axis: int(n) for axis, n in components.mesh.shape.items()},
       'processes': processes.count(),
-      **({'samplers': len(samplers.urls)} if samplers else {}),
+      # One sampler has the bits of none.
+      **({'samplers': num_samplers} if num_samplers > 1 else {}),
       **({} if own is None else {'sampler': dataclasses.asdict(own)}),
     },
   }
