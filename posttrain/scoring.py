@@ -32,10 +32,14 @@ def score(
   positions: jax.Array,
   segment_ids: jax.Array,
   temperatures: jax.Array,
+  parents: jax.Array | None = None,
+  ends: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Computes the log probability of each token given its segment so far.
 
   logprobs[t] = log softmax(logits[t - 1] / temperatures[t])[ids[t]]
+
+  In rows with trees: given its path from the root; t - 1 is its parent.
 
   The temperature is that of the predicted token. The first token of a segment
   has no prediction: it and pads get exactly 0.
@@ -47,14 +51,17 @@ def score(
     positions: i32[B, T], RoPE index, restarting at 0 in every segment.
     segment_ids: i32[B, T], packed example id; 0 = pad.
     temperatures: f32[B, T], > 0.
+    parents, ends: i32[B, T], the trees of rows, see `types.Batch`; None = none.
 
   Returns:
     (logprobs f32[B, T] in nats, entropy f32[B, T] in nats of the distribution
     that predicts each token).
   """
-  hidden, _ = transformer.trunk(params, cfg, ids, positions, segment_ids)
+  hidden, _ = transformer.trunk(
+    params, cfg, ids, positions, segment_ids, ends=ends
+  )
   return score_hidden(
-    params, cfg, hidden, ids, positions, segment_ids, temperatures
+    params, cfg, hidden, ids, positions, segment_ids, temperatures, parents
   )
 
 
@@ -66,21 +73,36 @@ def score_hidden(
   positions: jax.Array,
   segment_ids: jax.Array,
   temperatures: jax.Array,
+  parents: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Computes `score` from hidden states [B, T, D] of `transformer.trunk`."""
   weight, softcap = transformer.head(params, cfg)
-  # Each position predicts the next token; the last prediction is dropped.
+  hidden, ahead = _predicting(hidden, parents)
   outputs = logprobs.linear(
     hidden,
     weight,
-    jnp.roll(ids, -1, axis=1),
-    jnp.roll(temperatures, -1, axis=1),
+    jnp.roll(ids, -ahead, axis=1),
+    jnp.roll(temperatures, -ahead, axis=1),
     softcap=softcap,
   )
   predicted = (positions > 0) & (segment_ids != 0)
   return tuple(
-    jnp.where(predicted, jnp.roll(x, 1, axis=1), 0.0) for x in outputs
+    jnp.where(predicted, jnp.roll(x, ahead, axis=1), 0.0) for x in outputs
   )
+
+
+def _predicting(hidden, parents) -> tuple[jax.Array, int]:
+  """Returns hidden states, and how far ahead the token is that each predicts.
+
+  Each predicts the next token, and the last prediction is dropped. In trees
+  several tokens may follow one: they have a copy of its state each.
+  """
+  if parents is None:
+    return hidden, 1
+  # In float32, so that the gradients of the copies are summed in it.
+  copies = hidden.astype(jnp.float32)
+  copies = jnp.take_along_axis(copies, parents[..., None], axis=1)
+  return copies.astype(hidden.dtype), 0
 
 
 def is_top(
@@ -90,6 +112,7 @@ def is_top(
   ids: jax.Array,
   positions: jax.Array,
   segment_ids: jax.Array,
+  parents: jax.Array | None = None,
 ) -> jax.Array:
   """Computes whether each token is the most likely one in its segment so far.
 
@@ -100,14 +123,16 @@ def is_top(
     ids: as in `score`.
     positions: as in `score`.
     segment_ids: as in `score`.
+    parents: as in `score`.
 
   Returns:
     f32[B, T], 0 or 1; 0 for first tokens and pads.
   """
   weight, _ = transformer.head(params, cfg)
-  top = logprobs.is_top(hidden, weight, jnp.roll(ids, -1, axis=1))
+  hidden, ahead = _predicting(hidden, parents)
+  top = logprobs.is_top(hidden, weight, jnp.roll(ids, -ahead, axis=1))
   predicted = (positions > 0) & (segment_ids != 0)
-  return jnp.where(predicted, jnp.roll(top, 1, axis=1), False).astype(
+  return jnp.where(predicted, jnp.roll(top, ahead, axis=1), False).astype(
     jnp.float32
   )
 
@@ -135,14 +160,15 @@ _FITTED = 2048  # tokens of a row that fits its sequences, at most
 # At module level, so that all `Scorer`s of a shape share one program.
 @functools.partial(jax.jit, static_argnames=('cfg', 'place', 'reads'))
 def _read(params, rows, cfg, place, reads):
+  *rows, ends = rows
   with sharding.use(place and place.mesh):
-    hidden, _ = transformer.trunk(params, cfg, *rows[:3])
+    hidden, _ = transformer.trunk(params, cfg, *rows[:3], ends=ends)
     if reads == 'rewards':
       values = transformer.rewards(params, hidden)
     else:
       values, _ = score_hidden(params, cfg, hidden, *rows)
     if reads == 'logprobs_and_top':
-      top = is_top(params, cfg, hidden, *rows[:3])
+      top = is_top(params, cfg, hidden, *rows[:3], rows[-1])
       values = jnp.stack((values, top), axis=-1)
   if place is None:
     return values
@@ -153,7 +179,9 @@ class Scorer:
   """Scores of any number of sequences of any length, by one program.
 
   Sequences are packed first-fit into arrays of one shape, [B, T]; those of a
-  large model on a CPU into arrays as wide as a call needs, in few widths. An
+  large model on a CPU, and trees, into arrays as wide as a call needs, in few
+  widths. With trees, sequences share the tokens that they begin with at equal
+  temperatures. An
   accelerator has up to `ahead` arrays of them beside the one that is fetched. A
   CPU gets them one by one: it has no other device to wait for, and programs in
   flight on several CPU devices may block each other.
@@ -166,6 +194,7 @@ class Scorer:
     row_tokens: int,
     mesh: jax.sharding.Mesh | None = None,
     reads: str = 'logprobs',
+    trees: bool = False,
   ):
     """Sets the shape [B, T].
 
@@ -175,15 +204,20 @@ class Scorer:
       row_tokens: T, the longest sequence that can be scored.
       mesh: splits the rows over its batch axes; None = one device.
       reads: what to compute, one of `READS`.
+      trees: whether sequences share tokens, in one row per device.
     """
     assert reads in READS, reads
-    self._reads = reads
+    self._reads, self._trees = reads, trees
     self.ahead = 0 if jax.default_backend() == 'cpu' else 2
     self._place = self._whole = None
-    self._fits = cfg.is_large and not self.ahead
-    if self._fits:
-      rows = 1 if mesh is None else sharding.batch_ways(mesh)
     self._cfg, self._rows, self._row_tokens = cfg, rows, row_tokens
+    self._most = row_tokens
+    is_slow = cfg.is_large and not self.ahead
+    self._fits = is_slow or trees
+    if self._fits:
+      self._rows = 1 if mesh is None else sharding.batch_ways(mesh)
+      joined = row_tokens * max(rows // self._rows, 1)
+      self._most = max(row_tokens, _FITTED) if is_slow else joined
     if mesh is not None:
       self._place = NamedSharding(mesh, PartitionSpec(*sharding.BATCH[1:]))
       self._whole = NamedSharding(mesh, PartitionSpec())
@@ -242,28 +276,40 @@ class Scorer:
         f'got {longest} tokens, expected at most {self._row_tokens}; raise '
         'batch.row_tokens'
       )
-    count, width = self._rows, self._row_tokens
+    order, shared = list(range(len(ids))), [0] * len(ids)
+    if self._trees:  # tokens are equal where ids and temperatures are
+      keys = [
+        np.stack((x, np.float32(y).view(np.int32)), axis=-1)
+        for x, y in zip(ids, temperatures, strict=True)
+      ]
+      order, shared = packing.by_prefix(keys, lengths)
+    lengths = [lengths[index] for index in order]
+    count, width = self._rows, self._most
     if self._fits:
-      width = packing.fitted(lengths, count, max(width, _FITTED), parts=4)
-    bins, _ = packing.first_fit(lengths, width, len(lengths))
+      width = packing.fitted(lengths, count, width, parts=4, shared=shared)
+    bins, _ = packing.first_fit(lengths, width, len(lengths), shared=shared)
 
     def launch():
       for start in range(0, len(bins), count):
-        places = []  # (index of a sequence, (row, its slice of tokens))
+        places = []  # (index of a sequence, (row, its places))
         # [B, T] each.
-        tokens, positions, segments = np.zeros((3, count, width), np.int32)
+        tokens, positions, segments, *links = np.zeros(
+          (5, count, width), np.int32
+        )
         packed_temperatures = np.ones((count, width), np.float32)
         for row, members in enumerate(bins[start : start + count]):
-          end = 0
-          for index in members:
-            begin, end = end, end + lengths[index]
-            place = row, slice(begin, end)
+          sizes = packing.row_sizes(members, lengths, shared)
+          if self._trees:
+            packing.link(sizes, *(x[row] for x in links))
+          for i, path in zip(members, packing.paths(sizes), strict=True):
+            index, place = order[i], (row, path)
             places.append((index, place))
             tokens[place] = ids[index]
-            positions[place] = np.arange(lengths[index])
+            positions[place] = np.arange(lengths[i])
             segments[place] = len(places)
             packed_temperatures[place] = temperatures[index]
         rows = tokens, positions, segments, packed_temperatures
+        rows += tuple(links) if self._trees else (None, None)
         if self._place is not None:
           rows = sharding.put(rows, self._place)
         scored = _read(params, rows, self._cfg, self._whole, self._reads)
@@ -282,6 +328,6 @@ class Scorer:
         values = jax.device_get(outputs)
         watchdog.progress()
         for index, place in places:
-          results[index] = values[place].copy()
+          results[index] = values[place]
 
     return finish

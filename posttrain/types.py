@@ -243,6 +243,9 @@ class Batch:
   ref_kl_count: Array  # f32[]
   rl_sequences: Array  # f32[], samples with an rl member
   num_micro_batches: Array  # i32[], micro-batches with tokens
+  # Of rows with trees, see `data.packing`; None = a row holds whole samples.
+  parents: Array | None = None  # i32, index in the row of the token before
+  ends: Array | None = None  # i32, one past the last token of the subtree
 
   @property
   def members(self) -> Array:
@@ -255,7 +258,8 @@ class PairBatch:
   """Packed pairs: per-token arrays `[M, B, T]`, per-pair arrays `[M, B, K]`.
 
   A pair lies whole in its row. Answer a (0 chosen, 1 rejected) of pair k of a
-  row is segment 2 k + a + 1, prompt included.
+  row is segment 2 k + a + 1, with its prompt; in a tree, with that of the pair
+  if it is the first of the two.
 
   The first `num_micro_batches` micro-batches train. The following ones, up to
   `scored`, hold mismatched answers for KTO's baseline (as `chosen`).
@@ -273,6 +277,8 @@ class PairBatch:
   num_micro_batches: Array  # i32[], micro-batches that train
   scored: Array  # i32[], micro-batches that train or hold mismatches
   baseline: Array  # f32[], KTO's z; 0 until it is computed
+  parents: Array | None = None  # see `Batch`
+  ends: Array | None = None
 
   @property
   def members(self) -> Array:

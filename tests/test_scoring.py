@@ -182,11 +182,38 @@ def test_arrays_of_a_large_model_are_as_wide_as_a_call_needs(
     np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+def _alike():
+  """Sequences of few beginnings, two that are equal, and one of other heat."""
+  rng = np.random.default_rng(0)
+  begins = rng.integers(0, 40, (3, 5))
+  ids = [np.append(begins[i % 3], [i]) for i in range(12)]
+  ids = [x.astype(np.int32) for x in (*ids, ids[0], ids[1][:4], ids[2])]
+  temperatures = [np.full(len(x), 0.7, np.float32) for x in ids]
+  temperatures[-1] = temperatures[-1] * np.float32([1, 1, 1, 1, 2, 1])
+  return ids, temperatures
+
+
+def test_trees_give_every_sequence_its_scores(params, monkeypatch):
+  read, rows = scoring._read, []
+  monkeypatch.setattr(
+    scoring, '_read', lambda p, x, *y: rows.append(x[2]) or read(p, x, *y)
+  )
+  results, tokens = [], []
+  for trees in (False, True):
+    scorer = scoring.Scorer(CFG, 2, T, reads='logprobs_and_top', trees=trees)
+    results.append(scorer(params, *_alike()))
+    tokens.append(sum(int((x > 0).sum()) for x in rows))
+    rows.clear()
+  assert tokens[0] == 88 > 2 * tokens[1]
+  for whole, shared in zip(*results, strict=True):
+    np.testing.assert_allclose(whole, shared, atol=1e-5)
+
+
 SPLIT = """
 import jax, numpy as np
 from posttrain import schema, scoring, sharding
 from posttrain.models import transformer
-from tests.test_scoring import CFG as cfg, _sequences
+from tests.test_scoring import CFG as cfg, _alike, _sequences
 mesh = sharding.make_mesh(schema.Mesh(data=2, fsdp=2, tensor=1))
 whole = transformer.init(jax.random.key(0), cfg)
 params = jax.device_put(
@@ -196,7 +223,10 @@ sequences = _sequences(range(1, 17))
 for reads in ('logprobs', 'logprobs_and_top'):
   split = scoring.Scorer(cfg, 4, 16, mesh, reads)(params, *sequences)
   single = scoring.Scorer(cfg, 4, 16, None, reads)(whole, *sequences)
-  for a, b in zip(split, single, strict=True):
+  trees = scoring.Scorer(cfg, 4, 16, mesh, reads, trees=True)
+  alike = scoring.Scorer(cfg, 4, 16, None, reads)(whole, *_alike())
+  pairs = [*zip(split, single), *zip(trees(params, *_alike()), alike)]
+  for a, b in pairs:
     np.testing.assert_allclose(a, b, atol=1e-5)
 """
 

@@ -23,6 +23,7 @@ from posttrain.envs import base, registry
 from posttrain.models import transformer
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import episodes, frozen_models
+from posttrain.stage import preflight
 from posttrain.training import objectives, optim
 from posttrain.training import step as train_step
 
@@ -230,6 +231,7 @@ def grpo(cfg: schema.Model, size: sizes.Step, tied: int = 0) -> timing.Work:
     optim=schema.Optim(lr=1e-4, schedule='constant'),
   )
   mesh = sharding.make_mesh(schema.Mesh())
+  stage = preflight.resolve_sizes(dataclasses.replace(stage, model=cfg), 1, 1)
   engine = engines.Engine(
     cfg,
     slots=size.prompts * size.group,
@@ -244,7 +246,9 @@ def grpo(cfg: schema.Model, size: sizes.Step, tied: int = 0) -> timing.Work:
   references = frozen_models.References(
     cfg,
     renderer,
-    lambda own, width: scoring.Scorer(own, size.micro_rows, width, mesh),
+    lambda own, width: scoring.Scorer(
+      own, size.micro_rows, width, mesh, trees=bool(stage.batch.trees)
+    ),
     capacity=size.length,
     load=lambda _: frozen_models.Model(jax.device_put(first), cfg),
   )

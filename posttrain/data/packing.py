@@ -2,18 +2,30 @@
 
 1. The tokens of all samples are joined; a sample that is too long is refused.
 2. Samples without a member token (weight != 0) are dropped.
-3. First-fit-decreasing by length: the longest first (ties in order of
+3. With trees, samples that begin with the same tokens are neighbours, and those
+   that share at least a quarter form a unit; otherwise each is a unit.
+4. First-fit-decreasing by size: the largest unit first (ties in order of
    arrival), each into the first row with enough free tokens. There are at most
    `micro_batches * rows` rows; samples that fit into none are returned.
-4. `Widths` chooses the rows' length where they fit the samples.
-5. Row r is `[r // rows, r % rows]` of the batch, so that rows with tokens come
+5. `Widths` chooses the rows' length where they fit the samples.
+6. Row r is `[r // rows, r % rows]` of the batch, so that rows with tokens come
    first. They are not evened out: every such micro-batch costs the same,
    because its shape is fixed.
+
+A row with trees holds prefix trees in depth-first order: a sample adds the
+tokens that it does not share with the sample before it, and its path from the
+root is the whole sample. Shared are the tokens before the first one that is in
+the mask or has a weight, in both samples: where ce weights of observations are
+equal, as in ECHO, the samples branch before them, and no weight stands for
+several samples.
 
 Axes: T tokens of a sample, or of a row (`row_tokens`); M micro-batches, B
 rows.
 """
 
+import bisect
+import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,13 +44,13 @@ _FIELDS = (*types.TOKEN_FIELDS, 'roles', 'is_content')
 def pack(
   samples: Sequence[types.Sample],
   *,
-  row_tokens: int,
+  row_tokens: 'int | Widths',
   rows: int,
   micro_batches: int,
   envs: tuple[str, ...],
   pad_id: int = 0,
   longest: int | None = None,
-  widths: 'Widths | None' = None,
+  trees: bool = False,
 ) -> tuple[types.Batch, list[types.Sample]]:
   """Packs samples into `[micro_batches, rows, row_tokens]`.
 
@@ -48,14 +60,14 @@ def pack(
 
   Args:
     samples: samples with their streams.
-    row_tokens: T of a row.
+    row_tokens: T of a row, or what chooses it for the samples.
     rows: B.
     micro_batches: M.
     envs: names of the stage's environments; `env_ids` are indices into it.
     pad_id: token id of the padding after a row's last sample. Its segment is
       0, so that nothing attends to it and no loss reads it.
     longest: the most tokens of a sample, `batch.row_tokens`; None = T.
-    widths: chooses T for the samples; None = `row_tokens`.
+    trees: whether samples share the tokens that they begin with.
 
   Returns:
     The batch, and the samples that fit into no row, in order of arrival.
@@ -63,7 +75,9 @@ def pack(
   Raises:
     ValueError: a sample is empty or longer than `longest`.
   """
-  longest = longest or row_tokens
+  if longest is None:
+    assert isinstance(row_tokens, int), 'the longest of rows that fit'
+    longest = row_tokens
   for sample in samples:
     if not 0 < len(sample) <= longest:
       raise ValueError(
@@ -107,17 +121,39 @@ def pack(
 
   member = np.any([values != 0 for values in weights.values()], axis=0)
   kept = np.flatnonzero(owners(member)).tolist()
+  shared = [0] * len(kept)
+  if trees and kept:
+    # The number of tokens before the first that trains, or may.
+    alone = np.where(member | (fields['mask'] != 0), position, len(owner))
+    prefix = np.minimum.reduceat(alone, np.cumsum(sizes) - sizes)
+    order, shared = by_prefix(
+      [samples[index].ids[: prefix[index]] for index in kept],
+      [len(samples[index]) for index in kept],
+    )
+    kept = [kept[index] for index in order]
   lengths = [len(samples[index]) for index in kept]
-  row_tokens = widths(lengths) if widths else row_tokens
-  bins, left = first_fit(lengths, row_tokens, rows * micro_batches)
-  # The place of each packed sample's first token, and its number in the row.
+  if not isinstance(row_tokens, int):
+    row_tokens = row_tokens(lengths, shared)
+  bins, left = first_fit(
+    lengths, row_tokens, rows * micro_batches, shared=shared
+  )
+  # The place that a sample would begin at if its tokens lay side by side, the
+  # number of those that it shares, and its number in the row.
   first, segment = np.full(len(samples), -1), np.zeros(len(samples), np.int32)
+  same = np.zeros(len(samples), np.int64)
+  links = None
+  if trees:
+    links = np.zeros((2, micro_batches * rows, row_tokens), np.int32)
   for row, members in enumerate(bins):
-    place = row * row_tokens
-    for number, index in enumerate(members, 1):
-      first[kept[index]], segment[kept[index]] = place, number
-      place += len(samples[kept[index]])
-  packed = first[owner] >= 0
+    parts, end = row_sizes(members, lengths, shared), row * row_tokens
+    for number, (i, (length, n)) in enumerate(
+      zip(members, parts, strict=True), 1
+    ):
+      index, end = kept[i], end + length - n
+      first[index], same[index], segment[index] = end - length, n, number
+    if links is not None:
+      link(parts, *links[:, row])
+  packed = (first[owner] >= 0) & (position >= same[owner])
   places = (first[owner] + position)[packed]
   env_ids = np.array([envs.index(sample.env) for sample in samples], np.int32)
   fields |= {
@@ -131,6 +167,8 @@ def pack(
     pad = pad_id if name == 'ids' else _PADS.get(name, 0)
     arrays[name] = np.full(micro_batches * rows * row_tokens, pad, dtype)
     arrays[name][places] = fields[name][packed]
+  if links is not None:
+    arrays |= {'parents': links[0], 'ends': links[1]}
   shape = micro_batches, rows, row_tokens
   batch = types.Batch(
     **{name: array.reshape(shape) for name, array in arrays.items()},
@@ -145,7 +183,80 @@ def pack(
     ),
     num_micro_batches=np.asarray(-(-len(bins) // rows), np.int32),
   )
-  return batch, [samples[kept[index]] for index in left]
+  return batch, [samples[index] for index in sorted(kept[i] for i in left)]
+
+
+def by_prefix(
+  prefixes: Sequence[np.ndarray], lengths: Sequence[int]
+) -> tuple[list[int], list[int]]:
+  """Orders samples so that those that begin alike are neighbours.
+
+  It is the depth-first order of the prefixes' tree.
+
+  Args:
+    prefixes: the tokens of each sample that others may share, int[n, ...].
+    lengths: the samples' lengths.
+
+  Returns:
+    (the samples' indices in that order; for each of these the number of tokens
+    that it shares with the one before it, 0 where it is less than a quarter of
+    the shorter sample).
+  """
+  order = sorted(
+    range(len(prefixes)), key=lambda i: prefixes[i].astype('>i8').tobytes()
+  )
+  shared = [0] * len(order)
+  for i, (a, b) in enumerate(itertools.pairwise(order), 1):
+    most = min(len(prefixes[a]), len(prefixes[b]))
+    differ, *_ = np.nonzero(prefixes[a][:most] != prefixes[b][:most])
+    same = int(differ[0]) if len(differ) else most
+    if 4 * same >= min(lengths[a], lengths[b]):
+      shared[i] = same
+  return order, shared
+
+
+def row_sizes(
+  members: Sequence[int], lengths: Sequence[int], shared: Sequence[int]
+) -> list[tuple[int, int]]:
+  """Returns (length, number of shared tokens) of each sample of a row.
+
+  Args:
+    members: a bin of `first_fit`.
+    lengths, shared: its arguments.
+  """
+  return [
+    (lengths[i], shared[i] if before == i - 1 else 0)
+    for before, i in itertools.pairwise((None, *members))
+  ]
+
+
+def paths(sizes: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
+  """Yields the places of each sample's tokens in its row, i32[length].
+
+  Args:
+    sizes: see `row_sizes`.
+  """
+  path, end = np.zeros(0, np.int32), 0
+  for length, same in sizes:
+    start, end = end, end + length - same
+    path = np.concatenate((path[:same], np.arange(start, end, dtype=np.int32)))
+    yield path
+
+
+def link(
+  sizes: Sequence[tuple[int, int]], parents: np.ndarray, ends: np.ndarray
+) -> None:
+  """Writes the trees of a row, see `types.Batch`.
+
+  Args:
+    sizes: see `row_sizes`.
+    parents, ends: i32[T], zeros.
+  """
+  end = 0
+  for (length, same), path in zip(sizes, paths(sizes), strict=True):
+    end += length - same
+    parents[path[1:]] = path[:-1]
+    ends[path] = end  # samples that share a token follow one another
 
 
 def first_fit(
@@ -153,43 +264,68 @@ def first_fit(
   bin_size: int,
   max_bins: int,
   per_bin: int | None = None,
+  shared: Sequence[int] | None = None,
 ) -> tuple[list[list[int]], list[int]]:
   """Packs items into bins, first-fit-decreasing.
+
+  Items that share tokens are a unit, whose size counts these once. A unit that
+  fits into no bin fills the emptiest ones in order: each part repeats what it
+  shares.
 
   Args:
     lengths: the items' lengths.
     bin_size: the most length in a bin.
     max_bins: the most bins.
-    per_bin: the most items in a bin; None = any number.
+    per_bin: the most items in a bin, if none share; None = any number.
+    shared: number of tokens that each item shares with the one before it; None
+      = 0.
 
   Returns:
     The indices in each bin, and the indices that fit into no bin, ascending.
   """
+  shared = shared or [0] * len(lengths)
+  own = (n - same for n, same in zip(lengths, shared, strict=True))
+  before = [0, *itertools.accumulate(own)]
+  starts = [i for i, same in enumerate(shared) if not same]
+
+  def size(first, end):
+    return shared[first] + before[end] - before[first]
+
   bins, used, left = [], [], []
-  for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-    length = lengths[index]
-    fit = next(
-      (
-        b
-        for b, taken in enumerate(used)
-        if taken + length <= bin_size and len(bins[b]) != per_bin
-      ),
-      len(bins),
-    )
-    if fit == max_bins:
-      left.append(index)
-      continue
-    if fit == len(bins):
-      bins.append([])
-      used.append(0)
-    bins[fit].append(index)
-    used[fit] += length
+  units = itertools.pairwise((*starts, len(lengths)))
+  for first, end in sorted(units, key=lambda unit: -size(*unit)):
+    while first < end:
+      needed, cut = size(first, end), end
+      fit = next(
+        (
+          b
+          for b, taken in enumerate(used)
+          if taken + needed <= bin_size and len(bins[b]) != per_bin
+        ),
+        len(bins),
+      )
+      if fit == len(bins):
+        emptiest = min(range(fit), key=used.__getitem__, default=fit)
+        if end - first > 1 and used[emptiest:]:
+          if used[emptiest] + lengths[first] <= bin_size:
+            fit = emptiest
+        if fit == max_bins:
+          left += range(first, end)
+          break
+        if fit == len(bins):
+          bins.append([])
+          used.append(0)
+        most = bin_size - used[fit] - shared[first] + before[first]
+        cut = min(bisect.bisect_right(before, most) - 1, end)
+      bins[fit] += range(first, cut)
+      used[fit] += size(first, cut)
+      first = cut
   return bins, sorted(left)
 
 
 # Positions that are computed in vain before another width is compiled, which
-# takes a CPU about as long.
-_COMPILED = 768
+# takes a CPU about as long: of a large model, and of a smaller one.
+COMPILED, COMPILED_SMALL = 768, 2**17
 _SPARE = 1.15  # positions per position of the best width that are not in vain
 
 
@@ -198,36 +334,61 @@ class Widths:
 
   Another length is another program, so the first step chooses one with some
   spare tokens, and later ones keep it: a step that needs more takes further
-  micro-batches. Once `_COMPILED` positions were computed in vain, a further
+  micro-batches. Once `compiled` positions were computed in vain, a further
   length is added. Depends on the samples and the state alone.
   """
 
-  def __init__(self, rows: int, most: int, fit: bool | None = True):
+  def __init__(
+    self,
+    rows: int,
+    most: int,
+    fit: bool | None = True,
+    compiled: int = COMPILED,
+    micro_batches: int | None = None,
+  ):
     """Starts without a length.
 
     Args:
       rows: B.
       most: the largest length.
       fit: whether the length is chosen; else it is the largest.
+      compiled: positions in vain that cost as much as to compile.
+      micro_batches: a length that is kept needs no more, unless every length
+        does; None = any number.
     """
     self._rows, self._most, self._fit = rows, most, fit
+    self._compiled, self._limit = compiled, micro_batches
     self._known: list[int] = []
     self._in_vain = 0.0
 
-  def __call__(self, lengths: Sequence[int]) -> int:
-    """Returns T for samples of these lengths, each of which fits into it."""
+  def __call__(
+    self, lengths: Sequence[int], shared: Sequence[int] | None = None
+  ) -> int:
+    """Returns T for samples, each of which fits into it.
+
+    Args:
+      lengths, shared: see `first_fit`.
+    """
     if not self._fit:
       return self._most
+    rows = self._rows
+
+    @functools.cache
+    def count(width: int) -> int:
+      return _micro_batches(lengths, rows, width, shared)
 
     def cost(width: int) -> int:
-      return self._rows * width * _micro_batches(lengths, self._rows, width)
+      return rows * width * count(width)
 
-    best = fitted(lengths, self._rows, self._most)
+    best = fitted(lengths, rows, self._most, shared=shared)
     fitting = [x for x in self._known if x >= max(lengths, default=0)]
+    if self._limit is not None:
+      limit = max(self._limit, count(best))
+      fitting = [x for x in fitting if count(x) <= limit]
     if fitting:
       width = min(fitting, key=cost)
       self._in_vain += max(cost(width) - _SPARE * cost(best), 0.0)
-      if self._in_vain < _COMPILED:
+      if self._in_vain < self._compiled:
         return width
     self._in_vain = 0.0
     self._known.append(next(_ladder(best + 1, self._most, 16)))
@@ -243,7 +404,11 @@ class Widths:
 
 
 def fitted(
-  lengths: Sequence[int], rows: int, most: int, parts: int = 16
+  lengths: Sequence[int],
+  rows: int,
+  most: int,
+  parts: int = 16,
+  shared: Sequence[int] | None = None,
 ) -> int:
   """Returns the least T that needs no more micro-batches than the largest.
 
@@ -252,13 +417,15 @@ def fitted(
     rows: B.
     most: the largest T.
     parts: lengths of rows between a power of two and the next.
+    shared: see `first_fit`.
   """
-  least = max(_micro_batches(lengths, rows, most), 1)
-  needed = max(max(lengths, default=1), sum(lengths) // (least * rows))
+  least = max(_micro_batches(lengths, rows, most, shared), 1)
+  total = sum(lengths) - sum(shared or ())
+  needed = max(max(lengths, default=1), total // (least * rows))
   return next(
     width
     for width in _ladder(needed, most, parts)
-    if _micro_batches(lengths, rows, width) <= least
+    if _micro_batches(lengths, rows, width, shared) <= least
   )
 
 
@@ -271,6 +438,8 @@ def _ladder(first: int, most: int, parts: int) -> Iterator[int]:
       yield min(width, most)
 
 
-def _micro_batches(lengths: Sequence[int], rows: int, width: int) -> int:
-  bins, _ = first_fit(lengths, width, len(lengths))
+def _micro_batches(
+  lengths: Sequence[int], rows: int, width: int, shared: Sequence[int] | None
+) -> int:
+  bins, _ = first_fit(lengths, width, len(lengths), shared=shared)
   return -(-len(bins) // rows)

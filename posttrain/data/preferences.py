@@ -383,11 +383,26 @@ def _sample(
   )
 
 
-def length(pair: types.Pair) -> int:
-  """Returns the tokens of a pair: both answers, each with its prompt."""
-  return sum(
-    len(answer) for answer in (pair.chosen, pair.rejected) if answer is not None
-  )
+def length(pair: types.Pair, trees: bool = False) -> int:
+  """Returns the tokens of a pair: both answers, each with its prompt.
+
+  Args:
+    pair: the pair.
+    trees: whether the answers share the tokens that they begin with.
+  """
+  return sum(size - same for size, same in _sizes(pair, trees))
+
+
+def _sizes(pair: types.Pair, trees: bool) -> list[tuple[int, int]]:
+  """Returns the answers' `packing.row_sizes`."""
+  answers = [x for x in (pair.chosen, pair.rejected) if x is not None]
+  sizes = [(len(x), 0) for x in answers]
+  if trees and len(answers) == 2:
+    most = min(int(x.mask.argmax()) for x in answers)
+    differ = answers[0].ids[:most] != answers[1].ids[:most]
+    same = int(np.append(differ, True).argmax())
+    sizes[1] = len(answers[1]), same
+  return sizes
 
 
 def pack(
@@ -399,6 +414,7 @@ def pack(
   per_row: int,
   longest_pairs: int = 1,
   pad_id: int = 0,
+  trees: bool = False,
 ) -> types.PairBatch:
   """Packs pairs into `[M, rows, row_tokens]`.
 
@@ -414,19 +430,23 @@ def pack(
     per_row: K, the most pairs in a row.
     longest_pairs: the number of the longest pairs that fit into a row.
     pad_id: token id of the padding.
+    trees: whether the answers of a pair share the tokens of the prompt.
   """
   bins = []
   for some in (pairs, [x for x in mismatched if x is not None]):
-    lengths = [length(pair) for pair in some]
+    lengths = [length(pair, trees) for pair in some]
     assert max(lengths, default=0) <= row_tokens, 'a pair is longer than a row'
     rows_of_pairs, _ = packing.first_fit(
       lengths, row_tokens, len(some), per_row
     )
     bins.append([[some[i] for i in row] for row in rows_of_pairs])
-  max_micro_batches = sum(
-    math.ceil(len(x) / (rows * longest_pairs)) for x in (pairs, mismatched)
-  )
   num_micro_batches, num_mismatched = (math.ceil(len(x) / rows) for x in bins)
+  max_micro_batches = max(
+    sum(
+      math.ceil(len(x) / (rows * longest_pairs)) for x in (pairs, mismatched)
+    ),
+    num_micro_batches + num_mismatched,
+  )
   shape = max_micro_batches * rows, row_tokens
   arrays = {
     'ids': np.full(shape, pad_id, np.int32),
@@ -437,24 +457,29 @@ def pack(
     'ref_logprobs': np.zeros((shape[0], per_row, 2), np.float32),
     'margins': np.zeros((shape[0], per_row), np.float32),
   }
+  if trees:
+    arrays |= {x: np.zeros(shape, np.int32) for x in ('parents', 'ends')}
   for first_row, members in zip(
     (0, num_micro_batches * rows), bins, strict=True
   ):
     for row, row_pairs in enumerate(members, first_row):
-      start = 0
+      sizes = [size for pair in row_pairs for size in _sizes(pair, trees)]
+      paths = packing.paths(sizes)
+      if trees:
+        packing.link(sizes, arrays['parents'][row], arrays['ends'][row])
       for k, pair in enumerate(row_pairs):
         arrays['margins'][row, k] = pair.margin
         for a, sample in enumerate((pair.chosen, pair.rejected)):
           if sample is None:
             continue
-          place = (row, slice(start, start + len(sample)))
-          arrays['ids'][place] = sample.ids
-          arrays['mask'][place] = sample.mask
-          arrays['segment_ids'][place] = 2 * k + a + 1
-          arrays['positions'][place] = np.arange(len(sample))
+          path = next(paths)
+          fresh = arrays['segment_ids'][row, path] == 0
+          arrays['segment_ids'][row, path[fresh]] = 2 * k + a + 1
+          arrays['ids'][row, path] = sample.ids
+          arrays['mask'][row, path] = sample.mask
+          arrays['positions'][row, path] = np.arange(len(sample))
           arrays['present'][row, k, a] = True
           arrays['ref_logprobs'][row, k, a] = pair.ref_logprobs[a]
-          start += len(sample)
   present = arrays['present'][: num_micro_batches * rows]
   return types.PairBatch(
     **{

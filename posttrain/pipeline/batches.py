@@ -26,7 +26,7 @@ import numpy as np
 
 from posttrain import schema, types
 from posttrain.chat import tokenizers
-from posttrain.data import row_files
+from posttrain.data import packing, row_files
 from posttrain.envs import base
 from posttrain.metrics import statistics
 from posttrain.util import errors
@@ -62,7 +62,9 @@ class Item:
   def stored(self) -> dict[str, Any]:
     """Returns a batch of tokens as JSON-able data, without `played`."""
     batch = {
-      name: (str(x.dtype), x.tolist()) for name, x in vars(self.batch).items()
+      name: (str(x.dtype), x.tolist())
+      for name, x in vars(self.batch).items()
+      if x is not None
     }
     return {**vars(self), 'batch': batch, 'played': {}}
 
@@ -237,12 +239,40 @@ class Tally:
       )
 
 
+def widths(stage: schema.Stage, micro_batches: int) -> packing.Widths:
+  """Returns the lengths of a stage's rows.
+
+  Args:
+    stage: the stage's options.
+    micro_batches: M.
+  """
+  batch, model = stage.batch, stage.model
+  is_large = model is None or model.is_large or not batch.trees
+  return packing.Widths(
+    batch.packed_rows,
+    batch.packed_tokens,
+    batch.fit,
+    packing.COMPILED if is_large else packing.COMPILED_SMALL,
+    micro_batches if batch.trees else None,
+  )
+
+
 def metrics(batch: Batch) -> dict[str, float]:
-  """Returns the sizes of a batch: tokens, micro-batches, filled share."""
+  """Returns the sizes of a batch: tokens, micro-batches, filled share.
+
+  With trees also `batch/shared_tokens`, those that rows of whole samples would
+  repeat.
+  """
   count = int(batch.num_micro_batches)
-  tokens = int((batch.segment_ids[:count] > 0).sum())
+  segments = batch.segment_ids[:count]
+  tokens = int((segments > 0).sum())
   _, rows, row_tokens = batch.ids.shape
-  return {
+  shared = {}
+  if batch.ends is not None:  # the depths at which samples begin
+    begins = np.diff(segments, prepend=0) > 0
+    depths = batch.positions[:count][begins]
+    shared['batch/shared_tokens'] = int(depths.sum())
+  return shared | {
     'batch/tokens': tokens,
     'batch/completion_tokens': int(batch.mask[:count].sum()),
     'batch/micro_batches': count,

@@ -247,8 +247,9 @@ class PairPipeline(batches.Pipeline):
       splits: its pairs, with reference logprobs where the loss reads them.
     """
     self._data, self._train = data, splits.train
+    self._trees = bool(data.stage.batch.trees)
     every = (*splits.train.pairs, *splits.held_out.pairs)
-    shortest = min(map(preferences.length, every))
+    shortest = min(preferences.length(x, self._trees) for x in every)
     self._per_row = data.stage.batch.packed_tokens // shortest
     self._source = sources.Shuffled(
       range(len(splits.train.pairs)), data.seed, splits.fingerprint
@@ -271,7 +272,7 @@ class PairPipeline(batches.Pipeline):
     return batches.Item(batch, metrics, self.get_state())
 
   def _new_widths(self) -> packing.Widths:
-    return packing.Widths(*self._data.shape[1:], self._data.stage.batch.fit)
+    return batches.widths(self._data.stage, self._data.shape[0])
 
   def pack(
     self,
@@ -285,15 +286,18 @@ class PairPipeline(batches.Pipeline):
       widths: chooses the rows' length; None = as the pairs need, or fixed.
     """
     batch, answers = self._data.stage.batch, (*pairs.pairs, *pairs.mismatched)
-    lengths = [preferences.length(x) for x in answers if x is not None]
+    lengths = [
+      preferences.length(x, self._trees) for x in answers if x is not None
+    ]
     return preferences.pack(
       pairs.pairs,
       pairs.mismatched,
       rows=self._data.shape[1],
       row_tokens=(widths or self._new_widths())(lengths),
       per_row=self._per_row,
-      longest_pairs=1 if batch.fit else batch.joined_rows,
+      longest_pairs=batch.bins // batch.packed_rows,
       pad_id=self._data.tokenizer.pad_id,
+      trees=self._trees,
     )
 
   def get_state(self) -> dict[str, Any]:

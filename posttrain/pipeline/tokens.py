@@ -477,26 +477,25 @@ class Packer:
 
   def __init__(self, stage: schema.Stage, pad_id: int):
     self._envs, self._pad_id = tuple(stage.envs), pad_id
-    self._micro_batches, self._rows, self._row_tokens = shape(stage)
-    self._samples = self._micro_batches * stage.batch.bins
-    self._longest = stage.batch.row_tokens
-    self.widths = packing.Widths(self._rows, self._row_tokens, stage.batch.fit)
+    self._micro_batches, self._rows, _ = shape(stage)
+    self._longest, self._trees = stage.batch.row_tokens, bool(stage.batch.trees)
+    self.widths = batches.widths(stage, self._micro_batches)
 
   def __call__(self, samples: Sequence[types.Sample]) -> types.Batch:
     """Returns the batch of all samples."""
     while True:
       batch, leftover = packing.pack(
         samples,
-        row_tokens=self._row_tokens,
+        row_tokens=self.widths,
         rows=self._rows,
         micro_batches=self._micro_batches,
         envs=self._envs,
         pad_id=self._pad_id,
         longest=self._longest,
-        widths=self.widths,
+        trees=self._trees,
       )
       if not leftover:
         return batch
-      assert len(samples) > self._samples, 'each must fit into a row'
+      rows = self._micro_batches * self._rows
+      assert len(samples) > rows, 'each must fit into a row'
       self._micro_batches *= 2
-      self._samples *= 2

@@ -169,8 +169,15 @@ class Batch(bounds.Options):
   # Micro-batches are only as wide as a step's samples need: one row per device,
   # in a few widths, each of which is compiled, of at most micro_batch_tokens.
   # None = where computing is slow (a CPU, 100M parameters or more) and
-  # micro_batch_tokens is None.
+  # micro_batch_tokens is None; and with trees below 100M parameters.
   fit: bool | None = None
+  # Samples that begin with the same tokens, as those of a group and the answers
+  # of a pair do, share the ones that no loss reads: a row is a prefix tree, in
+  # training and scoring, and the numbers of every token are the same to
+  # rounding. Rows are joined to one per device. None = for pairs, except with
+  # kto; and where a policy or a frozen model samples groups of several, of
+  # which the prompt may have an eighth of row_tokens or more.
+  trees: bool | None = None
   # How often devices add up their gradients: at every 'micro_batch', each layer
   # gathered over the mesh's fsdp axis as it is needed; or once per 'update',
   # which saves communication and costs memory: every device then holds all
@@ -214,8 +221,8 @@ class Batch(bounds.Options):
 
   @property
   def bins(self) -> int:
-    """Rows of a micro-batch that hold a sample each, however long."""
-    return self.packed_rows if self.fit else self.rows
+    """Samples that a micro-batch of the largest size holds, however long."""
+    return self.packed_rows if self.fit and not self.trees else self.rows
 
   @property
   def tokens_per_micro_batch(self) -> int:

@@ -89,7 +89,7 @@ class Learner:
     if metrics['optim/skipped_in_row'] < limit:
       return
     if processes.is_first():
-      arrays = dict(vars(batch))
+      arrays = {k: v for k, v in vars(batch).items() if v is not None}
       arrays['live'] = arrays.pop('num_micro_batches')  # its stored name
       with disk.replacing(path, 'xb') as file:
         np.savez_compressed(file, **arrays)

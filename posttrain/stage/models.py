@@ -177,7 +177,9 @@ class Models:
     references = frozen_models.References(
       components.model,
       components.renderer,
-      lambda model, width: scoring.Scorer(model, rows, width, mesh),
+      lambda model, width: scoring.Scorer(
+        model, rows, width, mesh, trees=bool(components.stage.batch.trees)
+      ),
       capacity=components.capacity,
       load=self.load,
       held=None if self.base is None else {'init': self.base.params},
@@ -327,6 +329,7 @@ class Models:
       components.capacity,
       components.sampler_mesh,
       reads='rewards',
+      trees=bool(components.stage.batch.trees),
     )
 
   @functools.cached_property

@@ -36,8 +36,9 @@ from posttrain.training import objectives
 
 Mesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
-# The per-token arrays of `types.Batch`: ten of the sample, three of packing.
-BATCH_TOKEN_BYTES = 12 * 4 + 1
+# Bytes per token of `types.Batch`: ten arrays of the sample, three of packing;
+# and two of trees.
+BATCH_TOKEN_BYTES, TREE_BYTES = 12 * 4 + 1, 2 * 4
 # Copies of an MLP's activations that one layer's backward pass, and a forward
 # pass without one, hold at a time, with everything else that has no name here.
 # Fitted to programs that jax 0.10.2 compiled for H100. The planned bytes of a
@@ -181,6 +182,7 @@ class Plan:
       'micro_batch_tokens': f'{batch.micro_batch_tokens}'
       f'{", or as few as a step needs" * bool(batch.fit)}',
       '  rows x tokens': f'{batch.packed_rows} x {batch.packed_tokens}',
+      'trees': batch.trees and self._shared(),
       'rollout.slots': self.slots,
       '  tokens each': self.slots and self.slot_tokens,
       'steps': cfg.steps,
@@ -214,6 +216,20 @@ class Plan:
       and f'{size(self.eval_bytes)}, not beside update and rollout',
     }
     return [f'stage {self.stage}', *_rows(rows)]
+
+  def _shared(self) -> str:
+    """Returns what trees save: of samples of `row_tokens`, the longest ones."""
+    if self.cfg.kind != 'tokens':
+      return 'the answers of a pair share its prompt'
+    row, shares = self.cfg.batch.row_tokens, []
+    for entry in self.cfg.envs.values():
+      if entry.ratio and not isinstance(entry.sampler, schema.Dataset):
+        prompt = max(row - entry.sampler.max_tokens, 0) / row
+        shares.append(prompt * (1 - 1 / entry.group_size))
+    return (
+      'the samples of a group share its prompt, at most '
+      f'{max(shares, default=0.0):.0%} of the tokens'
+    )
 
   def details(self) -> list[str]:
     """Returns the lines of the tables: weights, and what is communicated."""
@@ -357,7 +373,7 @@ def make(
     sleep_bytes=cache if rollout.sleep and sampler is mesh else 0,
     reference_bytes=4 * load.references // weight_ways,
     past_bytes=past,
-    update_bytes=BATCH_TOKEN_BYTES * local
+    update_bytes=(BATCH_TOKEN_BYTES + TREE_BYTES * bool(batch.trees)) * local
     + _update_bytes(model, mesh, batch, state.params, whole, frozen),
     rollout_bytes=work,
     eval_bytes=work + other,

@@ -93,7 +93,8 @@ def resolve(
   sharding.check_hosts(mesh, hosts)
   stages = {}
   for name, stage in cfg.stages.items():
-    with _naming(name, f'{name}.model' if stage.model else 'model'):
+    key = f'{name}.model' if stage.model else 'model'
+    with _naming(name, key):
       model = stage.model or cfg.model
       size = model.vocab_size or renderer.tokenizer.vocab_size
       model = dataclasses.replace(model, vocab_size=size)
@@ -103,15 +104,17 @@ def resolve(
         if getattr(model, key) == 'auto':
           value = slow if is_slow else usual
           model = dataclasses.replace(model, **{key: value})
-      attention.check(model, platform)
+    ways = sharding.batch_ways(mesh), sharding.batch_ways(own)
+    stage = dataclasses.replace(stage, model=model)
+    stage = resolve_sizes(stage, *ways, is_slow)
+    with _naming(name, key):
+      attention.check(model, platform, bool(stage.batch.trees))
     if samplers is not None and stage.rollout.keep_cache:
       raise ValueError(
         f'config.{name}.rollout.keep_cache must be False with --samplers: got '
         'True'
       )
-    ways = sharding.batch_ways(mesh), sharding.batch_ways(own)
-    stage = resolve_sizes(stage, *ways, is_slow)
-    stages[name] = dataclasses.replace(stage, model=model)
+    stages[name] = stage
   return models.Resolved(
     dataclasses.replace(cfg, stages=stages),
     config.to_dict(cfg),
@@ -235,17 +238,33 @@ def make(
   )
 
 
+def shares_prompts(stage: schema.Stage) -> bool:
+  """Returns whether trees pay for a stage, see `schema.Batch`."""
+  if stage.model is not None and stage.model.attention == 'cudnn':
+    return False  # it serves no trees
+  if stage.kind != 'tokens':
+    return not isinstance(stage.loss.preference, schema.Kto)
+  row = stage.batch.row_tokens
+  return any(
+    entry.ratio > 0
+    and entry.group_size > 1
+    and not isinstance(entry.sampler, schema.Dataset)
+    and 8 * (row - entry.sampler.max_tokens) >= row
+    for entry in stage.envs.values()
+  )
+
+
 def resolve_sizes(
   stage: schema.Stage, devices: int, sampler_devices: int, is_slow: bool = False
 ) -> schema.Stage:
   """Returns a stage's options with every size set.
 
   `batch.micro_batch_tokens`: as many rows per device of data x fsdp as 2,048
-  tokens hold, at least one; rows that fit their samples (`batch.fit`) are
-  joined to one per device. `rollout.slots`: as many as a step has samples, at
-  most 256 per device of data x fsdp; where evaluations alone decode, at most 16
-  on pairs of a file, and 8 where computing is slow. `eval.prompts`: as many as
-  `eval.max_sampled_tokens` allow.
+  tokens hold, at least one; rows that fit their samples (`batch.fit`), and
+  those with trees, are joined to one per device. `rollout.slots`: as many as a
+  step has samples, at most 256 per device of data x fsdp; where evaluations
+  alone decode, at most 16 on pairs of a file, and 8 where computing is slow.
+  `eval.prompts`: as many as `eval.max_sampled_tokens` allow.
 
   Args:
     stage: the options.
@@ -255,13 +274,17 @@ def resolve_sizes(
   """
   batch, rollout, evaluation = stage.batch, stage.rollout, stage.eval
   fit, tokens = batch.fit, batch.micro_batch_tokens
+  trees = shares_prompts(stage) if batch.trees is None else batch.trees
   if fit is None:
-    fit = is_slow and tokens is None
+    is_large = stage.model is not None and stage.model.is_large
+    fit = (is_slow and tokens is None) or (trees and not is_large)
   if tokens is None:
     rows = devices * max(1, MICRO_BATCH_TOKENS // batch.packed_tokens)
     tokens = rows * batch.packed_tokens
-  batch = dataclasses.replace(batch, fit=fit, micro_batch_tokens=tokens)
-  if fit:
+  batch = dataclasses.replace(
+    batch, fit=fit, trees=trees, micro_batch_tokens=tokens
+  )
+  if fit or trees:
     joined = max(batch.rows // devices, 1)
     tokens = devices * joined * batch.row_tokens
     batch = dataclasses.replace(

@@ -24,7 +24,7 @@ jax.tree_util.register_dataclass(PairBatch)
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ProximalBatch(Batch):
   """A batch with logprobs under the parameters before a step's updates."""
 

@@ -130,6 +130,8 @@ class TokenComponents(arrays.Objective):
       micro.positions,
       micro.segment_ids,
       micro.temperatures,
+      micro.parents,
+      micro.ends,
     )
 
   def _components(

@@ -118,6 +118,8 @@ class Preference(arrays.Objective):
       micro.positions,
       micro.segment_ids,
       jnp.ones(micro.ids.shape, jnp.float32),
+      micro.parents,
+      micro.ends,
     )
     mask = _answer_mask(micro) & micro.mask[:, None, None]
     logps = preference.seq_logprob(logprobs[:, None, None], mask)
@@ -167,7 +169,7 @@ class Ranking(arrays.Objective):
   ) -> tuple[jax.Array, combine.Metrics]:
     """Computes the rewards of both answers of every pair in one forward."""
     rows = micro.ids, micro.positions, micro.segment_ids
-    hidden, _ = transformer.trunk(params, self._model, *rows)
+    hidden, _ = transformer.trunk(params, self._model, *rows, ends=micro.ends)
     answers = _answer_mask(micro) & micro.mask[:, None, None]
     places = jnp.arange(micro.ids.shape[-1])[None, None, None]
     ends = jnp.max(jnp.where(answers, places, 0), axis=-1)
@@ -186,6 +188,7 @@ class Ranking(arrays.Objective):
         hidden,
         *rows,
         jnp.ones(micro.ids.shape, jnp.float32),
+        micro.parents,
       )
       chosen = answers[..., 0, :]
       nll = -preference.seq_logprob(logprobs[:, None], chosen)
@@ -196,7 +199,7 @@ class Ranking(arrays.Objective):
 
 
 def _answer_mask(micro: arrays.AnyBatch) -> jax.Array:
-  """Returns bool[B, K, 2, T]: tokens of each answer, with its prompt."""
+  """Returns bool[B, K, 2, T]: tokens of each answer, with its own prompt."""
   pairs = micro.present.shape[-2]
   segments = jnp.arange(1, 2 * pairs + 1).reshape(1, pairs, 2, 1)
   return micro.segment_ids[:, None, None] == segments

@@ -16,7 +16,8 @@ and `schema_version stage step micro_batch row segment env` identify the
 sequence. log_ratio, ratio, probability_difference and k3 are null where a token
 is no member of rl or ref_kl, the components that read mu. A number that is not
 finite is null; all others, read as a double and rounded to f32, equal the
-batch's bit for bit.
+batch's bit for bit. In rows with trees every sequence is whole: tokens that it
+shares are in each of the objects, with the values of the first of them.
 
 Axes: M micro-batches, B rows, T tokens of a row.
 """
@@ -33,6 +34,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from posttrain import processes, schema, scoring, sharding, types
+from posttrain.data import packing
 from posttrain.util import disk
 
 SCHEMA_VERSION = 1
@@ -113,6 +115,9 @@ class Exporter:
       tuple(
         getattr(batch, name)[micro]
         for name in ('ids', 'positions', 'segment_ids', 'temperatures')
+      )
+      + tuple(
+        x if x is None else x[micro] for x in (batch.parents, batch.ends)
       ),
       self._place,
     )
@@ -137,8 +142,11 @@ def records(
     envs: names in `env_ids` order.
   """
   for row, segments in enumerate(batch.segment_ids[micro]):
-    for segment in range(1, int(segments.max()) + 1):
-      here = segments == segment
+    own = np.bincount(segments)[1:]
+    # Without trees, a sequence begins at position 0 and shares no tokens.
+    shared = batch.positions[micro, row][np.cumsum(own) - own]
+    sizes = list(zip((own + shared).tolist(), shared.tolist(), strict=True))
+    for segment, here in enumerate(packing.paths(sizes), 1):
       streams = {
         name: getattr(batch, name)[micro, row][here]
         for name in (*types.TOKEN_FIELDS, 'positions')
@@ -146,12 +154,11 @@ def records(
       streams['policy_logprobs'] = logprobs[row][here]
       streams['entropy'] = entropy[row][here]
       streams |= _compared(streams)
-      (env,) = set(batch.env_ids[micro, row][here].tolist())
       yield {
         'micro_batch': micro,
         'row': row,
         'segment': segment,
-        'env': envs[env],
+        'env': envs[batch.env_ids[micro, row, here[-1]]],
         **{
           name: [
             value if finite else None

@@ -1,5 +1,7 @@
 """Packing: every sample once, whole and unchanged; counts; leftovers."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -109,9 +111,7 @@ def test_a_long_sample_gets_a_longer_row_at_once():
   assert 480 <= short <= 576 and 1900 <= long <= 2048
   assert (widths([60] * 8), widths([])) == (short, short)
   samples = [make(60, row=f'{i}') for i in range(8)]
-  batch, left = pack(
-    samples, row_tokens=2048, longest=2048, widths=packing.Widths(1, 2048)
-  )
+  batch, left = pack(samples, row_tokens=packing.Widths(1, 2048), longest=2048)
   assert batch.ids.shape == (8, 1, short) and not left
 
 
@@ -205,6 +205,98 @@ def test_every_sample_is_packed_once_whole_and_unchanged(case):
     assert all(
       sum(row) + shortest > shape['row_tokens'] for row in lengths(batch)
     )
+
+
+def test_a_tree_by_hand():
+  """A group of two, and a sample of which the first two tokens are theirs."""
+
+  def one(*ids, start):
+    return make(len(ids), ids=np.int32(ids), start=start)
+
+  samples = one(1, 2, 3, 5, start=3), one(9, 9, start=1)
+  samples += one(1, 2, 4, start=2), one(1, 2, 3, 6, 7, start=3)
+  batch, left = pack(samples, row_tokens=10, trees=True)
+  fields = 'ids', 'segment_ids', 'positions', 'parents', 'ends'
+  assert not left and batch.num_micro_batches == 1
+  assert [getattr(batch, x)[0, 0].tolist() for x in fields] == [
+    [1, 2, 4, 3, 5, 6, 7, 9, 9, 0],
+    [1, 1, 1, 2, 2, 3, 3, 4, 4, 0],
+    [0, 1, 2, 2, 3, 3, 4, 0, 1, 0],
+    [0, 0, 1, 1, 3, 3, 5, 0, 7, 0],
+    [7, 7, 3, 7, 5, 7, 7, 9, 9, 0],
+  ]
+
+
+def test_a_group_longer_than_a_row_repeats_its_prompt():
+  """In the emptiest rows first; a quarter of a sample is worth a tree."""
+  group = [make(6, row=str(i), start=4) for i in range(5)]
+  other = [make(9, start=2, ids=np.int32(50 + np.arange(9)))]
+  batch, left = pack([*group, *other], row_tokens=10, trees=True)
+  assert lengths(batch) == [[6, 2, 2], [6, 2], [9]] and not left
+  batch, left = pack(
+    [*group, *other], row_tokens=10, trees=True, micro_batches=2
+  )
+  assert lengths(batch) == [[6, 2, 2], [6, 2]] and left == other
+  batch, left = pack(group, row_tokens=10, trees=True, micro_batches=1)
+  assert lengths(batch) == [[6, 2, 2]]
+  assert [sample.row for sample in left] == ['3', '4']
+  widths = packing.Widths(1, 64)
+  batch, _ = pack(group, row_tokens=widths, longest=6, trees=True)
+  assert batch.ids.shape == (8, 1, 32) and batch.num_micro_batches == 1
+
+
+@given(batches())
+@settings(max_examples=80, deadline=None)
+def test_the_path_of_a_sample_in_its_tree_is_the_sample(case):
+  samples, shape = case
+  rng, kept = np.random.default_rng(len(samples)), {}
+  for index, sample in enumerate(samples):
+    live = np.arange(len(sample)) >= rng.integers(0, len(sample) + 1)
+    names = 'mask', *(f'{name}_weights' for name in types.COMPONENTS)
+    changes = {name: getattr(sample, name) * live for name in names}
+    changes['ids'] = rng.integers(0, 2, len(sample)).astype(np.int32)
+    changes['ids'][-1] = 10 + index  # names the sample
+    changes['rl_weights'] = changes['rl_weights'] * changes['mask']
+    samples[index] = sample = dataclasses.replace(sample, **changes)
+    if any(getattr(sample, name).any() for name in names[1:]):
+      kept[10 + index] = sample
+  batch, left = pack(samples, trees=True, **shape)
+  assert [sample.ids[-1] for sample in left] == sorted(
+    sample.ids[-1] for sample in left
+  )
+  for sample in left:
+    kept.pop(sample.ids[-1])
+  for name in types.COMPONENTS:
+    members = [
+      np.count_nonzero(vars(x)[f'{name}_weights']) for x in kept.values()
+    ]
+    assert getattr(batch, f'{name}_count') == sum(members)
+  assert batch.rl_sequences == sum(x.rl_weights.any() for x in kept.values())
+  rows = {
+    name: values.reshape(-1, shape['row_tokens'])
+    for name, values in vars(batch).items()
+    if values.ndim
+  }
+  for row, segments in enumerate(rows['segment_ids']):
+    here = {name: values[row] for name, values in rows.items()}
+    assert not here['ends'][segments == 0].any()
+    for segment in range(1, segments.max() + 1):
+      (own,) = np.nonzero(segments == segment)
+      last, path = own[-1], [own[-1]]
+      while here['positions'][path[0]]:
+        path.insert(0, here['parents'][path[0]])
+      sample = kept.pop(here['ids'][last])
+      keys = np.arange(last + 1)
+      sees = (keys >= path[0]) & (last < here['ends'][keys])
+      assert np.flatnonzero(sees).tolist() == path
+      assert here['positions'][path].tolist() == list(range(len(sample)))
+      np.testing.assert_array_equal(here['ids'][path], sample.ids)
+      for name in types.TOKEN_FIELDS:
+        values = getattr(sample, name)[len(path) - len(own) :]
+        np.testing.assert_array_equal(here[name][own], values, err_msg=name)
+      for name in names:
+        assert not here[name][path[: -len(own)]].any()
+  assert not kept
 
 
 def test_ce_members_may_have_temperature_1_in_a_rollout_at_another_one():

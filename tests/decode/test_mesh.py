@@ -104,7 +104,9 @@ def _steps(mesh, state, step, patch):
     metrics = jax.device_get(metrics)
     engine.set_params(state.params, i)
     references.set_policy({'policy': state.params})
-    arrays |= {f'{i}/batch/{k}': v for k, v in vars(batch).items()}
+    arrays |= {
+      f'{i}/batch/{k}': v for k, v in vars(batch).items() if v is not None
+    }
     arrays |= {f'{i}/metrics/{k}': v for k, v in metrics.items()}
   return arrays | {
     f'params/{k}': np.asarray(v) for k, v in tree.flat(state.params).items()

@@ -35,21 +35,25 @@ def entry(group_size=1, ratio=1.0):
 
 
 @pytest.mark.parametrize(
-  'mesh, row_tokens, joined, micro_batch_tokens, rows',
+  'mesh, row_tokens, joined, micro_batch_tokens, trees, rows',
   [
     # As many rows as 2,048 tokens hold, at least one; x data x fsdp.
-    ({}, 4096, 2, None, 1),
-    ({'data': 4, 'tensor': 2}, 1024, 1, None, 8),
-    ({'data': 4, 'fsdp': 2}, 64, 1, 1024, 16),
+    ({}, 4096, 2, None, False, 1),
+    ({'data': 4, 'tensor': 2}, 1024, 1, None, False, 8),
+    ({'data': 4, 'fsdp': 2}, 64, 1, 1024, False, 16),
+    # Joined to one per device.
+    ({'data': 4, 'tensor': 2}, 1024, 2, None, True, 4),
+    ({'data': 4, 'fsdp': 2}, 64, 2, 1024, None, 8),
   ],
 )
 def test_rows_of_a_micro_batch(
-  mesh, row_tokens, joined, micro_batch_tokens, rows
+  mesh, row_tokens, joined, micro_batch_tokens, trees, rows
 ):
   batch = schema.Batch(
     row_tokens=row_tokens,
     joined_rows=joined,
     micro_batch_tokens=micro_batch_tokens,
+    trees=trees,
   )
   parts = plan(mesh, schema.Stage(envs={'a': entry(2)}, batch=batch))
   assert parts.plan.cfg.batch.packed_rows == rows

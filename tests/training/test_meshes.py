@@ -18,6 +18,7 @@ from posttrain.training import objectives, optim
 from posttrain.training import step as train_step
 from tests import fixtures
 from tests.training import test_pair_objectives as pairs
+from tests.training import test_trees as trees
 
 MODEL = dataclasses.replace(
   fixtures.MODEL,
@@ -31,7 +32,7 @@ MODEL = dataclasses.replace(
 )
 OPTIM = dataclasses.replace(fixtures.OPTIM, eps=1e-3)  # not to magnify rounding
 CFG = schema.Lora(rank=4, alpha=8.0)
-KINDS = ('tokens', 'lora', 'sigmoid', 'kto', 'ranking')
+KINDS = ('tokens', 'trees', 'lora', 'sigmoid', 'kto', 'ranking')
 REDUCE = ('micro_batch', 'update')
 REFERENCES = ('ema:0.9', 'snapshot:2')
 SIZES = ((8, 1, 1), (1, 8, 1), (1, 2, 4), (2, 2, 2))
@@ -46,14 +47,17 @@ def _objective(kind):
   if kind == 'ranking':
     loss = schema.Loss(ranking=schema.Ranking(lm_coef=0.1))
     return objectives.TYPES['ranking'](MODEL, (), loss)
-  mode = 'token_truncate' if kind == 'tokens' else 'none'
+  mode = 'token_truncate' if kind in ('tokens', 'trees') else 'none'
   loss = schema.Loss(rl=schema.Clip(sampler_is_mode=mode))
-  return objectives.TokenComponents(MODEL, ('arithmetic',), loss)
+  envs = trees.ENVS if kind == 'trees' else ('arithmetic',)
+  return objectives.TokenComponents(MODEL, envs, loss)
 
 
 def _batch(kind):
   if kind in ('sigmoid', 'kto', 'ranking'):
     return pairs._pack(pairs._choices(16), pairs._choices(4, seed=1), rows=8)
+  if kind == 'trees':
+    return trees._pack(trees._samples(), True, 32, rows=8)
   return fixtures.sampled(*fixtures.batches(1, micro_batch_tokens=512))
 
 

@@ -143,7 +143,7 @@ def test_options_reach_the_components():
 def _scored(monkeypatch):
   """A model that is quick to compile: a table of logprobs, and of entropies."""
 
-  def score(params, cfg, ids, positions, segment_ids, temperatures):
+  def score(params, cfg, ids, positions, segment_ids, *rest):
     predicted = (positions > 0) & (segment_ids != 0)
     tables = params['policy'], params['entropy']
     return tuple(jnp.where(predicted, x[ids], 0.0) for x in tables)
