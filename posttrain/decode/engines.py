@@ -12,7 +12,8 @@ or, to continue sequences between turns:
 `launch` starts a chunk and returns at once; `step` is a poll of one chunk.
 
 1. Queued requests wait for free slots. Neighbours with the same prompt are
-   admitted together, and their prompt is prefilled once (`schedule`).
+   admitted together, and their prompt is prefilled once; with `prefix_cache`
+   also what a prompt has in common with those in the slots (`schedule`).
 2. The loop runs until all have stopped; while a request waits for a slot or its
    prompt, or holds a slot, for `chunk` tokens at a time. Between two chunks at
    most `prefill_rows` x `prefill_tokens` tokens are prefilled; while no slot
@@ -53,6 +54,7 @@ class Engine:
     prefill_tokens: int = 32,
     seed: int = 0,
     mesh: Mesh | None = None,
+    prefix_cache: bool = True,
   ):
     """Makes an engine without weights.
 
@@ -70,6 +72,8 @@ class Engine:
       seed: the seed of all draws.
       mesh: splits slots over its axes data and fsdp, and weights over tensor.
         None = one device.
+      prefix_cache: copies what prompts under the same weights have in common,
+        in whole prefill chunks.
 
     Raises:
       ValueError: the slots do not divide over the mesh.
@@ -83,7 +87,8 @@ class Engine:
     self._shapes = schedule.Shapes(slots, rows, prefill_tokens, ways)
     self._params = self._view = self._state = self._options = None
     self._version = -1
-    self._schedule = schedule.Schedule(slots, ways)
+    self._prefix_cache = prefix_cache
+    self._schedule = self._new_schedule()
     self._ready: list[requests.Completion] = []
     self._launched = False  # whether a chunk runs that was not waited for
     self._stopped = False
@@ -115,6 +120,7 @@ class Engine:
     shapes = jax.tree.map(np.shape, params)
     assert shapes == jax.tree.map(np.shape, old), 'they need another engine'
     self._params, self._version = params, version
+    self._schedule.forget()
     self._view = None  # freed first
     if not decodes:
       return
@@ -134,18 +140,20 @@ class Engine:
     The others must be released by the end. Weights may be set meanwhile.
     """
     kept = self._schedule, self._state, self._options
-    self._schedule = schedule.Schedule(self.slots, self._shapes.ways)
+    self._schedule = self._new_schedule()
     self._state = self._options = None
     try:
       yield
     finally:
       self._schedule, self._state, self._options = kept
+      self._schedule.forget()
 
   def sleep(self) -> None:
     """Frees the cache until the next request; none may be in flight."""
     assert not self._schedule.in_flight, 'release all requests first'
     self._state = self._options = None
     self._launched = False
+    self._schedule.forget()
 
   def warm_up(self) -> None:
     """Compiles the programs of prefill, for an engine with a fixed capacity.
@@ -159,6 +167,7 @@ class Engine:
     for count, length in self._shapes.calls(self.capacity):
       # A call that feeds no token.
       self._prefill(schedule.Call([[]] * self._shapes.ways, count, length))
+    self._copy([])
 
   def submit(self, request: requests.Request) -> None:
     """Queues a request.
@@ -241,15 +250,18 @@ class Engine:
     if not self._launched:
       self._decode(self._chunk)
 
-  def partial(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """Returns the ids i32[n] and logprobs f32[n] of unfinished turns, by id."""
+  def partial(self) -> dict[int, tuple[np.ndarray, np.ndarray, int]]:
+    """Returns (ids i32[n], logprobs f32[n], cached) of unfinished turns, by id.
+
+    `cached` is that of `requests.Completion`.
+    """
     if self._state is None:
       return {}
     length, ids, logprobs = jax.device_get(
       (self._state.length, self._state.ids, self._state.logprobs)
     )
     return {
-      entry.request.id: (ids[turn].copy(), logprobs[turn].copy())
+      entry.request.id: (ids[turn].copy(), logprobs[turn].copy(), entry.cached)
       for entry in self._schedule.in_slots
       if not entry.held
       for turn in [entry.turn(length[entry.slot] if entry.active else 0)]
@@ -323,6 +335,10 @@ class Engine:
     temperatures = [np.full(len(x), temperature, np.float32) for x in sequences]
     return scorer(self._params, sequences, temperatures)
 
+  def _new_schedule(self) -> schedule.Schedule:
+    chunk = self._shapes.width if self._prefix_cache else None
+    return schedule.Schedule(self.slots, self._shapes.ways, chunk)
+
   def _need_weights(self) -> None:
     if self._params is None:
       raise ValueError(
@@ -378,6 +394,8 @@ class Engine:
     left = most if plan.num_active else math.inf
     while True:
       plan.assign_slots()
+      if copies := plan.copy():
+        self._copy(copies)
       call = shapes.next_call(plan, self._state.ids.shape[1])
       if call is None or call.count > left:
         return
@@ -389,13 +407,14 @@ class Engine:
       ]
       if not any(finished):
         continue
-      if any(len(x.entries) > 1 for groups in finished for x in groups):
-        self._state = loop.share(
-          self._state,
-          *shapes.copies(finished),
-          most * shapes.width,
-          self._sharding,
-        )
+      members = [
+        (entry.slot, group.head.slot, group.head.prompt_end)
+        for groups in finished
+        for group in groups
+        for entry in group.entries[1:]
+      ]
+      if members:
+        self._copy(members)
       fields = plan.slot_options()
       keys = loop.request_keys(
         self._seed, fields.pop('high'), fields.pop('low')
@@ -405,6 +424,13 @@ class Engine:
       self._state = loop.first(
         self._state, self._options, logits, *drawing, self._sharding
       )
+
+  def _copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+    """Copies the first tokens of slots, see `schedule.Shapes.copies`."""
+    shapes = self._shapes
+    most = shapes.row_counts[-1] * shapes.width
+    copied = shapes.copies(copies)
+    self._state = loop.share(self._state, *copied, most, self._sharding)
 
   def _prefill(self, call: schedule.Call) -> jax.Array:
     """Feeds a chunk to each row; returns the logits of `loop.prefill`."""
@@ -472,7 +498,7 @@ class Engine:
     ids, logprobs = np.array(ids, np.int32), np.array(logprobs, np.float32)
     self._ready.append(
       requests.Completion(
-        entry.request.id, ids, logprobs, reason, self._version
+        entry.request.id, ids, logprobs, reason, self._version, entry.cached
       )
     )
     self._schedule.finish(entry)

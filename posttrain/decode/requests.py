@@ -71,3 +71,4 @@ class Completion:
   logprobs: np.ndarray
   stop_reason: str  # 'eos', 'max_tokens', or 'overflow': the cache was full
   version: int | np.ndarray  # of the weights; i32[n], if they are several
+  cached: int = 0  # tokens of the prompt that were not computed again

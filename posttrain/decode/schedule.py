@@ -9,6 +9,11 @@ The slots are split over devices in equal ranges. Requests with the same prompt
 are placed in one range where there is space, because their prompt is computed
 in one slot and copied to the others, which must not cross devices.
 
+With a prefix cache, a slot keeps the keys of its prompt until another request
+takes it, the least recently used one first. A prompt that begins with whole
+chunks of that of a slot on its device, also of one that is still being fed,
+copies them, and is fed from there on: the same chunks at the same positions.
+
 Order depends on submission and token counts alone. Numpy only. Slots and rows
 are split over devices in equal ranges; an array names them by their index in
 the range.
@@ -19,7 +24,7 @@ Axes: B slots, R rows, C tokens of a prefill chunk.
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +52,7 @@ class RequestState:
   start: int = 0
   limit: int = 0
   cut: bool = False
+  cached: int = 0  # tokens to feed that were found in the prefix cache
   # After the turn: tokens in the cache, and the last drawn one, which is not.
   length: int = 0
   token: int = -1
@@ -84,6 +90,14 @@ class Group:
   entries: list[RequestState]
   device: int
   fed: int = 0  # tokens in the cache
+  # The first tokens that are not fed but copied from a slot, once it has them.
+  copied: int = 0
+  source: int = -1
+
+  @property
+  def waits(self) -> bool:
+    """Whether tokens are to be copied first."""
+    return self.fed < self.copied
 
   @property
   def head(self) -> RequestState:
@@ -104,12 +118,13 @@ class Group:
 class Schedule:
   """The requests of an engine, and their slots."""
 
-  def __init__(self, slots: int, ways: int = 1):
+  def __init__(self, slots: int, ways: int = 1, chunk: int | None = None):
     """Starts without requests.
 
     Args:
       slots: number of the engine's slots.
       ways: number of devices that the slots are split over.
+      chunk: tokens per prefill chunk; None = there is no prefix cache.
     """
     assert slots % ways == 0, f'{slots} slots over {ways} devices'
     # Whether neighbours with the same prompt wait until there are slots for all
@@ -121,6 +136,9 @@ class Schedule:
     self._queue: collections.deque[RequestState] = collections.deque()
     self._extended: collections.deque[RequestState] = collections.deque()
     self._orders = itertools.count()
+    self._chunk = chunk
+    # Slot -> the whole chunks of its prompt, the least recently used one first.
+    self._prefixes: dict[int, np.ndarray] = {}
 
   @property
   def in_slots(self) -> Iterator[RequestState]:
@@ -192,7 +210,7 @@ class Schedule:
       max_tokens: the most drawn tokens.
       capacity: tokens of a slot.
     """
-    entry.feed, entry.start = ids, start
+    entry.feed, entry.start, entry.cached = ids, start, 0
     end = entry.prompt_end + max_tokens
     entry.limit, entry.cut = min(end, capacity), end > capacity
     self.in_flight[entry.request.id] = entry
@@ -225,10 +243,12 @@ class Schedule:
       self._place(entries, free)
 
   def _free_slots(self) -> list[list[int]]:
-    """Returns the free slots of each device."""
+    """Returns the free slots of each device, in the order of their use."""
     free: list[list[int]] = [[] for _ in range(self._ways)]
-    for slot, entry in enumerate(self._slots):
-      if entry is None:
+    kept = {group.source for group in self._groups if group.waits}
+    others = (x for x in range(len(self._slots)) if x not in self._prefixes)
+    for slot in (*others, *self._prefixes):
+      if self._slots[slot] is None and slot not in kept:
         free[self._device(slot)].append(slot)
     return free
 
@@ -246,11 +266,76 @@ class Schedule:
       # If the device with the most free slots lacks space, all others do.
       device = max(range(self._ways), key=lambda i: len(free[i]))
       count = min(len(entries), len(free[device]))
-      group, entries = entries[:count], entries[count:]
-      for entry in group:
-        entry.slot = free[device].pop(0)
-        self._slots[entry.slot] = entry
-      self._groups.append(Group(group, device))
+      group, entries = Group(entries[:count], device), entries[count:]
+      slots = self._take(group, free[device])
+      for entry, slot in zip(group.entries, slots, strict=True):
+        entry.slot, self._slots[slot] = slot, entry
+      self._groups.append(group)
+
+  def _take(self, group: Group, free: list[int]) -> list[int]:
+    """Removes slots for a group from the free ones; sets what it copies."""
+    count, feed = len(group.entries), group.head.feed
+    if self._chunk is None:
+      slots, free[:] = free[:count], free[count:]
+      return slots
+    # The last token is fed: the next one is drawn from its logits.
+    whole, most = (
+      x // self._chunk * self._chunk for x in (len(feed), len(feed) - 1)
+    )
+    source, size = -1, 0
+    for slot, ids in self._prefixes.items():
+      while self._device(slot) == group.device and size < min(len(ids), most):
+        end = size + self._chunk
+        if not np.array_equal(ids[:end], feed[:end]):
+          break
+        source, size = slot, end
+    if source in free:
+      # Other tokens that follow in the slot are kept, if there are other slots.
+      ids = self._prefixes[source]
+      free.remove(source)
+      at = 0 if np.array_equal(ids, feed[: len(ids)]) else len(free)
+      free.insert(at, source)
+    slots = sorted(free[:count], key=lambda slot: slot != source)
+    # The source may go to no other group before it is copied.
+    free[:] = [x for x in free[count:] if x != source]
+    if size:
+      self._prefixes[source] = self._prefixes.pop(source)
+    for slot in slots:
+      self._prefixes.pop(slot, None)
+    if whole:
+      self._prefixes[slots[0]] = feed[:whole]
+    group.source, group.copied = source, size
+    if source == slots[0]:
+      self._found(group)
+    return slots
+
+  def copy(self) -> list[tuple[int, int, int]]:
+    """Counts tokens that can be copied as fed.
+
+    Returns:
+      (slot to fill, slot to copy from, tokens), for `Shapes.copies`.
+    """
+    feeding = {x.head.slot: x.position for x in self._groups}
+    ready = [
+      x
+      for x in self._groups
+      if x.waits and feeding.get(x.source, x.copied) >= x.copied
+    ]
+    for group in ready:
+      if group.source not in self._prefixes:
+        group.copied = 0  # it was cancelled
+      self._found(group)
+    return [(x.head.slot, x.source, x.copied) for x in ready if x.copied]
+
+  def _found(self, group: Group) -> None:
+    """Counts the copied tokens of a group as fed."""
+    group.fed = group.copied
+    for entry in group.entries:
+      entry.cached = group.copied
+
+  def forget(self) -> None:
+    """Drops the prefix cache: the keys are those of other weights."""
+    self._prefixes = {}
 
   def next_rows(self, most: int) -> list[list[Group]]:
     """Returns the groups to feed the next chunk, of each device.
@@ -261,7 +346,8 @@ class Schedule:
     rows: list[list[Group]] = [[] for _ in range(self._ways)]
     # Partly fed groups come first, then groups in the order of their slots.
     for group in sorted(self._groups, key=lambda group: not group.fed):
-      rows[group.device].append(group)
+      if not group.waits:
+        rows[group.device].append(group)
     return [groups[:most] for groups in rows]
 
   def feed(self, group: Group, count: int) -> bool:
@@ -354,6 +440,8 @@ class Schedule:
           entry.slot, others[0].slot = b, a
           self._slots[a], self._slots[b] = others[0], entry
         group.entries = others
+        if not others:
+          self._prefixes.pop(entry.slot, None)
     self._groups = [group for group in self._groups if group.entries]
 
   def remove(self, entry: RequestState) -> None:
@@ -480,26 +568,25 @@ class Shapes:
         slot[row] = group.head.slot % self.device_slots
     return tokens, start, number, slot
 
-  def copies(self, groups: Rows) -> tuple[np.ndarray, np.ndarray, int]:
-    """Returns the slots that groups' prompts are copied to.
+  def copies(
+    self, copies: Sequence[tuple[int, int, int]]
+  ) -> tuple[np.ndarray, np.ndarray, int]:
+    """Returns the arguments of `loop.share`.
 
     Args:
-      groups: the groups of each device.
+      copies: (slot to fill, slot to copy from, tokens), on one device each.
 
     Returns:
       (target i32[B], source i32[B], length): per device the slots to fill, then
-      their number for none; the slots with their prompts; and the tokens of the
-      longest of these.
+      their number for none; the slots to copy from; and the most tokens.
     """
     slots = self.device_slots
-    length, target = 0, np.full((len(groups), slots), slots, np.int32)
-    source = np.zeros((len(groups), slots), np.int32)
-    for device, its_groups in enumerate(groups):
-      pairs = [(x, g.head) for g in its_groups for x in g.entries[1:]]
-      for i, (entry, head) in enumerate(pairs):
-        target[device, i] = entry.slot % slots
-        source[device, i] = head.slot % slots
-        length = max(length, head.prompt_end)
+    target, source = np.full((2, self.ways, slots), slots, np.int32)
+    for device in range(self.ways):
+      own = [x for x in copies if x[0] // slots == device]
+      for i, (to, origin, _) in enumerate(own):
+        target[device, i], source[device, i] = to % slots, origin % slots
+    length = max((tokens for _, _, tokens in copies), default=0)
     return target.reshape(-1), source.reshape(-1), length
 
   def drawing(

@@ -112,6 +112,17 @@ def entropy(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
   )
 
 
+def prefix_hits(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
+  """Returns {'prefix_hits': the share of tokens found in the prefix cache}.
+
+  Of the tokens that no turn sampled: prompts, replies, repeated histories.
+  Empty without a hit.
+  """
+  hits = sum(turn.cached for r in rollouts for turn in r.turns)
+  given = sum((~sample.mask).sum() for r in rollouts for sample in r.samples)
+  return {'prefix_hits': hits / float(given)} if hits else {}
+
+
 def samples(rollouts: Sequence[types.Rollout]) -> dict[str, float]:
   """Returns {'samples': mean number of samples per rollout that has any}.
 

@@ -299,6 +299,7 @@ class Environment:
         **statistics.stops(rollouts),
         **(statistics.entropy(rollouts) if self.sampler.on_policy else {}),
         **statistics.samples(rollouts),
+        **statistics.prefix_hits(rollouts),
         **statistics.mixed_groups(graded.usable),
         'errors': len(rollouts) - len(alive),
         'ungraded': len(alive) - sum(map(len, graded.usable)),

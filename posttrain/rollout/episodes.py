@@ -181,7 +181,7 @@ class Transcript:
     sampled = [part for part in self._parts if part.turns]
     start, turn = sampled[-1].turns[-1]
     place = len(sampled) - 1, start, len(turn.ids)
-    self.turns += (types.Turn(*place, reward, stop_reason),)
+    self.turns += (types.Turn(*place, reward, stop_reason, turn.cached),)
 
   def samples(
     self, task: types.Task, temperature: float
@@ -451,6 +451,7 @@ class EpisodeRun:
       pieces[-1],
       ids=np.concatenate([x.ids for x in pieces]),
       logprobs=np.concatenate([x.logprobs for x in pieces]),
+      cached=sum(x.cached for x in pieces),
       version=np.repeat(
         [x.version for x in pieces], [len(x.ids) for x in pieces]
       ),

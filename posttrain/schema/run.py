@@ -245,6 +245,11 @@ class Rollout(bounds.Options):
   prefill_rows: bounds.Count = 32
   # Number of tokens of a prompt prefilled at a time.
   prefill_tokens: bounds.Count = 32
+  # Copies the KV cache of what prompts have in common with one in a slot, in
+  # whole chunks of prefill_tokens, instead of computing it again: a system
+  # message, examples, the history of an episode that was rewritten. The slots
+  # keep it until they are used again or the weights change: no further memory.
+  prefix_cache: bool = True
   # Largest share of the rollouts of a step (or of an evaluation) that fail, in
   # their episode or in a reward; more stop the run. They leave their groups,
   # which is not a reward of 0. 1 = never stop.

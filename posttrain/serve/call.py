@@ -76,6 +76,7 @@ class Detokenizer:
     self.stop: str | None = None  # the stop string that ended it
     self.sent = 0  # characters of a streamed message
     self.sent_ids = 0  # tokens of a stream
+    self.cached = 0  # tokens of its prompt that were not computed again
     self.calls: list[dict[str, Any]] = []  # its calls, once it has ended
 
   def append(
@@ -324,6 +325,7 @@ class Call:
         self._scores[job.index] = event
         continue
       choice = self._choices[job.index]
+      choice.cached = event.cached
       text = choice.append(event.ids, event.logprobs, event.stop_reason)
       if choice.finish:
         self._open.discard(job)
@@ -359,14 +361,16 @@ class Call:
     end = tool_calls.start(text, tools.format, tools.names)
     return choice.text[: max(end - len(tools.turn), 0)]
 
-  def _usage(self) -> dict[str, int]:
+  def _usage(self) -> dict[str, Any]:
     """Returns token counts; a prompt counts once, whatever n is."""
+    cached = sum(x.cached for x in self._choices[:: self._request.n])
     prompt = sum(len(prompt.ids) for prompt in self._request.prompts)
     sampled = sum(len(choice.ids) for choice in self._choices)
     return {
       'prompt_tokens': prompt,
       'completion_tokens': sampled,
       'total_tokens': prompt + sampled,
+      'prompt_tokens_details': {'cached_tokens': cached},
     }
 
   def _more(self, index: int, text: str) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class NewTokens(NamedTuple):
   ids: list[int]
   logprobs: list[float]
   stop_reason: str | None  # as in `requests.Completion`; None = more follow
+  cached: int = 0  # tokens of the prompt, as in `requests.Completion`
 
 
 class TokenLogprobs(NamedTuple):
@@ -136,7 +137,9 @@ class Worker:
     self._to_sample: list[SampleJob] = []  # in the order of arrival
     self._to_score: list[ScoreJob] = []
     self._dropped: list[Job] = []  # their slots are not free yet
-    self._counts = dict.fromkeys(('accepted', 'finished', 'dropped'), 0)
+    self._counts = dict.fromkeys(
+      ('accepted', 'finished', 'dropped', 'prompt_tokens', 'cached_tokens'), 0
+    )
     self._sampling: dict[int, SampleJob] = {}  # submitted, by id
     loops = {'engine': self._run, 'score': self._run_scoring}
     if self.is_reward:
@@ -286,13 +289,17 @@ class Worker:
       return
     for x in self._engine.step():
       job = self._sampling.pop(x.id)
-      self._finish(job, _new_tokens(job, x.ids, x.logprobs, x.stop_reason))
+      new = _new_tokens(job, x.ids, x.logprobs, x.stop_reason, x.cached)
+      with self._changed:
+        self._counts['prompt_tokens'] += len(job.request.ids)
+        self._counts['cached_tokens'] += x.cached
+      self._finish(job, new)
     if not any(job.streamed for job in self._sampling.values()):
       return
-    for id, (ids, logprobs) in self._engine.partial().items():
+    for id, (ids, logprobs, cached) in self._engine.partial().items():
       job = self._sampling[id]
       if job.streamed and len(ids) > job.num_sent:
-        job.notify(job, _new_tokens(job, ids, logprobs, None))
+        job.notify(job, _new_tokens(job, ids, logprobs, None, cached))
         job.num_sent = len(ids)
 
   def _finish(self, job: Job, event: Event) -> None:
@@ -323,9 +330,11 @@ def _log(what: str, error: Any) -> None:
   logging.getLogger('absl').error(what, exc_info=error)
 
 
-def _new_tokens(job: SampleJob, ids, logprobs, reason: str | None) -> NewTokens:
+def _new_tokens(
+  job: SampleJob, ids, logprobs, reason: str | None, cached: int
+) -> NewTokens:
   new = slice(job.num_sent, None)
-  return NewTokens(ids[new].tolist(), logprobs[new].tolist(), reason)
+  return NewTokens(ids[new].tolist(), logprobs[new].tolist(), reason, cached)
 
 
 def score(policy: policies.Policy, batch: Sequence[ScoreJob]):

@@ -123,6 +123,7 @@ def _engine_options(components: Components) -> dict[str, Any]:
     'chunk': rollout.chunk,
     'prefill_rows': rollout.prefill_rows,
     'prefill_tokens': rollout.prefill_tokens,
+    'prefix_cache': rollout.prefix_cache,
     'seed': components.cfg.seed,
   }
 

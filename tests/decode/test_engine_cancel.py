@@ -38,7 +38,7 @@ def test_partial_is_a_prefix_of_the_completion():
   count, lengths = 0, set()
   while count < len(batch):
     count += len(engine.step())
-    for id, (ids, logprobs) in engine.partial().items():
+    for id, (ids, logprobs, _) in engine.partial().items():
       np.testing.assert_array_equal(ids, whole[id].ids[: len(ids)])
       np.testing.assert_allclose(
         logprobs, whole[id].logprobs[: len(ids)], rtol=0, atol=1e-5
@@ -57,9 +57,9 @@ def test_partial_of_an_extension_has_only_its_own_tokens():
   finish(engine, 1)
   assert engine.partial() == {}
   engine.extend(request.id, np.array([65, 66]), 9)
-  assert [len(ids) for ids, _ in engine.partial().values()] == [0]
+  assert [len(ids) for ids, *_ in engine.partial().values()] == [0]
   engine.step()
-  assert [len(ids) for ids, _ in engine.partial().values()] == [5]
+  assert [len(ids) for ids, *_ in engine.partial().values()] == [5]
 
 
 @pytest.mark.parametrize('steps', [0, 1, 2])

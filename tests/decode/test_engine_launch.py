@@ -37,7 +37,7 @@ def test_launch_starts_one_chunk(monkeypatch):
   engine.launch()
   assert len(calls) == 1
   assert engine.step() == [] and len(calls) == 1
-  assert [len(ids) for ids, _ in engine.partial().values()] == [5]
+  assert [len(ids) for ids, *_ in engine.partial().values()] == [5]
 
 
 def test_request_extended_during_a_chunk_has_not_stopped():

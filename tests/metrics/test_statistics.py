@@ -58,6 +58,13 @@ def test_samples_is_a_mean_over_rollouts_that_have_any():
   assert statistics.samples([one, two, FAILED]) == {'samples': 1.5}
 
 
+def test_prefix_hits_are_a_share_of_the_tokens_that_no_turn_sampled():
+  turns = [types.Turn(0, 2, 2, 0.0, 'eos', cached) for cached in (1, 0)]
+  rollouts = [dataclasses.replace(_rollout(), turns=(turn,)) for turn in turns]
+  assert statistics.prefix_hits([*rollouts, FAILED]) == {'prefix_hits': 0.25}
+  assert statistics.prefix_hits(rollouts[1:]) == {}
+
+
 def test_means_leave_out_unknown_values_and_failed_rollouts():
   rollouts = [
     _rollout(1.0, True, True),

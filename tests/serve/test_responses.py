@@ -108,6 +108,21 @@ def test_greedy_tokens_equal_those_of_generate(post, folder, capsys):
   assert plain['text'] == lines[1]['text']
 
 
+@pytest.mark.parametrize('stop', [[], ['\0']])  # with one, as in streams
+def test_cached_tokens_of_prompts_are_counted(served, post, stop):
+  def counts():
+    health = served.client.get('/health').json()
+    return np.array([health['prompt_tokens'], health['cached_tokens']])
+
+  before, ids, usages = counts(), [len(stop), *range(80)], []
+  for n in (1, 2):
+    body = {'prompt': [ids, ids[:70]], 'max_tokens': 2, 'stop': stop, 'n': n}
+    details = post(**body, ignore_eos=True)['usage']['prompt_tokens_details']
+    usages.append(details['cached_tokens'])
+  assert usages == [64, 128]
+  assert (counts() - before).tolist() == [3 * 151, 64 + 2 * 128]
+
+
 def test_prompt_as_text_ids_and_parts(post):
   body = {'max_tokens': 4, **GREEDY}
   text, other = 'ab<|end|>', [7, 8, 9]
