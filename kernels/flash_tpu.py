@@ -219,28 +219,25 @@ class _Ranges(NamedTuple):
   count: int  # ranges of a row
   listed: int  # blocks of a list; 0 = ranges alone
 
-  def read(self, blocks_ref, row, index):
-    """Returns (lo, inner, outer, hi)."""
-    first = (row * self.count + index) * (4 + self.listed)
-    return tuple(blocks_ref[first + i] for i in range(4))
+  def _read(self, blocks_ref, index, i):
+    return blocks_ref[index * (4 + self.listed) + i]
 
-  def block(self, blocks_ref, row, index, step):
-    """Returns the block that a step visits."""
-    if not self.listed:
-      return step
-    first = (row * self.count + index) * (4 + self.listed)
-    return blocks_ref[first + 4 + step]
+  def _block(self, blocks_ref, index, step):
+    """Returns the block of a step."""
+    return self._read(blocks_ref, index, 4 + step) if self.listed else step
 
   def nearest(self, blocks_ref, row, index, step):
     """Returns the block that a step has in memory."""
-    lo, _, _, hi = self.read(blocks_ref, row, index)
+    index = row * self.count + index
+    lo, hi = (self._read(blocks_ref, index, i) for i in (0, 3))
     step = jnp.clip(step, lo, jnp.maximum(hi - 1, lo))
-    return self.block(blocks_ref, row, index, step)
+    return self._block(blocks_ref, index, step)
 
   def visit(self, blocks_ref, row, index, step, compute):
     """Calls compute(masked, block) if a step is within the range."""
-    lo, inner, outer, hi = self.read(blocks_ref, row, index)
-    block = self.block(blocks_ref, row, index, step)
+    index = row * self.count + index
+    lo, inner, outer, hi = (self._read(blocks_ref, index, i) for i in range(4))
+    block = self._block(blocks_ref, index, step)
     whole = (inner <= step) & (step < outer)
     pl.when(whole)(lambda: compute(False, block))
     partly = (lo <= step) & (step < hi) & ~whole

@@ -47,6 +47,7 @@ class Case:
   dtype: str = 'bfloat16'
   softcap: float | None = None
   splits: int | None = None
+  trees: bool = False
 
   @property
   def kernels(self) -> tuple[str, ...]:
@@ -66,6 +67,9 @@ CASES = {
   },
   'training, 16/8 heads of 128, softcap': Case(
     'attention', (4, 4096, 16, 128), (4, 4096, 8, 128), softcap=30.0
+  ),
+  'training, trees, 16/8 heads of 128': Case(
+    'attention', (4, 4096, 16, 128), (4, 4096, 8, 128), trees=True
   ),
   'prefill, 32/8 heads of 128': Case(
     'cached', (32, 128, 32, 128), (32, 8, 4096, 128)
@@ -133,7 +137,8 @@ def _run(case, backend, q, k, v, k_start, k_end):
   call = functools.partial(getattr(attention, case.call), **options)
   if case.call != 'attention':
     return call(q, k, v, k_start, k_end)
-  out, vjp = jax.vjp(lambda *x: call(*x, k_start, k_end), q, k, v)
+  until = k_end if case.trees else None
+  out, vjp = jax.vjp(lambda *x: call(*x, k_start, k_end, until), q, k, v)
   return out, vjp(out)
 
 

@@ -59,10 +59,9 @@ def test_values_and_gradients_match_oracle(backend, t, n, k, h, dtype):
 
 @backends
 def test_prefix_trees_match_the_mask_of_ancestors(backend):
-  """Rows of 1 to 4 levels, twice; siblings share a block of keys or do not."""
-  ends, mask = inputs.forests(T)
-  ends, mask = [jnp.tile(x, (2, 1)) for x in ends], np.tile(mask, (2, 1, 1))
-  arrays, gradients = make_inputs(0)
+  """Rows of 1 to 4 levels; some blocks need no mask, some are not visited."""
+  ends, mask = inputs.forests(2 * T)
+  arrays, gradients = make_inputs(0, b=4, t=2 * T)
 
   def expected(*x):
     out, vjp = jax.vjp(lambda *x: gates.by_mask(*x, mask, SCALE), *x)
