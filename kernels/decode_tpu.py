@@ -1,10 +1,12 @@
 """Decode attention for TPUs: one query per row, blocks of keys in sequence.
 
-The grid is (row, block of keys); a step handles all kv heads of its block, so
-that it copies one long range of the cache. The ends of the intervals are
-prefetched as scalars: blocks outside are neither copied nor computed.
+A step of the grid is a block of keys that a row's interval reaches, and handles
+all kv heads of it, so that it copies one long range of the cache. The list of
+steps and the ends of the intervals are prefetched as scalars; other blocks cost
+nothing. Rows with an empty interval have one step, which writes 0.
 
-A TPU core runs its steps one after the other, so keys are not split.
+A TPU core runs its steps one after the other, so keys are not split; a chip of
+two cores (v4, v5p) uses one.
 
 The cache must be laid out with H along lanes. With heads of less than 128, XLA
 chooses another layout in loops over a cache (observed in programs compiled for
@@ -47,10 +49,12 @@ def forward(
     most //= 2
   block, padded = masks.fit(s, most, LEAST)
   k, v = masks.pad(k, 2, padded), masks.pad(v, 2, padded)
-  rows = pl.BlockSpec((None, kv, group, h), lambda i, j, *_: (i, 0, 0, 0))
-  stats = pl.BlockSpec((None, kv, group, 1), lambda i, j, *_: (i, 0, 0, 0))
+  k_start, k_end = masks.clip(k_start, k_end, s)
+  count, *pairs = steps(k_start, k_end, block, padded // block)
+  rows = pl.BlockSpec((None, kv, group, h), lambda i, r, *_: (r[i], 0, 0, 0))
+  stats = pl.BlockSpec((None, kv, group, 1), lambda i, r, *_: (r[i], 0, 0, 0))
   keys = pl.BlockSpec(
-    (None, kv, block, h), functools.partial(_key_block, block)
+    (None, kv, block, h), lambda i, r, j, *_: (r[i], 0, j[i], 0)
   )
   column = _compat.VMEM((kv, group, 1), jnp.float32)
   acc = _compat.VMEM((kv, group, h), jnp.float32)
@@ -61,31 +65,46 @@ def forward(
       _compat.struct((b, kv, group, 1), jnp.float32, q),
     ),
     grid_spec=_compat.PrefetchScalarGridSpec(
-      num_scalar_prefetch=2,
-      grid=(b, padded // block),
+      num_scalar_prefetch=4,
+      grid=(count,),
       in_specs=[rows, keys, keys],
       out_specs=(rows, stats),
       scratch_shapes=[column, column, acc],
     ),
     name='decode',
-    **_compat.mosaic_tpu(options.interpret, 'parallel', 'arbitrary'),
-  )(*masks.clip(k_start, k_end, s), q.reshape(b, kv, group, h), k, v)
+    **_compat.mosaic_tpu(options.interpret, 'arbitrary'),
+  )(*pairs, k_start, k_end, q.reshape(b, kv, group, h), k, v)
   return out.reshape(b, n, h), lse.reshape(b, n)
 
 
-def _key_block(block, i, j, start_ref, end_ref):
-  """Returns the block that step j of row i reads.
+def steps(
+  k_start: jax.Array, k_end: jax.Array, block: int, most: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Returns the steps of the grid.
 
-  Steps outside the interval repeat its nearest block, which is not copied
-  again.
+  Args:
+    k_start: i32[B], clipped.
+    k_end: i32[B], clipped.
+    block: keys of a block.
+    most: blocks of a row.
+
+  Returns:
+    (count i32[], rows i32[B * most], blocks of keys i32[B * most]), row by row;
+    entries from `count` on have no meaning.
   """
-  first = start_ref[i] // block
-  last = jnp.maximum((end_ref[i] + block - 1) // block - 1, first)
-  return i, 0, jnp.clip(j, first, last), 0
+  first, size = k_start // block, len(k_start) * most
+  counts = jnp.maximum((k_end + block - 1) // block - first, 1)
+  ends = jnp.cumsum(counts)
+  index = jnp.arange(len(k_start), dtype=jnp.int32)
+  rows = jnp.repeat(index, counts, total_repeat_length=size)
+  blocks = (first - ends + counts)[rows] + jnp.arange(size, dtype=jnp.int32)
+  return ends[-1], rows, blocks
 
 
 def _kernel(
   options,
+  row_ref,
+  block_ref,
   start_ref,
   end_ref,
   q_ref,
@@ -97,19 +116,20 @@ def _kernel(
 ):
   kv, group, h = q_ref.shape
   block = k_ref.shape[1]
-  j = pl.program_id(1)
-  start, end = (ref[pl.program_id(0)] for ref in (start_ref, end_ref))
+  i = pl.program_id(0)
+  row, first = row_ref[i], block_ref[i] * block
+  start, end = start_ref[row], end_ref[row]
 
-  @pl.when(j == 0)
+  @pl.when(first <= start)
   def _():
     for ref, x in zip(state_refs, tiles.start(group, h), strict=True):
       for head in range(kv):
         ref[head] = x
 
-  @pl.when((start < (j + 1) * block) & (j * block < end))
+  @pl.when(start < end)
   def _():
     keys = jax.lax.broadcasted_iota(jnp.int32, (group, block), 1)
-    mask = tiles.in_interval(start, end, j * block + keys)
+    mask = tiles.in_interval(start, end, first + keys)
     for head in range(kv):
       s = tiles.scores(q_ref[head], k_ref[head], options.scale, options.softcap)
       state = tuple(ref[head] for ref in state_refs)
@@ -117,7 +137,7 @@ def _kernel(
       for ref, x in zip(state_refs, state, strict=True):
         ref[head] = x
 
-  @pl.when(j == pl.num_programs(1) - 1)
+  @pl.when(first + block >= end)
   def _():
     for head in range(kv):
       out, lse = tiles.finish(tuple(ref[head] for ref in state_refs))

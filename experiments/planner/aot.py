@@ -28,10 +28,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import topologies
 
 from experiments.launch import results
 from experiments.planner import census, hlo, kernels, programs
+from kernels import decode_tpu
 from posttrain import schema, sharding
 from posttrain.stage import plan
 
@@ -285,6 +287,30 @@ def kernel(name: str, target: str, folder: str) -> list[dict[str, Any]]:
   ]
 
 
+def decode_steps() -> list[dict[str, Any]]:
+  """Returns the steps of decoding on a TPU, of some lengths of slots."""
+  slots, block, rows = 128, decode_tpu.BLOCK, []
+  ragged = jnp.linspace(1, 2048, slots).astype(jnp.int32)
+  for capacity, used, lengths in (
+    (8192, '1024', jnp.full(slots, 1024, jnp.int32)),
+    (8192, '1 to 2048', ragged),
+    (8192, '8192', jnp.full(slots, 8192, jnp.int32)),
+  ):
+    most = capacity // block
+    steps, *_ = decode_tpu.steps(jnp.zeros_like(lengths), lengths, block, most)
+    every = slots * most
+    rows.append(
+      {
+        'capacity': capacity,
+        'used': used,
+        'all': every,
+        'steps': int(steps),
+        'ms': 28 * 0.35e-3 * (every - int(steps)),
+      }
+    )
+  return rows
+
+
 INTRO = """# Compiled for absent devices
 
 Every kernel, and the programs of training and decoding, compiled by the
@@ -302,6 +328,14 @@ reducing gradients takes at least, in bfloat16
 to each of a sampler's own devices (`mesh.sampler`). A loop whose length is not
 known when it is compiled counts once: decoding moves so much for one token of
 every slot.
+"""
+STEPS = """
+## Steps of decoding on a TPU
+
+A step of the kernel's grid is a block of 512 keys of a slot: 128 slots, 8 kv
+heads of 128. *All* has a step for each block of the capacity. A step that
+computes nothing costs about 0.35 us; *ms* is the cost of these, of a token of
+28 layers, that the kernel does not have.
 """
 
 
@@ -329,6 +363,8 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     ]
     title = PROGRAMS if columns[0] == 'program' else '\n## Kernels\n'
     parts += [title, *results.markdown(columns, cells)]
+  cells = [list(map(cell, row.values())) for row in decode_steps()]
+  parts += [STEPS, *results.markdown(tuple(decode_steps()[0]), cells)]
   return '\n'.join(parts)
 
 

@@ -50,6 +50,12 @@ def test_a_cache_must_be_aliased_and_not_copied():
   assert '255 bytes do' in given and copied.startswith('1 copies of a layer')
 
 
+def test_a_tpu_decodes_only_the_blocks_in_use():
+  first, *_, last = aot.decode_steps()
+  assert (first['all'], first['steps']) == (128 * 16, 128 * 2)
+  assert last['all'] == last['steps'] and last['ms'] == 0
+
+
 def test_the_table_has_a_row_per_kernel():
   row = {'call': 'training', 'kernel': 'decode', 'calls': 1, 'CPU s': 1.25}
   assert '| training | decode | 1 | 1.25 |' in aot.markdown([row])

@@ -195,6 +195,15 @@ def test_large_scores_are_finite_and_one_key_gives_its_value(case):
     )
 
 
+def test_steps_of_a_tpu_are_the_blocks_that_intervals_reach():
+  # Empty; keys 17 to 43 in blocks of 16; all of 64.
+  start, end = jnp.array([0, 17, 0]), jnp.array([0, 44, 64])
+  count, rows, blocks = decode_tpu.steps(start, end, 16, 4)
+  assert count == 7 and len(rows) == len(blocks) == 12
+  assert rows[:7].tolist() == [0, 1, 1, 2, 2, 2, 2]
+  assert blocks[:7].tolist() == [0, 1, 2, 0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
   'programs, size, expected',
   [(512, 4096, 1), (64, 4096, 8), (8, 4096, 16), (8, 256, 2), (8, 64, 1)],
