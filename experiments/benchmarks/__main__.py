@@ -26,6 +26,8 @@ logprobs    the chunked linear head against full logits, and the temporaries of
             both programs
 """
 
+import tempfile
+
 import numpy as np
 
 from experiments.benchmarks import sizes, timing
@@ -117,21 +119,25 @@ def grpo(args) -> None:
 
   shape, size = sizes.SHAPES[args.shape], sizes.STEPS['grpo']
   prompts = size.prompts, size.prompt
-  makers = {
-    'ours_live': lambda: works.grpo(works.model(shape), size),
-    'ours_mixed': lambda: works.grpo(
-      works.model(shape), size, tied=size.prompts // 2
-    ),
-    'plain': lambda: plain_jax.make_grpo(
-      shape,
-      group=size.group,
-      new=size.new,
-      rows=size.micro_rows,
-      prompts=np.random.default_rng(0).integers(97, 123, prompts),
-      reward=lambda task, ids: sizes.reward(ids.tobytes()),
-    ),
-  }
-  timing.compare(args, makers, 1, 'steps', {})
+  with tempfile.TemporaryDirectory() as root:
+
+    def ours(tied: int):
+      folder = tempfile.mkdtemp(dir=root)
+      return works.grpo(works.model(shape), size, folder, tied)
+
+    makers = {
+      'ours_live': lambda: ours(0),
+      'ours_mixed': lambda: ours(size.prompts // 2),
+      'plain': lambda: plain_jax.make_grpo(
+        shape,
+        group=size.group,
+        new=size.new,
+        rows=size.micro_rows,
+        prompts=np.random.default_rng(0).integers(97, 123, prompts),
+        reward=lambda task, ids: sizes.reward(ids.tobytes()),
+      ),
+    }
+    timing.compare(args, makers, 1, 'steps', {})
 
 
 def growth(args) -> None:

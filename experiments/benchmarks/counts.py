@@ -10,6 +10,7 @@ Axes: B rows, T tokens.
 """
 
 import collections
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 computed: collections.Counter[str] = collections.Counter()  # by phase
 
 
+@functools.cache  # once
 def watch() -> None:
   """Counts the engine's and the scorers' positions from now on."""
   from posttrain import scoring

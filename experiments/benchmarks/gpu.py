@@ -2,15 +2,19 @@
 
     python -m experiments.benchmarks.gpu decode --size=0p6b
 
-Needs no ml_collections and no data: models are random, and works are built from
-the schema. Seconds are by the clock, medians of three repeats.
+Needs no recipes, so no ml_collections, and no data: models are random, and
+works are built from the schema. Seconds are by the clock, medians of three
+repeats.
 """
 
 import dataclasses
+import importlib.util
 import json
 import subprocess
 import sys
+import tempfile
 import time
+import types
 
 from experiments.benchmarks import counts, sizes, timing
 
@@ -58,6 +62,11 @@ def main() -> None:
   parser = timing.parser(__doc__, size='0p6b', rows='')
   parser.add_argument('part', choices=[*PARTS, 'table'])
   args = parser.parse_args()
+  if importlib.util.find_spec('ml_collections') is None:
+    # Recipes alone need it, and none is read.
+    stub = types.ModuleType('ml_collections')
+    stub.config_dict = types.SimpleNamespace(ConfigDict=dict)
+    sys.modules['ml_collections'] = stub
   if args.part == 'table':
     with open(args.rows) as file:
       print('\n'.join(table([json.loads(line) for line in file])))
@@ -183,8 +192,9 @@ def grpo(size: Sizes) -> None:
   """Runs whole GRPO steps."""
   from experiments.benchmarks import works
 
-  figures = seconds(works.grpo(model(size), size.step))
   step = size.step
+  with tempfile.TemporaryDirectory() as folder:
+    figures = seconds(works.grpo(model(size), step, folder))
   sampled = step.prompts * step.group * step.new
   emit('grpo', **figures, sampled_per_s=sampled / figures['wall'])
 

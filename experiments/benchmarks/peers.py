@@ -37,7 +37,6 @@ import numpy as np
 from experiments.benchmarks import sizes, timing
 
 DECODED, PROMPT, NEW = 64, 32, 128  # of `decode`
-STEPS = 10_000  # more than a trainer is asked for
 
 
 def main() -> None:
@@ -220,7 +219,7 @@ def our_grpo(args, shape, folder: str) -> timing.Work:
   from experiments.benchmarks import works
 
   name = args.bench.removeprefix('peers_')
-  return works.grpo(works.model(shape), sizes.STEPS[name])
+  return works.grpo(works.model(shape), sizes.STEPS[name], folder)
 
 
 def their_grpo(args, shape, folder: str) -> timing.Work:
@@ -288,7 +287,7 @@ def their_grpo(args, shape, folder: str) -> timing.Work:
 def our_dpo(args, shape, folder: str) -> timing.Work:
   from experiments.benchmarks import works
 
-  return works.dpo(works.model(shape), folder, STEPS)
+  return works.dpo(works.model(shape), folder)
 
 
 def their_dpo(args, shape, folder: str) -> timing.Work:
@@ -332,10 +331,13 @@ def our_sql(args, shape, folder: str) -> timing.Work:
   from experiments.benchmarks import works
   from posttrain import main as program
 
-  chosen = {'init': args.checkpoint, 'optim.lr': 1e-30, 'steps': STEPS}
-  options = [(f'grpo.{key}', str(value)) for key, value in chosen.items()]
-  run = program.load('configs/sql.py', options)
-  return works.run(run, 'grpo', folder)
+  chosen = {
+    'init': args.checkpoint,
+    'optim.lr': 1e-30,  # the policy, and so its episodes, stay
+    'steps': sizes.STEP_COUNT,
+  }
+  overrides = [(f'grpo.{key}', str(value)) for key, value in chosen.items()]
+  return works.run(program.load('configs/sql.py', overrides), 'grpo', folder)
 
 
 def options(folder: str) -> dict:
@@ -345,8 +347,8 @@ def options(folder: str) -> dict:
     'use_cpu': True,
     'bf16': False,
     'gradient_checkpointing': False,
-    'max_steps': STEPS,
-    'logging_steps': STEPS,
+    'max_steps': sizes.STEP_COUNT,
+    'logging_steps': sizes.STEP_COUNT,
     'save_strategy': 'no',
     'report_to': 'none',
     'disable_tqdm': True,

@@ -26,6 +26,7 @@ SHAPES = {
 }
 # Of a train step; rows of its micro-batches.
 ROWS, TOKENS, TRAIN_ROWS = 64, 160, 4
+STEP_COUNT = 10_000  # of a stage: more than it is asked for
 PAIRS, PAIR_TOKENS = 16, 32  # of a DPO step; tokens of a prompt, and an answer
 
 

@@ -238,7 +238,7 @@ def compare(
   for name in works:
     clock = clocks[name]
     counted = {
-      key: rounded(clock.median(key))
+      key: x if isinstance(x := clock.median(key), int) else rounded(x)
       for key in clock.rows[0]
       if key not in ('wall', 'cpu')
     }

@@ -15,17 +15,17 @@ import jax
 import numpy as np
 
 from experiments.benchmarks import counts, sizes, timing
-from posttrain import schema, scoring, sharding, types
+from posttrain import schema, sharding, types
 from posttrain.chat import rendering
 from posttrain.data import sources
 from posttrain.decode import engines, requests
-from posttrain.envs import base, registry
+from posttrain.envs import base
 from posttrain.models import transformer
 from posttrain.pipeline import tokens as token_pipeline
-from posttrain.rollout import episodes, frozen_models
-from posttrain.stage import preflight
+from posttrain.stage import build, preflight
 from posttrain.training import objectives, optim
 from posttrain.training import step as train_step
+from posttrain.util import preemption
 
 
 def model(shape, **options) -> schema.Model:
@@ -200,17 +200,18 @@ class Phases:
     return {f'{name}_s': x for name, x in seconds.items()}
 
 
-def grpo(cfg: schema.Model, size: sizes.Step, tied: int = 0) -> timing.Work:
+def grpo(
+  cfg: schema.Model, size: sizes.Step, folder: str, tied: int = 0
+) -> timing.Work:
   """Returns a whole GRPO step, from the tasks to the new weights.
 
   Args:
     cfg: the model's options.
     size: the step's sizes.
+    folder: a new workdir.
     tied: number of groups with equal rewards.
   """
-  counts.watch()
   renderer = rendering.load(schema.Tokenizer())
-  renderer.stop_ids = ()  # every sample has all its tokens
   frame = len(renderer.render(user(''), add_generation_prompt=True))
   letters = size.prompt - frame
   kwargs = {'prompts': size.prompts, 'letters': letters, 'tied': tied}
@@ -222,6 +223,12 @@ def grpo(cfg: schema.Model, size: sizes.Step, tied: int = 0) -> timing.Work:
   )
   stage = schema.Stage(
     envs={'bench': entry},
+    steps=sizes.STEP_COUNT,
+    rollout=schema.Rollout(
+      slots=size.prompts * size.group,
+      prefill_rows=size.prompts,
+      prefill_tokens=size.prompt,
+    ),
     batch=schema.Batch(
       prompts_per_step=size.prompts,
       row_tokens=size.length,
@@ -229,54 +236,20 @@ def grpo(cfg: schema.Model, size: sizes.Step, tied: int = 0) -> timing.Work:
     ),
     loss=schema.Loss(rl=schema.Clip()),
     optim=schema.Optim(lr=1e-4, schedule='constant'),
+    eval=schema.Eval(prompts=1, samples=0, max_tokens=size.new),
   )
-  mesh = sharding.make_mesh(schema.Mesh())
-  stage = preflight.resolve_sizes(dataclasses.replace(stage, model=cfg), 1, 1)
-  engine = engines.Engine(
-    cfg,
-    slots=size.prompts * size.group,
-    capacity=size.length,
-    chunk=stage.rollout.chunk,
-    prefill_rows=size.prompts,
-    prefill_tokens=size.prompt,
-    mesh=mesh,
-  )
-  step, state = trainer(cfg, stage.envs, stage)
-  first = jax.tree.map(np.array, state.params) if size.kl_beta else {}
-  references = frozen_models.References(
-    cfg,
-    renderer,
-    lambda own, width: scoring.Scorer(
-      own, size.micro_rows, width, mesh, trees=bool(stage.batch.trees)
-    ),
-    capacity=size.length,
-    load=lambda _: frozen_models.Model(jax.device_put(first), cfg),
-  )
-  phases, version = Phases(), 0
-  pipeline = token_pipeline.TokenPipeline(
-    token_pipeline.TokenData(
-      stage, registry.make_all(stage.envs), renderer, seed=0
-    ),
-    {'policy': episodes.Driver(engine, renderer, size.length)},
-    references.start,
-    clock=phases,
-  )
+  live = (size.prompts - tied) * size.group * size.new
+  return run(of_stage(cfg, stage), 'bench', folder, live)
 
-  def work():
-    nonlocal state, version
-    counts.computed.clear()
-    with phases('rollout'):
-      engine.set_params(state.params, version)
-      item = next(pipeline)
-    live = (size.prompts - tied) * size.group * size.new
-    assert item.batch.rl_count == live, item.batch.rl_count
-    with phases('update'):
-      state, metrics = step(state, item.batch)
-      jax.device_get(metrics)
-    version += 1
-    return lambda: phases.take() | count_step(cfg, item, size.length)
 
-  return work
+def of_stage(cfg: schema.Model, stage: schema.Stage) -> schema.Run:
+  """Returns the options of a run of one stage, `bench`."""
+  return schema.Run(
+    model=cfg,
+    stages={'bench': stage},
+    compilation_cache=None,
+    metrics=schema.Metrics(progress=False),
+  )
 
 
 def count_step(cfg: schema.Model, item, length: int) -> timing.Figures:
@@ -293,22 +266,31 @@ def count_step(cfg: schema.Model, item, length: int) -> timing.Figures:
   return _counted(cfg, read, length)
 
 
-def run(options: schema.Run, name: str, folder: str) -> timing.Work:
+def run(
+  options: schema.Run, name: str, folder: str, live: int | None = None
+) -> timing.Work:
   """Returns a step of a stage of a run, as the train loop does it.
 
   Args:
     options: the run's.
     name: the stage.
     folder: a new workdir.
+    live: tokens of a step that train with `rl`, of samples that have no end
+      but the longest length; None = they end, and train, as they do.
   """
-  from posttrain.stage import build, preflight
-  from posttrain.util import preemption
-
   counts.watch()
   components = preflight.make(preflight.resolve(options), name)
+  if live is not None:
+    components.renderer.stop_ids = ()
   job = build.make(components, folder, 0, preemption.Signal())
   state, phases, version = job.learner.state, Phases(), 0
-  length = components.capacity
+  score = token_pipeline.TokenPipeline._score
+
+  def timed(pipeline, *args):
+    with phases('scoring'):
+      return score(pipeline, *args)
+
+  token_pipeline.TokenPipeline._score = timed
 
   def work():
     nonlocal state, version
@@ -316,16 +298,18 @@ def run(options: schema.Run, name: str, folder: str) -> timing.Work:
     with phases('rollout'):
       job.hand_over(state, version)
       item = next(job.sampling.pipeline)
+    assert live is None or item.batch.rl_count == live, item.batch.rl_count
     with phases('update'):
       state, metrics = job.learner.update(state, item.batch)
       jax.device_get(metrics)
     version += 1
+    length = components.capacity
     return lambda: phases.take() | count_step(components.model, item, length)
 
   return work
 
 
-def dpo(cfg: schema.Model, folder: str, steps: int) -> timing.Work:
+def dpo(cfg: schema.Model, folder: str) -> timing.Work:
   """Returns a DPO step on random pairs, from the pairs to the new weights."""
   rng = np.random.default_rng(0)
   frame = 3  # tokens of the template around a prompt; an answer has one
@@ -340,7 +324,7 @@ def dpo(cfg: schema.Model, folder: str, steps: int) -> timing.Work:
   tokens = 4 * sizes.PAIR_TOKENS  # of a pair
   stage = schema.Stage(
     kind='preference',
-    steps=steps,
+    steps=sizes.STEP_COUNT,
     pairs=schema.PairFile(path=str(path), eval_fraction=0.0),
     batch=schema.Batch(
       prompts_per_step=sizes.PAIRS,
@@ -349,10 +333,4 @@ def dpo(cfg: schema.Model, folder: str, steps: int) -> timing.Work:
     ),
     optim=schema.Optim(lr=1e-5, schedule='constant'),
   )
-  options = schema.Run(
-    model=cfg,
-    stages={'dpo': stage},
-    compilation_cache=None,
-    metrics=schema.Metrics(progress=False),
-  )
-  return run(options, 'dpo', folder)
+  return run(of_stage(cfg, stage), 'bench', folder)
