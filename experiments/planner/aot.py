@@ -183,9 +183,15 @@ class Program:
   mesh: tuple[int, int, int]
   layers: int | None = None  # None = the preset's
   sampler: tuple[int, int, int] = (1, 1, 1)  # its own mesh, for hand_over
+  trees: bool = False  # whether rows are prefix trees
 
   def __str__(self):
-    return f'{self.target}-{self.name}-{self.preset}-{self.meshes}'
+    return f'{self.target}-{self.title}-{self.preset}-{self.meshes}'
+
+  @property
+  def title(self) -> str:
+    """The program's name, and whether rows are prefix trees."""
+    return f'{self.name}, trees' if self.trees else self.name
 
   @property
   def meshes(self) -> str:
@@ -209,8 +215,10 @@ def program(
   chips = devices(case.target)[: math.prod(case.mesh)]
   mesh = sharding.make_mesh(schema.Mesh(*case.mesh), chips)
   sizes = dataclasses.replace(sizes, sampler=case.sampler)
+  batch = dataclasses.replace(programs.STAGE.batch, trees=case.trees)
+  stage = dataclasses.replace(programs.STAGE, batch=batch)
   compiled = programs.lower(
-    case.name, model, mesh, sizes, target.platform
+    case.name, model, mesh, sizes, target.platform, stage
   ).compile()
   seconds = time.process_time() - start
   module = hlo.parse(compiled.as_text())
@@ -234,7 +242,7 @@ def program(
     wrong += cache_faults(module, compiled, model, case.mesh, sizes)
   memory = compiled.memory_analysis()
   row = {
-    'program': case.name,
+    'program': case.title,
     'model': f'{case.preset}, {model.layers} layers',
     'target': case.target,
     'mesh': case.meshes,

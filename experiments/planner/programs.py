@@ -181,7 +181,8 @@ class _Builder:
           shape, types.TOKEN_FIELDS.get(field.name, np.int32), sharding=rows
         )
         for field in dataclasses.fields(types.Batch)
-        if field.name not in counts and field.default is not None
+        if field.name not in counts
+        and (field.default is not None or self.stage.batch.trees)
       },
       **{
         name: jax.ShapeDtypeStruct((), dtype, sharding=self._whole)

@@ -24,6 +24,7 @@ PROGRAMS = (
       ('h100', '0p6b', (1, 1, 1)),
     )
   ),
+  aot.Program('h100', 'train_step', 'qwen3_0p6b', FSDP, trees=True),
   *(
     aot.Program('h100', name, preset, mesh)
     for name in ('prefill', 'decode')

@@ -29,16 +29,19 @@ def close(ours, expected, dtype, exact, rough, relative=False):
 
 
 @dtypes
+@pytest.mark.parametrize('trees', [False, True])
 @pytest.mark.parametrize('h', [64, 128])
-def test_compiled_flash_matches_oracle_and_is_deterministic(h, dtype):
+def test_compiled_flash_matches_oracle_and_is_deterministic(h, trees, dtype):
   *arrays, g = inputs.draw(
     0, (B, T, N, h), (B, T, K, h), (B, T, K, h), (B, T, N, h), dtype=dtype
   )
-  intervals = inputs.every_kind(T)
+  ends = inputs.every_kind(T)
+  if trees:
+    ends = [jnp.tile(x, (2, 1)) for x in inputs.forests(T)[0]]
 
   def run(fn, g, *x):
     def call(*x):
-      return fn(*x, *intervals, scale=h**-0.5, return_lse=True)
+      return fn(*x, *ends, scale=h**-0.5, return_lse=True)
 
     (out, lse), vjp = jax.vjp(call, *x)
     return out, lse, *vjp((g, jnp.zeros_like(lse)))
