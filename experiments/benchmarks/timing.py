@@ -233,6 +233,9 @@ def compare(
     clocks[name] = Clock(work)
   # The turn that is dropped compiles once more, for arrays of the first call.
   alternate(clocks, args.repeats)
+  if folders is not None:
+    for process in multiprocessing.active_children():
+      process.terminate()
   emit_matmul(clocks['matmul'], 'matmul', args.threads)
   rate = MATMUL_GFLOP / clocks['matmul'].median('cpu')
   for name in works:
