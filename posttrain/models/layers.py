@@ -131,8 +131,8 @@ class Attention(nn.Module):
       'impl': cfg.attention,
     }
     if cache is None:
-      args = q, k, v, k_start, k_end
-      out = attention.attention(*args, k_until=k_until, **options)
+      bounds = () if k_until is None else (k_until,)
+      out = attention.attention(q, k, v, k_start, k_end, *bounds, **options)
     else:
       old_k, old_v = cache
       args = cache_slots, prefixes

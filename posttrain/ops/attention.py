@@ -127,10 +127,7 @@ def attention(
   q: jax.Array,
   k: jax.Array,
   v: jax.Array,
-  k_start: jax.Array,
-  k_end: jax.Array,
-  *,
-  k_until: jax.Array | None = None,
+  *ends: jax.Array,
   scale: float,
   softcap: float | None = None,
   impl: str = 'auto',
@@ -149,10 +146,10 @@ def attention(
     q: float[B, T, N, H].
     k: float[B, S, K, H].
     v: float[B, S, K, H].
-    k_start: i32[B, T], the first key that a query attends to.
-    k_end: i32[B, T], one past the last key that it attends to.
-    k_until: i32[B, S], the largest end of an interval that sees the key, the
-      end of its subtree in a prefix tree; None = no bounds.
+    *ends: k_start, i32[B, T], the first key that a query attends to; k_end,
+      i32[B, T], one past the last key that it attends to; and, where keys have
+      bounds, k_until, i32[B, S], the largest end of an interval that sees the
+      key: in a prefix tree, the end of its subtree.
     scale: factor on the scores.
     softcap: bound c of the scores, which become c tanh(score / c); None: none.
     impl: one of `schema.ATTENTION`.
@@ -170,15 +167,12 @@ def attention(
   if times > 1 and q.shape[2] % ways == 0:
     k, v = jnp.repeat(k, times, axis=2), jnp.repeat(v, times, axis=2)
 
-  trees = k_until is not None
-
   def local(q, k, v, *ends):
-    if _choose(impl, softcap, q, k, v, trees=trees) == 'cudnn':
+    if _choose(impl, softcap, q, k, v, trees=len(ends) > 2) == 'cudnn':
       return cudnn.attention(q, k, v, *ends, scale=scale)
     k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
     return _cached(scale, softcap, impl, q, k, v, *ends)
 
-  ends = (k_start, k_end, k_until) if trees else (k_start, k_end)
   return _on_devices(local, q, k, v, *ends, heads_axes=(2, 2))
 
 

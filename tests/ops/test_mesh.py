@@ -56,7 +56,7 @@ def run(impl, q, k, v, g, cache, ends, late):
   out, vjp = jax.vjp(
     lambda *x: attention.attention(*x, *ends, **options), q, k, v
   )
-  trees = attention.attention(q, k, v, *ends, k_until=until(q), **options)
+  trees = attention.attention(q, k, v, *ends, until(q), **options)
   decoded = attention.decode(
     q[:, -1], *cache, late[0][:, -1], late[1][:, -1], **options
   )
