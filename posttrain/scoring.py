@@ -179,9 +179,9 @@ class Scorer:
   """Scores of any number of sequences of any length, by one program.
 
   Sequences are packed first-fit into arrays of one shape, [B, T]; those of a
-  large model on a CPU, and trees, into arrays as wide as a call needs, in few
-  widths. With trees, sequences share the tokens that they begin with at equal
-  temperatures. An
+  large model on a CPU into arrays as wide as a call needs, in few widths. With
+  trees, sequences share the tokens that they begin with at equal temperatures,
+  in arrays of one joined row per device. An
   accelerator has up to `ahead` arrays of them beside the one that is fetched. A
   CPU gets them one by one: it has no other device to wait for, and programs in
   flight on several CPU devices may block each other.
@@ -212,12 +212,14 @@ class Scorer:
     self._place = self._whole = None
     self._cfg, self._rows, self._row_tokens = cfg, rows, row_tokens
     self._most = row_tokens
-    is_slow = cfg.is_large and not self.ahead
-    self._fits = is_slow or trees
-    if self._fits:
+    self._fits = cfg.is_large and not self.ahead
+    if self._fits or trees:
       self._rows = 1 if mesh is None else sharding.batch_ways(mesh)
-      joined = row_tokens * max(rows // self._rows, 1)
-      self._most = max(row_tokens, _FITTED) if is_slow else joined
+      joined = rows // self._rows
+      # Half, of at least two: little is left of the last array of a call.
+      self._most *= max(joined // 2, min(joined, 2), 1)
+    if self._fits:
+      self._most = max(row_tokens, _FITTED)
     if mesh is not None:
       self._place = NamedSharding(mesh, PartitionSpec(*sharding.BATCH[1:]))
       self._whole = NamedSharding(mesh, PartitionSpec())
