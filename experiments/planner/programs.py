@@ -119,6 +119,7 @@ class _Builder:
       jax.ShapeDtypeStruct(shape, dtype, sharding=place)
       for dtype in (np.int32, np.int32, np.int32, np.float32)
     )
+    rows += None, None  # no trees
     args = (self._params(), rows, self.model, self._whole, 'logprobs')
     return scoring._read, args
 
