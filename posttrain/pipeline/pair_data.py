@@ -295,7 +295,7 @@ class PairPipeline(batches.Pipeline):
       rows=self._data.shape[1],
       row_tokens=(widths or self._new_widths())(lengths),
       per_row=self._per_row,
-      longest_pairs=batch.bins // batch.packed_rows,
+      longest_pairs=batch.joined_rows if batch.bins == batch.rows else 1,
       pad_id=self._data.tokenizer.pad_id,
       trees=self._trees,
     )

@@ -93,8 +93,8 @@ def resolve(
   sharding.check_hosts(mesh, hosts)
   stages = {}
   for name, stage in cfg.stages.items():
-    key = f'{name}.model' if stage.model else 'model'
-    with _naming(name, key):
+    prefix = f'{name}.model' if stage.model else 'model'
+    with _naming(name, prefix):
       model = stage.model or cfg.model
       size = model.vocab_size or renderer.tokenizer.vocab_size
       model = dataclasses.replace(model, vocab_size=size)
@@ -107,7 +107,7 @@ def resolve(
     ways = sharding.batch_ways(mesh), sharding.batch_ways(own)
     stage = dataclasses.replace(stage, model=model)
     stage = resolve_sizes(stage, *ways, is_slow)
-    with _naming(name, key):
+    with _naming(name, prefix):
       attention.check(model, platform, bool(stage.batch.trees))
     if samplers is not None and stage.rollout.keep_cache:
       raise ValueError(
