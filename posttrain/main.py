@@ -17,6 +17,7 @@ another process of the run is lost, 75 stopped after saving by SIGTERM or
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -25,6 +26,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+import posttrain
 from posttrain import config, processes, schema, types
 from posttrain.config import checks, names
 from posttrain.metrics import trackers
@@ -381,16 +383,19 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns the exit code. `argv=None`: the process's."""
   if argv is None:
     imports.add_current_folder()  # the console script has its own instead
-  return PARSER.run(_run, argv)
+  return PARSER.run(functools.partial(_run, is_process=argv is None), argv)
 
 
-def _run(flags: Flags) -> int:
+def _run(flags: Flags, is_process: bool = False) -> int:
   try:
     limit, devices, steps = flags.time_limit, flags.planned, flags.profiled
     if limit is not None:
       limit = preemption.seconds(limit, '--time_limit')
     with hub.keeping(flags.workdir):
       run = load(flags.config, flags.overrides, flags.trust_config)
+    if is_process:  # jax takes a moment
+      line = f'posttrain {posttrain.__version__} checks {flags.config}'
+      print(line, file=sys.stderr, flush=True)
     if flags.dry_run:
       from posttrain.stage import preflight
 

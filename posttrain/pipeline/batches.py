@@ -409,6 +409,10 @@ class Pipeline:
   def __next__(self) -> Item:
     raise NotImplementedError
 
+  def example(self) -> Batch | None:
+    """Returns a batch of the shape of all; None if they differ in shape."""
+    return None
+
   def paused(self) -> contextlib.AbstractContextManager[None]:
     """Keeps the engine for the caller: no batch is made meanwhile."""
     return contextlib.nullcontext()

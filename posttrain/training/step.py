@@ -20,6 +20,7 @@ With `updates` > 1 several updates follow each other, each on the whole batch
 (TRL's num_iterations, verl's ppo_epochs).
 """
 
+import concurrent.futures
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.extend import core
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from posttrain import compilation, schema, sharding, tree
@@ -172,16 +174,25 @@ class TrainStep:
     self._base = base
     self._numbers = numbers
     self._update = jax.jit(update, donate_argnums=0)
+    self._ahead: concurrent.futures.Future[int] | None = None
 
   def __call__(
     self, state: arrays.TrainState, batch: Batch
   ) -> tuple[arrays.TrainState, dict[str, jax.Array]]:
     """Updates with a batch of host or device arrays."""
+    if self._ahead is not None:
+      self.compiles += self._ahead.result()
+      self._ahead = None
     batch = self.place(batch)
     with compilation.CompileCounter() as compiling:
       result = self._update(state, batch, self._base, self._numbers)
     self.compiles += compiling.count
     return result
+
+  def compile_ahead(self, state: arrays.TrainState, batch: Batch) -> None:
+    """Begins to compile, beside other work, for what looks like these."""
+    args = state, self.place(batch), self._base, self._numbers
+    self._ahead = compilation.ahead(self._update, *args)
 
   def place(self, batch: Batch) -> Batch:
     """Moves a host batch to the devices that read it."""
@@ -425,12 +436,14 @@ def _sum_over_micro_batches(micro_batch_sums: Callable, batch: Batch):
       jax.tree.map(lambda x: x[i] if x.ndim else x, batch)
     )
 
-  zeros = jax.tree.map(
-    lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(at, 0)
-  )
+  # Traced once, for its shapes and for the loop.
+  jaxpr, shapes = jax.make_jaxpr(at, return_shape=True)(jnp.int32(0))
+  shapes, structure = jax.tree.flatten(shapes)
+  zeros = structure.unflatten([jnp.zeros(x.shape, x.dtype) for x in shapes])
 
   def add(i, before):
-    sums, metrics = at(i)
+    flat = core.jaxpr_as_fun(jaxpr)(i)
+    sums, metrics = structure.unflatten(flat)
     return (
       jax.tree.map(jnp.add, before[0], sums),
       combine.merge(before[1], metrics),

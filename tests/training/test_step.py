@@ -50,6 +50,21 @@ def test_micro_batches_add_up_to_the_whole():
     np.testing.assert_allclose(value, means_cut[name], rtol=1e-5, atol=1e-7)
 
 
+def test_a_micro_batch_is_traced_once():
+  (batch,), traced = fixtures.batches(1), []
+
+  def objective(params, micro):
+    traced.append(micro.ids.shape)
+    return jnp.sum(params * jnp.sum(micro.ids)), {}
+
+  jax.eval_shape(
+    lambda params, batch: train_step.accumulate(objective, params, batch),
+    jax.ShapeDtypeStruct((), jnp.float32),
+    batch,
+  )
+  assert traced == [batch.ids.shape[1:]]
+
+
 def test_packing_does_not_matter():
   (single,) = fixtures.batches(1, row_tokens=64, micro_batch_tokens=512)
   (packed,) = fixtures.batches(1, row_tokens=256, micro_batch_tokens=512)
