@@ -271,13 +271,6 @@ class PairPipeline(batches.Pipeline):
     }
     return batches.Item(batch, metrics, self.get_state())
 
-  def example(self) -> types.PairBatch | None:
-    if self._data.stage.batch.fit:
-      return None
-    count = self._data.stage.batch.prompts_per_step
-    few = len(self._train.pairs)
-    return self.pack(self._train.take([i % few for i in range(count)]))
-
   def _new_widths(self) -> packing.Widths:
     return batches.widths(self._data.stage, self._data.shape[0])
 

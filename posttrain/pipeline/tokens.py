@@ -236,8 +236,8 @@ class TokenPipeline(batches.Pipeline):
       metrics |= batches.epochs(name, own['source'])
     return batches.Item(batch, metrics, state, errors, played)
 
-  def example(self) -> types.Batch | None:
-    return None if self._stage.batch.fit else self._pack([])
+  def example(self) -> batches.Batch | None:
+    return super().example() if self._stage.batch.fit else self._pack([])
 
   def _score(
     self,
