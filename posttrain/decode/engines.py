@@ -55,6 +55,7 @@ class Engine:
     seed: int = 0,
     mesh: Mesh | None = None,
     prefix_cache: bool = True,
+    group_size: int = 1,
   ):
     """Makes an engine without weights.
 
@@ -74,6 +75,8 @@ class Engine:
         None = one device.
       prefix_cache: copies what prompts under the same weights have in common,
         in whole prefill chunks.
+      group_size: neighbours that have one prompt, which decoding reads once for
+        all of them where it is long; 1 = for each.
 
     Raises:
       ValueError: the slots do not divide over the mesh.
@@ -87,7 +90,7 @@ class Engine:
     self._shapes = schedule.Shapes(slots, rows, prefill_tokens, ways)
     self._params = self._view = self._state = self._options = None
     self._version = -1
-    self._prefix_cache = prefix_cache
+    self._prefix_cache, self._group_size = prefix_cache, group_size
     self._schedule = self._new_schedule()
     self._ready: list[requests.Completion] = []
     self._launched = False  # whether a chunk runs that was not waited for
@@ -381,8 +384,22 @@ class Engine:
       steps or most,
       self._min_active(),
       self._sharding,
+      *self._prompts(),
     )
     self._launched = True
+
+  def _prompts(self) -> tuple[Any, ...]:
+    """Returns the last arguments of `loop.decode`, if it shares prompts."""
+    groups = None
+    if self._group_size > 1:
+      groups = self._schedule.prompts(self._group_size)
+    if groups is None:
+      return ()
+    assert self._state is not None
+    longest = int(np.max(groups[1]))
+    return groups, next(
+      x for x in loop.lengths(self._state.ids.shape[1]) if x >= longest
+    )
 
   def _admit(self) -> None:
     """Prefills waiting requests into free slots; each draws a token.

@@ -9,6 +9,8 @@
    token and draws the next, until enough have stopped or `steps` are done.
    Where attention reads all keys of its cache, the loop runs on the part of the
    cache that the longest active slot needs, then on the next larger part.
+   With `groups`, the prompt of a group is copied once, and read once for all
+   its slots; the parts of the cache begin where the shortest prompt ends.
 
 The random number of the token at position p depends on the request's key and p
 alone, not on slots, chunks or other requests.
@@ -302,7 +304,7 @@ def first(
   return _pin(state, layout)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 6), donate_argnums=2)
+@functools.partial(jax.jit, static_argnums=(1, 6, 8), donate_argnums=2)
 def decode(
   view: Any,
   cfg: schema.Model,
@@ -311,6 +313,8 @@ def decode(
   steps: jax.Array,
   min_active: jax.Array,
   layout: NamedSharding | None,
+  groups: tuple[jax.Array, jax.Array, jax.Array] | None = None,
+  longest: int = 0,
 ) -> State:
   """Draws tokens for every active slot.
 
@@ -322,9 +326,14 @@ def decode(
     steps: i32[], the most tokens of a slot.
     min_active: i32[], ends once no more slots than these are active.
     layout: the state's sharding.
+    groups: (members, length, first) of `attention.Shared`; None = prompts are
+      read by each slot.
+    longest: tokens of a prompt that are read for a group, at least those of the
+      longest.
   """
+  capacity, shared = state.ids.shape[1], None
 
-  def step(carry):
+  def step(first, carry):
     i, state = carry
     hidden, cache = transformer.trunk(
       view,
@@ -333,6 +342,7 @@ def decode(
       state.length[:, None],
       state.active[:, None].astype(jnp.int32),
       cache=state.cache,
+      shared=shared and dataclasses.replace(shared, first=first),
     )
     logits = scoring.next_logits(view, cfg, hidden[:, 0])
     state = dataclasses.replace(
@@ -340,12 +350,19 @@ def decode(
     )
     return i + 1, _draw(state, slots, logits, state.active)
 
-  capacity, carry = state.ids.shape[1], (jnp.zeros((), jnp.int32), state)
+  carry = jnp.zeros((), jnp.int32), state
   with sharding.use(_mesh(layout)):
+    if groups is not None:
+      members, *sizes = groups
+      prompts = layers.Prefixes(members[:, 0], longest)
+      read = functools.partial(layers.read_prefixes, prefixes=prompts)
+      cache = jax.tree.map(read, state.cache)
+      shared = attention.Shared(cache, members, *sizes)
     # Kernels skip what a slot does not hold.
     reads_all = attention.is_xla(cfg, decodes=True)
     for tokens in lengths(capacity) if reads_all else [capacity]:
-      carry = _decode_up_to(tokens, steps, min_active, step, carry)
+      first = 0 if shared is None else jnp.minimum(sizes[1], capacity - tokens)
+      carry = _decode_up_to(first, tokens, steps, min_active, step, carry)
   return _pin(carry[1], layout)
 
 
@@ -358,14 +375,14 @@ def lengths(capacity: int) -> list[int]:
   return [*sizes, capacity]
 
 
-def _decode_up_to(tokens, steps, min_active, step, carry):
-  """Decodes while all active slots hold fewer than `tokens`.
+def _decode_up_to(first, tokens, steps, min_active, step, carry):
+  """Decodes while all active slots hold fewer than `tokens` from `first` on.
 
   The cache of so many tokens is a copy, which is read at every step instead of
   the whole cache, and written back at the end.
   """
   capacity = carry[1].ids.shape[1]
-  whole = tokens == capacity
+  whole, step = tokens == capacity, functools.partial(step, first)
   # To copy a part, and back, reads and writes it twice.
   is_cheaper = steps * (capacity - tokens) > 4 * tokens
 
@@ -374,15 +391,21 @@ def _decode_up_to(tokens, steps, min_active, step, carry):
     more = (i < steps) & (jnp.sum(state.active) > min_active)
     if whole:
       return more
-    return more & is_cheaper & jnp.all(~state.active | (state.length < tokens))
+    return (
+      more
+      & is_cheaper
+      & jnp.all(~state.active | (state.length < first + tokens))
+    )
 
   def on_copy(carry):
     i, state = carry
-    cache = jax.tree.map(lambda x: x[:, :, :tokens], state.cache)
+    cache = jax.tree.map(
+      lambda x: jax.lax.dynamic_slice_in_dim(x, first, tokens, 2), state.cache
+    )
     part = dataclasses.replace(state, cache=cache)
     i, part = jax.lax.while_loop(continues, step, (i, part))
     cache = jax.tree.map(
-      lambda x, y: jax.lax.dynamic_update_slice(x, y, (0,) * x.ndim),
+      lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, first, 2),
       state.cache,
       part.cache,
     )

@@ -35,6 +35,8 @@ STOP_IDS = 8  # the most stop ids of a request
 # A call of so many tokens is cheap: a program of fewer rows costs more to
 # compile than it saves.
 _FEW_TOKENS = 128
+# Tokens per row of `Schedule.prompts` for which reading prompts once pays.
+LEAST_SAVED = 1024
 # Calls that read longer prefixes have few rows, which bounds their memory.
 _LONG_PREFIX = 1024
 
@@ -53,6 +55,7 @@ class RequestState:
   limit: int = 0
   cut: bool = False
   cached: int = 0  # tokens to feed that were found in the prefix cache
+  group: Any = None  # the `Group` that its prompt was fed with
   # After the turn: tokens in the cache, and the last drawn one, which is not.
   length: int = 0
   token: int = -1
@@ -269,7 +272,7 @@ class Schedule:
       group, entries = Group(entries[:count], device), entries[count:]
       slots = self._take(group, free[device])
       for entry, slot in zip(group.entries, slots, strict=True):
-        entry.slot, self._slots[slot] = slot, entry
+        entry.slot, self._slots[slot], entry.group = slot, entry, group
       self._groups.append(group)
 
   def _take(self, group: Group, free: list[int]) -> list[int]:
@@ -389,6 +392,44 @@ class Schedule:
       'top_p': np.array([x.top_p for x in laws], np.float32),
       'min_p': np.array([x.min_p for x in laws], np.float32),
     }
+
+  def prompts(self, size: int) -> tuple[np.ndarray, np.ndarray, Any] | None:
+    """Returns the slots that decode by prompt, for `loop.decode`.
+
+    Args:
+      size: slots of a row, at most.
+
+    Returns:
+      (members i32[P, G], length i32[P], shortest i32[]): the slots of each row,
+      then their number for none; the tokens of their prompt; and the least of
+      these. None if it saves less than `LEAST_SAVED` tokens per row.
+    """
+    slots = len(self._slots) // self._ways
+    rows: list[list[list[RequestState]]] = [[] for _ in range(self._ways)]
+    by_group = collections.defaultdict(list)
+    for entry in self.in_slots:
+      if entry.active:
+        by_group[entry.group].append(entry)
+    for entries in by_group.values():
+      for i in range(0, len(entries), size):
+        rows[entries[0].group.device].append(entries[i : i + size])
+    # Twice as many where requests have stopped, so that few shapes compile.
+    most = -(-slots // size)
+    most *= 1 + (max(map(len, rows)) > most)
+    members = np.full((self._ways, most, size), slots, np.int32)
+    length = np.zeros((self._ways, most), np.int32)
+    saved = 0
+    for device, own in enumerate(rows):
+      if len(own) > most:
+        return None
+      for i, entries in enumerate(own):
+        members[device, i, : len(entries)] = [x.slot % slots for x in entries]
+        length[device, i] = len(entries[0].request.ids)
+        saved += (len(entries) - 1) * int(length[device, i])
+    if saved < LEAST_SAVED * self._ways * most:
+      return None
+    shortest = np.min(length, where=length > 0, initial=np.iinfo(np.int32).max)
+    return members.reshape(-1, size), length.reshape(-1), shortest
 
   def _same_prompt(self) -> list[RequestState]:
     """Returns the queue's head and its neighbours with the same prompt.

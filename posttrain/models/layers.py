@@ -103,6 +103,7 @@ class Attention(nn.Module):
     k_until: jax.Array | None,
     cache: LayerCache | None,
     prefixes: Prefixes | None = None,
+    shared: attention.Shared | None = None,
   ) -> tuple[jax.Array, LayerCache | None]:
     cfg = self.cfg
     counts = {'q': cfg.heads, 'k': cfg.kv_heads, 'v': cfg.kv_heads}
@@ -139,11 +140,12 @@ class Attention(nn.Module):
       cache = write(old_k, k, *args), write(old_v, v, *args)
       read = cache
       if prefixes is not None:
-        read = _read(cache[0], prefixes), _read(cache[1], prefixes)
+        read = tuple(read_prefixes(x, prefixes) for x in cache)
       if q.shape[1] > 1:
         out = attention.cached(q, *read, k_start, k_end, **options)
       else:  # decoding: one query per row
         starts, stops = k_start[:, 0], k_end[:, 0]
+        options['shared'] = shared
         out = attention.decode(q[:, 0], *read, starts, stops, **options)
     out = out.reshape(*x.shape[:-1], cfg.heads * cfg.head_dim)
     scale = residual_scale(cfg)
@@ -184,7 +186,7 @@ class Block(nn.Module):
   one. `k_until` is that of `attention.attention`. With a `cache`, keys and
   values are written to its slots `cache_slots`, i32[B, T], and queries attend
   to the cache; with `prefixes` to that part of a cache of more sequences than
-  there are rows.
+  there are rows; with `shared` to that as well.
   """
 
   cfg: schema.Model
@@ -201,6 +203,7 @@ class Block(nn.Module):
     cache_slots: jax.Array | None = None,
     cache: LayerCache | None = None,
     prefixes: Prefixes | None = None,
+    shared: attention.Shared | None = None,
   ) -> tuple[jax.Array, LayerCache | None]:
     cfg = self.cfg
     rope, k_start = layer_ranges[0]
@@ -213,7 +216,7 @@ class Block(nn.Module):
       return RMSNorm(cfg, name=name)(y)
 
     y = norm('attention_norm', x)
-    args = rope, cache_slots, k_start, k_end, k_until, cache, prefixes
+    args = rope, cache_slots, k_start, k_end, k_until, cache, prefixes, shared
     y, cache = Attention(cfg, self.fused, name='attention')(y, *args)
     if cfg.post_norms:
       y = norm('attention_post_norm', checkpoint_name(y, 'kept'))
@@ -380,7 +383,7 @@ def write(
   return sharding.split(local, specs, place)(cache, new, slots, *index)
 
 
-def _read(cache: jax.Array, prefixes: Prefixes) -> jax.Array:
+def read_prefixes(cache: jax.Array, prefixes: Prefixes) -> jax.Array:
   """Returns the prefixes [R, K, length, H] of sequences of a cache."""
   place = sharding.fitting(cache.shape, CACHE_AXES)
   return sharding.split(

@@ -152,6 +152,7 @@ def trunk(
   ends: jax.Array | None = None,
   cache: Cache | None = None,
   prefixes: layers.Prefixes | None = None,
+  shared: attention.Shared | None = None,
 ) -> tuple[jax.Array, Cache | None]:
   """Computes the hidden states that predict each token's successor.
 
@@ -171,6 +172,8 @@ def trunk(
     cache: keys and values of the rows' earlier tokens; None = no cache.
     prefixes: the rows' sequences in the cache, and a length that holds the new
       tokens and those before them; None = the whole cache.
+    shared: with one token per row, what the rows have in common before it, with
+      a cache per layer; their own caches begin at position `shared.first`.
 
   Returns:
     (hidden [B, T, D] in the compute dtype, cache with the new tokens). Pads
@@ -188,13 +191,16 @@ def trunk(
 
   valid, capacity = segment_ids != 0, cache[0][0].shape[2]
   k_end = jnp.where(valid, positions + 1, 0)
-  slots = jnp.where(valid, positions, capacity)
+  first = 0 if shared is None else shared.first
+  slots = jnp.where(valid, positions - first, capacity)
   start = jnp.zeros_like(k_end)
   ranges = layers.layer_ranges(cfg, positions, positions, start, k_end)
   block, new = layers.Block(cfg, fused=True), []
   x = apply(layers.Embed(cfg, fused=True), params['embed'], tokens)
   for i, (layer, old) in enumerate(zip(params['layers'], cache, strict=True)):
-    args = (ranges[i in cfg.local_layers],), k_end, None, slots, old, prefixes
+    common = shared and dataclasses.replace(shared, cache=shared.cache[i])
+    args = (ranges[i in cfg.local_layers],), k_end, None, slots, old
+    args = *args, prefixes, common
     x, layer_cache = apply(block, layer, x, None, *args)
     new.append(layer_cache)
   x = apply(layers.RMSNorm(cfg), params['final_norm'], x)

@@ -14,18 +14,37 @@ Axes: B rows, T queries, S keys, N query heads, K kv heads (each read by N/K
 query heads), H head dim.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from kernels import attention as kernels
-from kernels import masks
+from kernels import masks, tiles
 from posttrain import schema, sharding
 from posttrain.ops import chunked, cudnn, dispatch
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Shared:
+  """First tokens that rows have in common, by group, to be read once.
+
+  Axes: P groups of up to G rows.
+  """
+
+  # The keys and values [P, K, S, H], of a layer or a tree of these.
+  cache: Any
+  members: jax.Array  # i32[P, G], rows on the device; B = none
+  length: jax.Array  # i32[P], tokens in common
+  # i32[], the position of the first key of the rows' own caches: at most the
+  # length of any group with a row that decodes.
+  first: jax.Array | int
 
 
 def intervals(
@@ -217,8 +236,14 @@ def decode(
   scale: float,
   softcap: float | None = None,
   impl: str = 'auto',
+  shared: Shared | None = None,
 ) -> jax.Array:
   """Computes `cached` with one query per row.
+
+  With `shared`, the queries of a group attend to its tokens together, and each
+  to the rest of its row; for the two parts of the keys,
+
+      out = sum_i exp(lse_i - lse) out_i,     lse = log sum_i exp lse_i
 
   Args:
     q: float[B, N, H].
@@ -229,22 +254,47 @@ def decode(
     scale: factor on the scores.
     softcap: bound c of the scores, which become c tanh(score / c); None: none.
     impl: one of `schema.ATTENTION`; 'cudnn' is 'auto'.
+    shared: what rows have in common; None = nothing.
 
   Returns:
     float[B, N, H] in q's dtype.
   """
   impl = 'auto' if impl == 'cudnn' else impl
 
-  def local(*args):
+  def own(*args):
     chosen = _choose(impl, softcap, *args[:3], in_loop=True)
     if chosen == 'xla':
       return chunked.decode(*args, scale=scale, softcap=softcap)
     return _kernel(kernels.decode, chosen, (scale, softcap), *args)
 
-  return _on_devices(local, q, k, v, k_start, k_end, heads_axes=(1, 1))
+  def both(q, k, v, start, end, pair, members, length, first):
+    length = jnp.broadcast_to(length[:, None], members.shape)
+    held = jnp.zeros_like(start).at[members].set(length, mode='drop')
+    parts = [own(q, k, v, jnp.maximum(start, held) - first, end - first)]
+    pick = functools.partial(jnp.take, indices=members, axis=0, mode='fill')
+    q, start = pick(q, fill_value=0), pick(start, fill_value=0)
+    out, lse = _with_lse(scale, softcap, impl, q, *pair, start, length)
+    lse = lse.swapaxes(1, 2)
+    parts.append(
+      (
+        jnp.zeros_like(parts[0][0]).at[members].set(out, mode='drop'),
+        jnp.full_like(parts[0][1], tiles.MASKED)
+        .at[members]
+        .set(lse, mode='drop'),
+      )
+    )
+    top = jnp.maximum(parts[0][1], parts[1][1])
+    weights = [jnp.exp(lse - top)[..., None] for _, lse in parts]
+    out = sum(x * out for x, (out, _) in zip(weights, parts, strict=True))
+    return (out / sum(weights)).astype(q.dtype)
+
+  args = q, k, v, k_start, k_end
+  if shared is None:
+    return _on_devices(lambda *args: own(*args)[0], *args, heads_axes=(1, 1))
+  return _on_devices(both, *args, heads_axes=(1, 1), shared=shared)
 
 
-def _on_devices(fn: Callable, q, k, v, *ends, heads_axes):
+def _on_devices(fn: Callable, q, k, v, *ends, heads_axes, shared=None):
   """Runs attention on each device of the `current` mesh, on its rows and heads.
 
   Rows, or heads, that do not divide over their mesh axes are whole on each.
@@ -263,7 +313,16 @@ def _on_devices(fn: Callable, q, k, v, *ends, heads_axes):
 
   q_spec, k_spec = map(spec, heads_axes)
   in_specs = q_spec, k_spec, k_spec, *(PartitionSpec(rows),) * len(ends)
-  return sharding.split(fn, in_specs, q_spec)(q, k, v, *ends)
+  args = q, k, v, *ends
+  if shared is not None:
+    args += shared.cache, shared.members, shared.length, shared.first
+    in_specs += (
+      k_spec,
+      PartitionSpec(rows),
+      PartitionSpec(rows),
+      PartitionSpec(),
+    )
+  return sharding.split(fn, in_specs, q_spec)(*args)
 
 
 def _cached(scale, softcap, impl, q, k, v, *ends):
@@ -271,11 +330,20 @@ def _cached(scale, softcap, impl, q, k, v, *ends):
     return q
   impl, args = _choose(impl, softcap, q, k, v), (k, v, *ends)
   if impl != 'xla':
-    return _kernel(kernels.cached, impl, (scale, softcap), q, *args)
+    return _kernel(kernels.cached, impl, (scale, softcap), q, *args)[0]
   on_cpu = dispatch.platform() == 'cpu'
   blocks = chunked.CPU_BLOCKS if on_cpu else chunked.BLOCKS
   options = chunked.Options(scale, softcap, blocks)
   return chunked.attention(options, q, *args)
+
+
+def _with_lse(scale, softcap, impl, q, k, v, k_start, k_end):
+  """Computes (`_cached`, lse f32[B, N, T]) in a loop, for few queries."""
+  impl = _choose(impl, softcap, q, k, v, in_loop=True)
+  args = q, k, v, k_start, k_end
+  if impl != 'xla':
+    return _kernel(kernels.cached, impl, (scale, softcap), *args)
+  return chunked.together(*args, scale=scale, softcap=softcap)
 
 
 def _choose(impl, softcap, q, k, v, in_loop=False, trees=False):
@@ -327,13 +395,13 @@ def _padded(backend, head_dim):
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _kernel(fn, impl, scores, q, k, v, *ends):
-  """Calls a kernel; under jit, so that layers share one tracing of it."""
+  """Returns (out, lse) of a kernel; under jit: layers share one tracing."""
   interpret = impl == 'interpret'
   backend = 'triton' if interpret else impl
   h = q.shape[-1]
   here = dispatch.KERNELS[dispatch.platform()] if impl == 'auto' else backend
   q, k, v = (masks.pad(x, x.ndim - 1, _padded(here, h)) for x in (q, k, v))
-  out = fn(
+  out, lse = fn(
     q,
     k,
     v,
@@ -342,5 +410,6 @@ def _kernel(fn, impl, scores, q, k, v, *ends):
     softcap=scores[1],
     backend=backend,
     interpret=interpret,
+    return_lse=True,
   )
-  return out[..., :h]
+  return out[..., :h], lse

@@ -298,8 +298,8 @@ def decode(
   *,
   scale: float,
   softcap: float | None,
-) -> jax.Array:
-  """Computes attention of q [B, N, H] over k, v [B, K, S, H]."""
+) -> tuple[jax.Array, jax.Array]:
+  """Computes (out, lse f32[B, N]) of q [B, N, H] over k, v [B, K, S, H]."""
   q = q * scale
   b, n, h = q.shape
   kv, s = k.shape[1:3]
@@ -309,19 +309,69 @@ def decode(
   q = q.reshape(b, kv, n // kv, h)
   dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
   heads = [dot('bkh,bksh->bks', q[:, :, g], k) for g in range(n // kv)]
-  scores = jnp.stack(heads, axis=2)
+  ends = k_start[:, None], k_end[:, None]
+  out, lse = _attend(softcap, jnp.stack(heads, axis=2), v, *ends)
+  return out.astype(q.dtype).reshape(b, n, h), lse.reshape(b, n)
+
+
+def together(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  k_start: jax.Array,
+  k_end: jax.Array,
+  *,
+  scale: float,
+  softcap: float | None,
+) -> tuple[jax.Array, jax.Array]:
+  """Computes (out, lse f32[B, N, T]) of few queries [B, T, N, H], as `decode`.
+
+  Args:
+    q: float[B, T, N, H].
+    k: float[B, K, S, H].
+    v: float[B, K, S, H].
+    k_start: i32[B, T].
+    k_end: i32[B, T].
+    scale: factor on the scores.
+    softcap: bound of the scores; None = unbounded.
+  """
+  b, t, n, h = q.shape
+  kv = k.shape[1]
+  rows = (q * scale).reshape(b, t, kv, -1, h).transpose(0, 2, 3, 1, 4)
+  scores = jnp.einsum(
+    'bkrh,bksh->bkrs',
+    rows.reshape(b, kv, -1, h),
+    k,
+    preferred_element_type=jnp.float32,
+  )
+  ends = (jnp.tile(x, (1, n // kv)) for x in (k_start, k_end))
+  out, lse = _attend(softcap, scores, v, *ends)
+  out = out.reshape(b, n, t, h).swapaxes(1, 2)
+  return out.astype(q.dtype), lse.reshape(b, n, t)
+
+
+def _attend(softcap, scores, v, k_start, k_end):
+  """Returns (out [B, K, R, H], lse [B, K, R]) of scores f32[B, K, R, S].
+
+  Intervals are i32[B, R], or i32[B, 1].
+  """
   scores = scores if softcap is None else softcap * jnp.tanh(scores / softcap)
-  keys = jnp.arange(s, dtype=jnp.int32)[None]
-  mask = (k_start[:, None] <= keys) & (keys < k_end[:, None])
-  mask = mask[:, None, None]
+  keys = jnp.arange(v.shape[2], dtype=jnp.int32)[None, None]
+  mask = (k_start[..., None] <= keys) & (keys < k_end[..., None])
+  mask = mask[:, None]
   top = jnp.max(jnp.where(mask, scores, _MASKED), axis=-1, keepdims=True)
   # Masked scores may exceed `top`, so they are masked before exp.
   weights = jnp.exp(jnp.where(mask, scores - top, _MASKED))
   total = jnp.sum(weights, axis=-1, keepdims=True)
   # 0 / 1 for an empty interval; otherwise the top key alone contributes 1.
-  inverse = 1.0 / jnp.maximum(total, 1.0)
-  out = dot('bkgs,bksh->bkgh', weights.astype(v.dtype), v) * inverse
-  return out.astype(q.dtype).reshape(b, n, h)
+  total = jnp.maximum(total, 1.0)
+  out = jnp.einsum(
+    'bkrs,bksh->bkrh',
+    weights.astype(v.dtype),
+    v,
+    preferred_element_type=jnp.float32,
+  )
+  return out * (1.0 / total), (top + jnp.log(total))[..., 0]
 
 
 def _plan(options, q, k):

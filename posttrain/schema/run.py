@@ -250,6 +250,9 @@ class Rollout(bounds.Options):
   # message, examples, the history of an episode that was rewritten. The slots
   # keep it until they are used again or the weights change: no further memory.
   prefix_cache: bool = True
+  # Decoding reads the prompt of a group once for all its samples, where prompts
+  # are long; a copy of these takes 2 / group_size of the cache meanwhile.
+  shared_prompts: bool = False
   # Largest share of the rollouts of a step (or of an evaluation) that fail, in
   # their episode or in a reward; more stop the run. They leave their groups,
   # which is not a reward of 0. 1 = never stop.

@@ -117,6 +117,7 @@ def make_engine(
 
 def _engine_options(components: Components) -> dict[str, Any]:
   rollout = components.stage.rollout
+  sizes = components.plan.load.group_sizes.values()
   return {
     'slots': components.slots,
     'capacity': components.plan.slot_tokens,
@@ -124,6 +125,7 @@ def _engine_options(components: Components) -> dict[str, Any]:
     'prefill_rows': rollout.prefill_rows,
     'prefill_tokens': rollout.prefill_tokens,
     'prefix_cache': rollout.prefix_cache,
+    'group_size': max(sizes, default=1) if rollout.shared_prompts else 1,
     'seed': components.cfg.seed,
   }
 

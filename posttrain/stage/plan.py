@@ -348,8 +348,13 @@ def make(
     prefill = _work(model, host, rows * rollout.prefill_tokens, FORWARD)
     prefill += rows * slot_tokens * token
     logits = _LOGITS * 4 * _head(model, host) // model.embed_dim
+    # Prompts that are read once per group.
+    group = max(load.group_sizes.values(), default=1)
+    prompts = rollout.shared_prompts and group > 1
+    prompts *= 2 * -(-slots // ways // group) * slot_tokens
     if decoders:
-      work = max(work, prefill, slots // ways * logits)
+      decoding = slots // ways * logits + prompts * model.layers * token
+      work = max(work, prefill, decoding)
     if load.uses_policy and rollout.in_flight and rollout.keep_cache:
       other = cache
   weight_ways = sampler.shape[sharding.FSDP] * sampler.shape[sharding.TENSOR]

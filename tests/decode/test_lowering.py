@@ -85,6 +85,22 @@ def test_decode_chunk_lowers_with_a_kernel_per_layer(target, dtype):
 
 
 @pytest.mark.parametrize('target', ['h200', 'v5e', 'v6e'])
+def test_shared_prompts_lower_with_two_kernels_per_layer(target):
+  cfg = model('bfloat16')
+  view, state, slots = shapes(cfg)
+
+  def chunk(view, state, slots, count, *groups):
+    return loop.decode(view, cfg, state, slots, count, count, None, groups, 256)
+
+  count = jax.ShapeDtypeStruct((), jnp.int32)
+  members = jax.ShapeDtypeStruct((4, 8), jnp.int32)
+  length = jax.ShapeDtypeStruct((4,), jnp.int32)
+  args = view, state, slots, count, members, length, count
+  text = lowering.lower(chunk, *args, target=target)
+  assert kernel_calls(text, target) == 2 * cfg.layers
+
+
+@pytest.mark.parametrize('target', ['h200', 'v5e', 'v6e'])
 def test_prefill_and_admission_lower_with_a_kernel_per_layer(target):
   cfg = model('bfloat16')
   view, state, slots = shapes(cfg)
