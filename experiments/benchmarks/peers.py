@@ -18,7 +18,8 @@ of the base, by the medians of CPU time; without TRL it is left out.
     grpo      8 prompts of 32 tokens, 8 samples of 32 for each, all of which
               train: TRL's GRPOTrainer with transformers' `generate`; the CPU
               seconds of rollout, scoring and update
-    gsm8k     the same with 128 + 128 tokens; gsm8k_kl with a reference
+    gsm8k     the same with 128 + 128 tokens; gsm8k_kl with a reference,
+              without TRL, which reads one from a folder
     dpo       16 pairs of 32 prompt and 32 answer tokens, reference logprobs
               computed beforehand: TRL's DPOTrainer
     sql       a step of configs/sql.py, stage `grpo`, of the policy of RUN, a
@@ -400,7 +401,7 @@ WORK = {
   'train': (sizes.ROWS * sizes.TOKENS, 'tokens', our_train, their_train),
   'grpo': (1, 'steps', our_grpo, their_grpo),
   'gsm8k': (1, 'steps', our_grpo, their_grpo),
-  'gsm8k_kl': (1, 'steps', our_grpo, their_grpo),
+  'gsm8k_kl': (1, 'steps', our_grpo, None),
   'dpo': (1, 'steps', our_dpo, their_dpo),
   'sql': (1, 'steps', our_sql, None),
 }
