@@ -393,7 +393,7 @@ def _run(flags: Flags, is_process: bool = False) -> int:
       limit = preemption.seconds(limit, '--time_limit')
     with hub.keeping(flags.workdir):
       run = load(flags.config, flags.overrides, flags.trust_config)
-    if is_process:  # jax takes a moment
+    if is_process and flags.coordinator is None:  # jax takes a moment
       line = f'posttrain {posttrain.__version__} checks {flags.config}'
       print(line, file=sys.stderr, flush=True)
     if flags.dry_run:
