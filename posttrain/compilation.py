@@ -1,12 +1,9 @@
-"""Compilation beside other work, a counter of it, and jax's cache on disk."""
+"""A counter of compiled XLA programs, and jax's persistent cache of them."""
 
-import concurrent.futures
 import logging
 import os
 import tempfile
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import jax
 
@@ -15,7 +12,6 @@ from posttrain.util import errors
 _COMPILED = '/jax/core/compile/backend_compile_duration'
 _counters: list['CompileCounter'] = []  # the open ones
 _listening = False
-_threads = concurrent.futures.ThreadPoolExecutor(2, 'compile')
 
 
 class CompileCounter:
@@ -71,39 +67,6 @@ class CompileCounter:
     """Stops counting; keeps the numbers."""
     if self in _counters:
       _counters.remove(self)
-
-
-def ahead(function: Callable, *args: Any) -> concurrent.futures.Future[int]:
-  """Compiles a jitted function in a thread, for its next call to find.
-
-  That call shares what the thread traces, lowers and compiles, and waits for a
-  part that is under way. On a GPU, where XLA times kernels as it compiles and
-  nothing may run beside, it does nothing.
-
-  Args:
-    function: the function.
-    *args: its arguments, or arrays of their shapes, dtypes and placements.
-
-  Returns:
-    The number of programs compiled, or loaded from the cache.
-  """
-
-  def like(x):
-    if not isinstance(x, jax.Array):
-      return x
-    place = x.sharding if x.committed else None
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
-
-  args = jax.tree.map(like, args)  # these may be donated meanwhile
-
-  def work() -> int:
-    with CompileCounter() as compiles:
-      function.lower(*args).compile()
-    return compiles.count
-
-  if jax.default_backend() == 'gpu':
-    work = int
-  return _threads.submit(work)
 
 
 def enable_compilation_cache(folder: str | None) -> None:

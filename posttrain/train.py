@@ -30,7 +30,6 @@ def train(stage: job.Job, stop: preemption.Signal) -> None:
     TooManyThreads, EnvError, EndpointError: see `Job.next_item`.
   """
   state, clock = stage.learner.state, stage.logbook.clock
-  stage.compile_ahead(state)
   if stage.step == 0:
     stage.start(state)
   stop.check(f'stage {stage.name}, step {stage.step}', stage.is_saved)

@@ -23,18 +23,6 @@ def test_compilations_are_counted_while_open():
   assert inner.seconds == 0
 
 
-def test_what_is_compiled_ahead_is_not_compiled_again():
-  f = jax.jit(lambda x, n: x * 3 + n, static_argnums=1, donate_argnums=0)
-  inputs = [jax.device_put(np.ones(n, np.float32)) for n in (5, 5, 6)]
-  assert compilation.ahead(f, inputs[0], 2).result() == 1
-  counts = []
-  for x in inputs:
-    with compilation.CompileCounter() as compiles:
-      f(x, 2)
-    counts.append(compiles.count)
-  assert counts == [0, 0, 1]
-
-
 CACHED = """
 import sys, numpy as np, jax
 from posttrain import compilation

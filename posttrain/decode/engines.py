@@ -33,7 +33,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from posttrain import compilation, schema, scoring, sharding
+from posttrain import schema, scoring, sharding
 from posttrain.decode import loop, requests, schedule
 from posttrain.util import watchdog
 
@@ -94,7 +94,6 @@ class Engine:
     self._schedule = self._new_schedule()
     self._ready: list[requests.Completion] = []
     self._launched = False  # whether a chunk runs that was not waited for
-    self._compiled = 0  # the capacity that decoding is compiled for
     self._stopped = False
 
   def take_free_slots(self) -> None:
@@ -408,7 +407,6 @@ class Engine:
     wait long, at most a chunk of all rows.
     """
     self._state, plan, shapes = self._fit(), self._schedule, self._shapes
-    self._compile_ahead()
     most = shapes.row_counts[-1]
     left = most if plan.num_active else math.inf
     while True:
@@ -434,7 +432,11 @@ class Engine:
       ]
       if members:
         self._copy(members)
-      self._options = self._slot_options()
+      fields = plan.slot_options()
+      keys = loop.request_keys(
+        self._seed, fields.pop('high'), fields.pop('low')
+      )
+      self._options = loop.Slots(keys=keys, **fields)
       drawing = shapes.drawing(call.rows, finished)
       self._state = loop.first(
         self._state, self._options, logits, *drawing, self._sharding
@@ -446,20 +448,6 @@ class Engine:
     most = shapes.row_counts[-1] * shapes.width
     copied = shapes.copies(copies)
     self._state = loop.share(self._state, *copied, most, self._sharding)
-
-  def _slot_options(self) -> loop.Slots:
-    fields = self._schedule.slot_options()
-    keys = loop.request_keys(self._seed, fields.pop('high'), fields.pop('low'))
-    return loop.Slots(keys=keys, **fields)
-
-  def _compile_ahead(self) -> None:
-    """Begins to compile decoding, beside the first prefill of a capacity."""
-    assert self._state is not None
-    capacity = self._state.ids.shape[1]
-    if self._compiled != capacity:
-      self._compiled = capacity
-      args = self._view, self._model, self._state, self._slot_options()
-      compilation.ahead(loop.decode, *args, 1, 0, self._sharding)
 
   def _prefill(self, call: schedule.Call) -> jax.Array:
     """Feeds a chunk to each row; returns the logits of `loop.prefill`."""

@@ -87,9 +87,6 @@ class Ahead(batches.Pipeline):
     self._thread: threading.Thread | None = None
     self._busy = self._paused = self._closed = False
 
-  def example(self) -> batches.Batch | None:
-    return self._pipeline.example()
-
   def restore(
     self, past: Sequence[Weights], stored: Sequence[Mapping[str, Any]]
   ) -> None:

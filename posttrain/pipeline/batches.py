@@ -409,21 +409,6 @@ class Pipeline:
   def __next__(self) -> Item:
     raise NotImplementedError
 
-  def example(self) -> Batch | None:
-    """Returns a batch of the next one's shape; None if only a model tells it.
-
-    The next one is made, and the pipeline goes back to where it was.
-    """
-    if not (self.can_prefetch and self.repeats):
-      return None
-    before = self.get_state()
-    try:
-      return next(self).batch
-    except Exception:  # is raised where the batch is due
-      return None
-    finally:
-      self.set_state(before)
-
   def paused(self) -> contextlib.AbstractContextManager[None]:
     """Keeps the engine for the caller: no batch is made meanwhile."""
     return contextlib.nullcontext()

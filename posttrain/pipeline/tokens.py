@@ -236,9 +236,6 @@ class TokenPipeline(batches.Pipeline):
       metrics |= batches.epochs(name, own['source'])
     return batches.Item(batch, metrics, state, errors, played)
 
-  def example(self) -> batches.Batch | None:
-    return super().example() if self._stage.batch.fit else self._pack([])
-
   def _score(
     self,
     stamped: dict[str, list[types.Sample]],

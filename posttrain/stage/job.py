@@ -107,12 +107,6 @@ class Job:
     """Whether a checkpoint has the weights that the loop begins with."""
     return self.step > 0 or self.selection is not None
 
-  def compile_ahead(self, state: arrays.TrainState) -> None:
-    """Begins to compile the update, beside what comes before the first one."""
-    batch = self.sampling.pipeline.example()
-    if batch is not None:
-      self.learner.update.compile_ahead(state, batch)
-
   def start(self, state: arrays.TrainState) -> None:
     """Evaluates the weights that the stage starts from; they may be the best.
 

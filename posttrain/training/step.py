@@ -20,7 +20,6 @@ With `updates` > 1 several updates follow each other, each on the whole batch
 (TRL's num_iterations, verl's ppo_epochs).
 """
 
-import concurrent.futures
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -174,25 +173,16 @@ class TrainStep:
     self._base = base
     self._numbers = numbers
     self._update = jax.jit(update, donate_argnums=0)
-    self._ahead: concurrent.futures.Future[int] | None = None
 
   def __call__(
     self, state: arrays.TrainState, batch: Batch
   ) -> tuple[arrays.TrainState, dict[str, jax.Array]]:
     """Updates with a batch of host or device arrays."""
-    if self._ahead is not None:
-      self.compiles += self._ahead.result()
-      self._ahead = None
     batch = self.place(batch)
     with compilation.CompileCounter() as compiling:
       result = self._update(state, batch, self._base, self._numbers)
     self.compiles += compiling.count
     return result
-
-  def compile_ahead(self, state: arrays.TrainState, batch: Batch) -> None:
-    """Begins to compile, beside other work, for what looks like these."""
-    args = state, self.place(batch), self._base, self._numbers
-    self._ahead = compilation.ahead(self._update, *args)
 
   def place(self, batch: Batch) -> Batch:
     """Moves a host batch to the devices that read it."""
