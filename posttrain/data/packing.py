@@ -381,17 +381,21 @@ class Widths:
       return rows * width * count(width)
 
     best = fitted(lengths, rows, self._most, shared=shared)
-    fitting = [x for x in self._known if x >= max(lengths, default=0)]
-    if self._limit is not None:
-      limit = max(self._limit, count(best))
-      fitting = [x for x in fitting if count(x) <= limit]
+    limit = max(self._limit or len(lengths), count(best))
+    fitting = [
+      x
+      for x in self._known
+      if x >= max(lengths, default=0) and count(x) <= limit
+    ]
     if fitting:
       width = min(fitting, key=cost)
       self._in_vain += max(cost(width) - _SPARE * cost(best), 0.0)
       if self._in_vain < self._compiled:
         return width
     self._in_vain = 0.0
-    self._known.append(next(_ladder(best + 1, self._most, 16)))
+    spare = next(_ladder(best + 1, self._most, 16))
+    # More tokens per row may, rarely, need more rows.
+    self._known.append(spare if count(spare) <= limit else best)
     return self._known[-1]
 
   def get_state(self) -> list[float]:

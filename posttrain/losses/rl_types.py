@@ -34,7 +34,7 @@ class Inputs(NamedTuple):
   sampler_logprobs: jax.Array  # log mu in nats
   advantages: jax.Array  # credit
   weights: jax.Array  # membership is weight != 0; `rl.loss` multiplies by it
-  segment_ids: jax.Array  # i32[..., T], contiguous per sequence; 0 = pad
+  segment_ids: jax.Array  # i32[..., T], contiguous, see `segments`; 0 = pad
 
 
 def dppo(

@@ -1,11 +1,12 @@
 """Sums over the sequences that share a row, by doubling.
 
-A sequence lies whole in its row, under an id that is unique in the row. Step k
-adds to a token's running sum the running sum 2^k tokens to its left, if the id
-is the same there; the sum at a sequence's last token is copied back to all of
-its tokens in the same number of steps. The cost is O(T log T) for any number
-of sequences, the order of additions is fixed (a scatter on a GPU has no fixed
-order), and no other row is read, so rows may be split over devices.
+A sequence lies whole in its row, under an id that is unique in the row; of a
+row with trees, the tokens that it does not share, which have all its weights.
+Step k adds to a token's running sum the running sum 2^k tokens to its left, if
+the id is the same there; the sum at a sequence's last token is copied back to
+all of its tokens in the same number of steps. The cost is O(T log T) for any
+number of sequences, the order of additions is fixed (a scatter on a GPU has no
+fixed order), and no other row is read, so rows may be split over devices.
 
 Axes: T tokens of a row; any dimensions before it.
 """

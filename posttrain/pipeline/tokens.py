@@ -483,10 +483,11 @@ class Packer:
 
   def __call__(self, samples: Sequence[types.Sample]) -> types.Batch:
     """Returns the batch of all samples."""
+    row_tokens: Any = self.widths  # asked once, so that its state is the step's
     while True:
       batch, leftover = packing.pack(
         samples,
-        row_tokens=self.widths,
+        row_tokens=row_tokens,
         rows=self._rows,
         micro_batches=self._micro_batches,
         envs=self._envs,
@@ -499,3 +500,4 @@ class Packer:
       rows = self._micro_batches * self._rows
       assert len(samples) > rows, 'each must fit into a row'
       self._micro_batches *= 2
+      row_tokens = batch.ids.shape[-1]

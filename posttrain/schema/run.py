@@ -245,13 +245,16 @@ class Rollout(bounds.Options):
   prefill_rows: bounds.Count = 32
   # Number of tokens of a prompt prefilled at a time.
   prefill_tokens: bounds.Count = 32
-  # Copies the KV cache of what prompts have in common with one in a slot, in
-  # whole chunks of prefill_tokens, instead of computing it again: a system
+  # Copies the KV of whole chunks of prefill_tokens from a slot whose prompt
+  # begins with the same tokens, instead of computing it again: a system
   # message, examples, the history of an episode that was rewritten. The slots
   # keep it until they are used again or the weights change: no further memory.
-  prefix_cache: bool = True
+  # A prompt may then be fed by a program of another shape, which rounds
+  # differently: a run that is resumed is not bitwise the uninterrupted one.
+  prefix_cache: bool = False
   # Decoding reads the prompt of a group once for all its samples, where prompts
-  # are long; a copy of these takes 2 / group_size of the cache meanwhile.
+  # are long; while it decodes, a copy of their KV takes 2 / group_size of the
+  # cache.
   shared_prompts: bool = False
   # Largest share of the rollouts of a step (or of an evaluation) that fail, in
   # their episode or in a reward; more stop the run. They leave their groups,

@@ -372,6 +372,7 @@ class Models:
       slots=components.slots,
       seed=components.cfg.seed,
       mesh=sharding.local_mesh(components.sampler_mesh),
+      prefix_cache=components.stage.rollout.prefix_cache,
     )
     decoder.set_params(frozen.params, -1)
     return grading.LocalJudge(decoder, components.renderer)

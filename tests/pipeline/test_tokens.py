@@ -11,6 +11,7 @@ import pytest
 from posttrain import schema
 from posttrain.algorithms import sft
 from posttrain.chat import rendering, tokenizers
+from posttrain.data import packing
 from posttrain.envs import registry
 from posttrain.metrics import statistics
 from posttrain.pipeline import batches, environments
@@ -184,8 +185,19 @@ def test_exit_code_tells_whether_any_rollout_had_a_reward(
   assert stopped.value.exit_code == code
 
 
-def test_rollouts_of_several_samples_get_more_micro_batches(tmp_path):
-  """A template that forgets: a sample per assistant turn, all of them fit."""
+def test_rollouts_of_several_samples_get_more_micro_batches(
+  tmp_path, monkeypatch
+):
+  """A template that forgets: a sample per assistant turn, all of them fit.
+
+  The rows' length, whose choice has a state, is chosen once per step.
+  """
+  chosen, choose = [], packing.Widths.__call__
+  monkeypatch.setattr(
+    packing.Widths,
+    '__call__',
+    lambda *args: chosen.append(choose(*args)) or chosen[-1],
+  )
   renderer = rendering.Renderer(
     tokenizers.Bytes(),
     (
@@ -209,6 +221,7 @@ def test_rollouts_of_several_samples_get_more_micro_batches(tmp_path):
   # 15, 29 and 43 tokens, twice: two rows hold 15 + 29, two hold 43.
   assert batch.ids.shape == (2, 2, 48) and batch.num_micro_batches == 2
   assert batch.mask.sum() == batch.ce_count == 2 * 3 * 7
+  assert chosen == [48]
 
 
 def test_a_resumed_pipeline_yields_the_same_batches():
