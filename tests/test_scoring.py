@@ -183,7 +183,7 @@ def test_arrays_of_a_large_model_are_as_wide_as_a_call_needs(
 
 
 def _alike():
-  """Sequences of few beginnings, two that are equal, and one of other heat."""
+  """Few beginnings, two equal sequences, one at another temperature."""
   rng = np.random.default_rng(0)
   begins = rng.integers(0, 40, (3, 5))
   ids = [np.append(begins[i % 3], [i]) for i in range(12)]

@@ -85,24 +85,7 @@ def pack(
         f'[1, {longest}], batch.row_tokens: got {len(sample)}; raise it, or '
         'drop or truncate the row'
       )
-  # The tokens of all samples as one sequence of N: samples are many and short,
-  # and numpy's cost is per call.
-  sizes = np.array([len(sample) for sample in samples], np.int64)
-  owner = np.repeat(np.arange(len(samples)), sizes)  # index of the sample
-  position = np.arange(len(owner)) - (np.cumsum(sizes) - sizes)[owner]
-  none = np.zeros(max(sizes, default=0), np.float32)
-  fields = {}  # 0 where a sample has no advantages or ref_logprobs
-  for name in _FIELDS:
-    parts = [none[:0]] if not samples else []
-    for sample, length in zip(samples, sizes, strict=True):
-      value = getattr(sample, name)
-      if value is None:
-        assert not getattr(sample, _READERS[name]).any(), f'{name}: no stream'
-        value = none[:length]
-      assert np.shape(value) == (length,), f'{name} must be aligned'
-      parts.append(value)
-    fields[name] = np.concatenate(parts)
-  fields['rl_weights'] = fields['rl_weights'] * fields['mask']
+  sizes, owner, position, fields = _join(samples)
   weights = {name: fields[f'{name}_weights'] for name in types.COMPONENTS}
 
   def owners(tokens):
@@ -124,8 +107,8 @@ def pack(
   shared = [0] * len(kept)
   if trees and kept:
     # The number of tokens before the first that trains, or may.
-    alone = np.where(member | (fields['mask'] != 0), position, len(owner))
-    prefix = np.minimum.reduceat(alone, np.cumsum(sizes) - sizes)
+    trained = np.where(member | (fields['mask'] != 0), position, len(owner))
+    prefix = np.minimum.reduceat(trained, np.cumsum(sizes) - sizes)
     order, shared = by_prefix(
       [samples[index].ids[: prefix[index]] for index in kept],
       [len(samples[index]) for index in kept],
@@ -137,8 +120,8 @@ def pack(
   bins, left = first_fit(
     lengths, row_tokens, rows * micro_batches, shared=shared
   )
-  # The place that a sample would begin at if its tokens lay side by side, the
-  # number of those that it shares, and its number in the row.
+  # Per sample: the place of its token 0, counted back from its first token that
+  # is not shared; the number of its shared tokens; and its segment.
   first, segment = np.full(len(samples), -1), np.zeros(len(samples), np.int32)
   same = np.zeros(len(samples), np.int64)
   links = None
@@ -184,6 +167,35 @@ def pack(
     num_micro_batches=np.asarray(-(-len(bins) // rows), np.int32),
   )
   return batch, [samples[index] for index in sorted(kept[i] for i in left)]
+
+
+def _join(samples: Sequence[types.Sample]):
+  """Joins the tokens of all samples to one sequence of N.
+
+  Samples are many and short, and numpy's cost is per call.
+
+  Returns:
+    (the samples' lengths; per token the index of its sample, and its position
+    there, i64[N] each; the samples' fields, [N] each, 0 where a sample has no
+    advantages or ref_logprobs).
+  """
+  sizes = np.array([len(sample) for sample in samples], np.int64)
+  owner = np.repeat(np.arange(len(samples)), sizes)
+  position = np.arange(len(owner)) - (np.cumsum(sizes) - sizes)[owner]
+  none = np.zeros(max(sizes, default=0), np.float32)
+  fields = {}
+  for name in _FIELDS:
+    parts = [none[:0]] if not samples else []
+    for sample, length in zip(samples, sizes, strict=True):
+      value = getattr(sample, name)
+      if value is None:
+        assert not getattr(sample, _READERS[name]).any(), f'{name}: no stream'
+        value = none[:length]
+      assert np.shape(value) == (length,), f'{name} must be aligned'
+      parts.append(value)
+    fields[name] = np.concatenate(parts)
+  fields['rl_weights'] = fields['rl_weights'] * fields['mask']
+  return sizes, owner, position, fields
 
 
 def by_prefix(

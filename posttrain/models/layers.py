@@ -98,9 +98,7 @@ class Attention(nn.Module):
     x: jax.Array,
     rope: Rope,
     cache_slots: jax.Array | None,
-    k_start: jax.Array,
-    k_end: jax.Array,
-    k_until: jax.Array | None,
+    ends: tuple[jax.Array, ...],
     cache: LayerCache | None,
     prefixes: Prefixes | None = None,
     shared: attention.Shared | None = None,
@@ -132,8 +130,7 @@ class Attention(nn.Module):
       'impl': cfg.attention,
     }
     if cache is None:
-      bounds = () if k_until is None else (k_until,)
-      out = attention.attention(q, k, v, k_start, k_end, *bounds, **options)
+      out = attention.attention(q, k, v, *ends, **options)
     else:
       old_k, old_v = cache
       args = cache_slots, prefixes
@@ -142,11 +139,11 @@ class Attention(nn.Module):
       if prefixes is not None:
         read = tuple(read_prefixes(x, prefixes) for x in cache)
       if q.shape[1] > 1:
-        out = attention.cached(q, *read, k_start, k_end, **options)
+        out = attention.cached(q, *read, *ends, **options)
       else:  # decoding: one query per row
-        starts, stops = k_start[:, 0], k_end[:, 0]
+        ends = tuple(x[:, 0] for x in ends)
         options['shared'] = shared
-        out = attention.decode(q[:, 0], *read, starts, stops, **options)
+        out = attention.decode(q[:, 0], *read, *ends, **options)
     out = out.reshape(*x.shape[:-1], cfg.heads * cfg.head_dim)
     scale = residual_scale(cfg)
     out = Linear(cfg.embed_dim, sharding.ROWS, scale=scale, name='o')(out)
@@ -183,10 +180,11 @@ class Block(nn.Module):
 
   With `fused` the parameters are those of a decode view. `layer_ranges` is
   from the function of that name; if it has two entries, `local` (bool[]) picks
-  one. `k_until` is that of `attention.attention`. With a `cache`, keys and
-  values are written to its slots `cache_slots`, i32[B, T], and queries attend
-  to the cache; with `prefixes` to that part of a cache of more sequences than
-  there are rows; with `shared` to that as well.
+  one. `ends` are the k_end, and k_until if keys have bounds, of
+  `attention.attention`. With a `cache`, keys and values are written to its
+  slots `cache_slots`, i32[B, T], and queries attend to the cache; with
+  `prefixes` to that part of a cache of more sequences than there are rows; with
+  `shared` also to the tokens that rows have in common.
   """
 
   cfg: schema.Model
@@ -198,8 +196,7 @@ class Block(nn.Module):
     x: jax.Array,
     local: jax.Array | None,
     layer_ranges: tuple[LayerRange, ...],
-    k_end: jax.Array,
-    k_until: jax.Array | None = None,
+    ends: tuple[jax.Array, ...],
     cache_slots: jax.Array | None = None,
     cache: LayerCache | None = None,
     prefixes: Prefixes | None = None,
@@ -216,7 +213,7 @@ class Block(nn.Module):
       return RMSNorm(cfg, name=name)(y)
 
     y = norm('attention_norm', x)
-    args = rope, cache_slots, k_start, k_end, k_until, cache, prefixes, shared
+    args = rope, cache_slots, (k_start, *ends), cache, prefixes, shared
     y, cache = Attention(cfg, self.fused, name='attention')(y, *args)
     if cfg.post_norms:
       y = norm('attention_post_norm', checkpoint_name(y, 'kept'))

@@ -114,10 +114,11 @@ class Transformer(nn.Module):
       nn.remat(layers.Block, prevent_cse=False, policy=REMAT[cfg.remat]),
       variable_axes={'params': 0},
       split_rngs={'params': True},
-      in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
+      in_axes=(0, nn.broadcast, nn.broadcast),
       length=cfg.layers,
     )
-    x, _ = blocks(cfg, name='layers')(x, local, ranges, k_end, ends)
+    k_ends = (k_end,) if ends is None else (k_end, ends)
+    x, _ = blocks(cfg, name='layers')(x, local, ranges, k_ends)
     x = sharding.pin_batch(layers.RMSNorm(cfg, name='final_norm')(x))
     if self.is_initializing() and not cfg.tied_head:
       # `head` reads the kernel.
@@ -199,7 +200,7 @@ def trunk(
   x = apply(layers.Embed(cfg, fused=True), params['embed'], tokens)
   for i, (layer, old) in enumerate(zip(params['layers'], cache, strict=True)):
     common = shared and dataclasses.replace(shared, cache=shared.cache[i])
-    args = (ranges[i in cfg.local_layers],), k_end, None, slots, old
+    args = (ranges[i in cfg.local_layers],), (k_end,), slots, old
     args = *args, prefixes, common
     x, layer_cache = apply(block, layer, x, None, *args)
     new.append(layer_cache)
