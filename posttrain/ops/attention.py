@@ -84,14 +84,22 @@ def ancestors(positions: jax.Array, window: int) -> jax.Array:
     window: tokens of a window.
   """
   t = positions.shape[1]
-  assert t <= 1 << 16, f'{t} tokens a row: depth * T + index must fit u32'
-  index = jnp.arange(t, dtype=jnp.uint32)[None]
+  places = jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32), positions.shape)
   depths = jnp.maximum(positions - window + 1, 0)
-  at, wanted = (x.astype(jnp.uint32) * t + index for x in (positions, depths))
-  at = jnp.sort(at, axis=1)
-  find = functools.partial(jnp.searchsorted, side='right')
-  found = jax.vmap(find)(at, wanted) - 1
-  return (jnp.take_along_axis(at, found, axis=1) % t).astype(jnp.int32)
+  # All tokens, then all queries, sorted by (depth, place): the last token
+  # before a query is the one that it asks for.
+  entries = jnp.arange(2 * t, dtype=jnp.int32)
+  _, places, entries = jax.lax.sort(
+    (
+      jnp.concatenate((positions, depths), axis=1),
+      jnp.concatenate((places, places), axis=1),
+      jnp.broadcast_to(entries, (len(positions), 2 * t)),
+    ),
+    num_keys=3,
+  )
+  tokens = jnp.where(entries < t, jnp.arange(2 * t), 0)
+  firsts = jnp.take_along_axis(places, jax.lax.cummax(tokens, axis=1), axis=1)
+  return jax.lax.sort((entries, firsts), num_keys=1)[1][:, t:]
 
 
 def check(

@@ -176,7 +176,8 @@ class Batch(bounds.Options):
   # training and scoring, and the numbers of every token are the same to
   # rounding. Rows are joined to one per device. None = for pairs, except with
   # kto; and where a policy or a frozen model samples groups of several, of
-  # which the prompt may have an eighth of row_tokens or more.
+  # which the prompt may have an eighth of row_tokens or more; never with
+  # model.attention=cudnn, which attends in rows of whole samples.
   trees: bool | None = None
   # How often devices add up their gradients: at every 'micro_batch', each layer
   # gathered over the mesh's fsdp axis as it is needed; or once per 'update',

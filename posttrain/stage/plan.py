@@ -182,7 +182,7 @@ class Plan:
       'micro_batch_tokens': f'{batch.micro_batch_tokens}'
       f'{", or as few as a step needs" * bool(batch.fit)}',
       '  rows x tokens': f'{batch.packed_rows} x {batch.packed_tokens}',
-      'trees': batch.trees and self._shared(),
+      'trees': self._shared(),
       'rollout.slots': self.slots,
       '  tokens each': self.slots and self.slot_tokens,
       'steps': cfg.steps,
@@ -219,6 +219,10 @@ class Plan:
 
   def _shared(self) -> str:
     """Returns what trees save: of samples of `row_tokens`, the longest ones."""
+    model, several = self.cfg.model, max(self.load.group_sizes.values()) > 1
+    if not self.cfg.batch.trees:
+      whole = several and model is not None and model.attention == 'cudnn'
+      return 'none: cuDNN attends in rows of whole samples' * whole
     if self.cfg.kind != 'tokens':
       return 'the answers of a pair share its prompt'
     row, shares = self.cfg.batch.row_tokens, []

@@ -18,6 +18,7 @@ SCALE = H**-0.5
 
 STATIC = ('scale', 'softcap')
 attend = jax.jit(attention.attention, static_argnames=STATIC)
+ancestors = jax.jit(attention.ancestors, static_argnums=1)
 oracle = jax.jit(reference.attention, static_argnames=STATIC)
 
 
@@ -70,7 +71,7 @@ def test_intervals_and_windows_of_a_literal_tree():
   start, end = attention.intervals(ids, positions, ends)
   assert start.tolist() == [[0, 0, 2, 2, 2, 2, 2, 0]]
   assert end.tolist() == [[1, 2, 3, 4, 5, 6, 7, 0]]
-  first = attention.ancestors(positions, 2)
+  first = ancestors(positions, 2)
   assert first[0, :7].tolist() == [0, 0, 2, 2, 3, 4, 3]
 
 
@@ -78,11 +79,20 @@ def test_intervals_and_windows_of_a_literal_tree():
 def test_a_window_begins_at_an_ancestor(window):
   for levels in (1, 2, 3, 4):
     positions, _, mask = inputs.forest(levels, 64, levels)
-    first = attention.ancestors(jnp.asarray(positions)[None], window)[0]
+    first = ancestors(jnp.asarray(positions)[None], window)[0]
     valid = mask.any(1)
     depth = np.maximum(positions - window + 1, 0)
     assert (positions[first] == depth)[valid].all()
     assert mask[np.arange(64), first][valid].all()
+
+
+def test_windows_of_rows_of_more_than_65536_tokens():
+  # Two trees, the second one of a depth times a length of more than 2**32.
+  positions = jnp.concatenate((jnp.arange(10), jnp.arange(70_000)))[None]
+  first = ancestors(positions, 4)
+  index = np.arange(70_010)
+  expected = index - np.minimum(positions[0], 3)
+  np.testing.assert_array_equal(first[0], expected)
 
 
 def test_a_tree_is_refused_by_cudnn():

@@ -64,6 +64,19 @@ def test_rows_of_a_micro_batch(
   )
 
 
+def test_cudnn_gets_rows_of_whole_samples_and_the_plan_says_so():
+  model = dataclasses.replace(
+    schema.PRESETS['tiny'], attention='cudnn', dtype='bfloat16'
+  )
+  parts = plan({}, schema.Stage(envs={'a': entry(2)}, model=model))
+  assert parts.stage.batch.trees is False
+  (line,) = (x for x in parts.plan.lines() if x.split()[0] == 'trees')
+  assert 'cuDNN' in line
+  # References score in such rows as well, with the attention of the policy.
+  other = dataclasses.replace(model, layers=3, attention='auto')
+  assert preflight._computing_as(other, parts.model).attention == 'cudnn'
+
+
 @pytest.mark.parametrize(
   'mesh, slots, expected',
   [
