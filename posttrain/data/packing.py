@@ -27,7 +27,7 @@ import bisect
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -85,108 +85,73 @@ def pack(
         f'[1, {longest}], batch.row_tokens: got {len(sample)}; raise it, or '
         'drop or truncate the row'
       )
-  sizes, owner, position, fields = _join(samples)
-  weights = {name: fields[f'{name}_weights'] for name in types.COMPONENTS}
-
-  def owners(tokens):
-    """Returns whether each sample has one of the tokens, bool[samples]."""
-    return np.bincount(owner[tokens], minlength=len(samples)) > 0
-
-  for name, values in fields.items():
-    assert np.isfinite(values).all(), f'{name} must be finite'
-  for name, values in weights.items():
-    assert not values[position == 0].any(), f'{name}: nothing predicts token 0'
-  # Per token: in a rollout sampled at another temperature, the observations,
-  # say, may be ce members where their own temperature is 1.
-  assert (fields['temperatures'][weights['ce'] != 0] == 1).all(), (
-    'ce is at T = 1'
-  )
-
-  member = np.any([values != 0 for values in weights.values()], axis=0)
-  kept = np.flatnonzero(owners(member)).tolist()
-  shared = [0] * len(kept)
-  if trees and kept:
-    # The number of tokens before the first that trains, or may.
-    trained = np.where(member | (fields['mask'] != 0), position, len(owner))
-    prefix = np.minimum.reduceat(trained, np.cumsum(sizes) - sizes)
-    order, shared = by_prefix(
-      [samples[index].ids[: prefix[index]] for index in kept],
-      [len(samples[index]) for index in kept],
-    )
-    kept = [kept[index] for index in order]
+  tokens = _join(samples)
+  kept, shared = _kept(samples, tokens, trees)
   lengths = [len(samples[index]) for index in kept]
   if not isinstance(row_tokens, int):
     row_tokens = row_tokens(lengths, shared)
   bins, left = first_fit(
     lengths, row_tokens, rows * micro_batches, shared=shared
   )
-  # Per sample: the place of its token 0, counted back from its first token that
-  # is not shared; the number of its shared tokens; and its segment.
-  first, segment = np.full(len(samples), -1), np.zeros(len(samples), np.int32)
-  same = np.zeros(len(samples), np.int64)
-  links = None
-  if trees:
-    links = np.zeros((2, micro_batches * rows, row_tokens), np.int32)
-  for row, members in enumerate(bins):
-    parts, end = row_sizes(members, lengths, shared), row * row_tokens
-    for number, (i, (length, n)) in enumerate(
-      zip(members, parts, strict=True), 1
-    ):
-      index, end = kept[i], end + length - n
-      first[index], same[index], segment[index] = end - length, n, number
-    if links is not None:
-      link(parts, *links[:, row])
-  packed = (first[owner] >= 0) & (position >= same[owner])
-  places = (first[owner] + position)[packed]
+  sizes = [row_sizes(members, lengths, shared) for members in bins]
+  members = [[kept[i] for i in members] for members in bins]
+  is_laid, segments, places = _places(members, sizes, tokens, row_tokens)
   env_ids = np.array([envs.index(sample.env) for sample in samples], np.int32)
-  fields |= {
-    'segment_ids': segment[owner],
-    'positions': position,
-    'env_ids': env_ids[owner],
+  fields = tokens.fields | {
+    'segment_ids': segments,
+    'positions': tokens.position,
+    'env_ids': env_ids[tokens.sample],
   }
   dtypes = {**types.TOKEN_FIELDS, **dict.fromkeys(_PLACES, np.int32)}
+  shape = micro_batches, rows, row_tokens
   arrays = {}
   for name, dtype in dtypes.items():
     pad = pad_id if name == 'ids' else _PADS.get(name, 0)
-    arrays[name] = np.full(micro_batches * rows * row_tokens, pad, dtype)
-    arrays[name][places] = fields[name][packed]
-  if links is not None:
-    arrays |= {'parents': links[0], 'ends': links[1]}
-  shape = micro_batches, rows, row_tokens
+    arrays[name] = np.full(shape, pad, dtype)
+    arrays[name].reshape(-1)[places] = fields[name][is_laid]
+  if trees:
+    arrays['parents'], arrays['ends'] = np.zeros((2, *shape), np.int32)
+    for row, row_lengths in enumerate(sizes):
+      place = divmod(row, rows)
+      link(row_lengths, arrays['parents'][place], arrays['ends'][place])
+  counts = {
+    f'{name}_count': np.count_nonzero(arrays[f'{name}_weights'])
+    for name in types.COMPONENTS
+  }
+  trained = tokens.sample[is_laid & (fields['rl_weights'] != 0)]
+  counts['rl_sequences'] = np.count_nonzero(np.bincount(trained))
   batch = types.Batch(
-    **{name: array.reshape(shape) for name, array in arrays.items()},
-    **{
-      f'{name}_count': np.asarray(
-        np.count_nonzero(arrays[f'{name}_weights']), np.float32
-      )
-      for name in types.COMPONENTS
-    },
-    rl_sequences=np.asarray(
-      owners(packed & (weights['rl'] != 0)).sum(), np.float32
-    ),
+    **arrays,
+    **{name: np.asarray(x, np.float32) for name, x in counts.items()},
     num_micro_batches=np.asarray(-(-len(bins) // rows), np.int32),
   )
   return batch, [samples[index] for index in sorted(kept[i] for i in left)]
 
 
-def _join(samples: Sequence[types.Sample]):
-  """Joins the tokens of all samples to one sequence of N.
+class _Tokens(NamedTuple):
+  """The tokens of all samples, joined to one sequence of N."""
+
+  lengths: np.ndarray  # i64[samples]
+  sample: np.ndarray  # i64[N], index of a token's sample
+  position: np.ndarray  # i64[N], index of a token in its sample
+  # [N] each; 0 where a sample has no advantages or ref_logprobs.
+  fields: dict[str, np.ndarray]
+  is_member: np.ndarray  # bool[N], of any component
+
+
+def _join(samples: Sequence[types.Sample]) -> _Tokens:
+  """Joins and checks the tokens of all samples.
 
   Samples are many and short, and numpy's cost is per call.
-
-  Returns:
-    (the samples' lengths; per token the index of its sample, and its position
-    there, i64[N] each; the samples' fields, [N] each, 0 where a sample has no
-    advantages or ref_logprobs).
   """
-  sizes = np.array([len(sample) for sample in samples], np.int64)
-  owner = np.repeat(np.arange(len(samples)), sizes)
-  position = np.arange(len(owner)) - (np.cumsum(sizes) - sizes)[owner]
-  none = np.zeros(max(sizes, default=0), np.float32)
+  lengths = np.array([len(sample) for sample in samples], np.int64)
+  owner = np.repeat(np.arange(len(samples)), lengths)
+  position = np.arange(len(owner)) - (np.cumsum(lengths) - lengths)[owner]
+  none = np.zeros(max(lengths, default=0), np.float32)
   fields = {}
   for name in _FIELDS:
     parts = [none[:0]] if not samples else []
-    for sample, length in zip(samples, sizes, strict=True):
+    for sample, length in zip(samples, lengths, strict=True):
       value = getattr(sample, name)
       if value is None:
         assert not getattr(sample, _READERS[name]).any(), f'{name}: no stream'
@@ -194,8 +159,79 @@ def _join(samples: Sequence[types.Sample]):
       assert np.shape(value) == (length,), f'{name} must be aligned'
       parts.append(value)
     fields[name] = np.concatenate(parts)
+    assert np.isfinite(fields[name]).all(), f'{name} must be finite'
   fields['rl_weights'] = fields['rl_weights'] * fields['mask']
-  return sizes, owner, position, fields
+  weights = {name: fields[f'{name}_weights'] for name in types.COMPONENTS}
+  for name, values in weights.items():
+    assert not values[position == 0].any(), f'{name}: nothing predicts token 0'
+  # Per token: in a rollout sampled at another temperature, the observations,
+  # say, may be ce members where their own temperature is 1.
+  assert (fields['temperatures'][weights['ce'] != 0] == 1).all(), (
+    'ce is at T = 1'
+  )
+  is_member = np.any([values != 0 for values in weights.values()], axis=0)
+  return _Tokens(lengths, owner, position, fields, is_member)
+
+
+def _kept(
+  samples: Sequence[types.Sample], tokens: _Tokens, trees: bool
+) -> tuple[list[int], list[int]]:
+  """Returns the samples with a member, and the tokens that they share.
+
+  Returns:
+    (indices of the samples: in order of arrival or, with trees, that of
+    `by_prefix`; the number of tokens that each shares with the one before).
+  """
+  kept = np.flatnonzero(np.bincount(tokens.sample[tokens.is_member])).tolist()
+  if not (trees and kept):
+    return kept, [0] * len(kept)
+  # Per sample, the tokens before the first that trains, or may.
+  trains = tokens.is_member | (tokens.fields['mask'] != 0)
+  before = np.where(trains, tokens.position, len(trains))
+  starts = np.cumsum(tokens.lengths) - tokens.lengths
+  before = np.minimum.reduceat(before, starts)
+  order, shared = by_prefix(
+    [samples[index].ids[: before[index]] for index in kept],
+    [len(samples[index]) for index in kept],
+  )
+  return [kept[i] for i in order], shared
+
+
+def _places(
+  members: Sequence[Sequence[int]],
+  sizes: Sequence[Sequence[tuple[int, int]]],
+  tokens: _Tokens,
+  row_tokens: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Lays the tokens of samples one after another, less those that are shared.
+
+  Args:
+    members: the samples in each row.
+    sizes: `row_sizes` of each row.
+    tokens: the tokens of all samples.
+    row_tokens: T.
+
+  Returns:
+    (whether a token is laid: its sample is, and does not share it, bool[N];
+    segments, i32[N]; places of the laid tokens among those of all rows, i64).
+  """
+  count = len(tokens.lengths)
+  # Per sample: the place of its token 0, if all were laid before the first one
+  # that is; -1 = not in a row.
+  first, segment = np.full(count, -1), np.zeros(count, np.int32)
+  shared = np.zeros(count, np.int64)
+  for row, (indices, row_lengths) in enumerate(
+    zip(members, sizes, strict=True)
+  ):
+    end = row * row_tokens
+    for i, (length, common) in enumerate(row_lengths):
+      first[indices[i]] = end - common
+      shared[indices[i]], segment[indices[i]] = common, i + 1
+      end += length - common
+  first = first[tokens.sample]
+  is_laid = (first >= 0) & (tokens.position >= shared[tokens.sample])
+  places = (first + tokens.position)[is_laid]
+  return is_laid, segment[tokens.sample], places
 
 
 def by_prefix(
@@ -220,10 +256,10 @@ def by_prefix(
   shared = [0] * len(order)
   for i, (a, b) in enumerate(itertools.pairwise(order), 1):
     most = min(len(prefixes[a]), len(prefixes[b]))
-    differ, *_ = np.nonzero(prefixes[a][:most] != prefixes[b][:most])
-    same = int(differ[0]) if len(differ) else most
-    if 4 * same >= min(lengths[a], lengths[b]):
-      shared[i] = same
+    differing, *_ = np.nonzero(prefixes[a][:most] != prefixes[b][:most])
+    common = int(differing[0]) if len(differing) else most
+    if 4 * common >= min(lengths[a], lengths[b]):
+      shared[i] = common
   return order, shared
 
 
@@ -237,8 +273,8 @@ def row_sizes(
     lengths, shared: its arguments.
   """
   return [
-    (lengths[i], shared[i] if before == i - 1 else 0)
-    for before, i in itertools.pairwise((None, *members))
+    (lengths[i], shared[i] if previous == i - 1 else 0)
+    for previous, i in itertools.pairwise((None, *members))
   ]
 
 
@@ -249,9 +285,11 @@ def paths(sizes: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
     sizes: see `row_sizes`.
   """
   path, end = np.zeros(0, np.int32), 0
-  for length, same in sizes:
-    start, end = end, end + length - same
-    path = np.concatenate((path[:same], np.arange(start, end, dtype=np.int32)))
+  for length, common in sizes:
+    start, end = end, end + length - common
+    path = np.concatenate(
+      (path[:common], np.arange(start, end, dtype=np.int32))
+    )
     yield path
 
 
@@ -265,8 +303,8 @@ def link(
     parents, ends: i32[T], zeros.
   """
   end = 0
-  for (length, same), path in zip(sizes, paths(sizes), strict=True):
-    end += length - same
+  for (length, common), path in zip(sizes, paths(sizes), strict=True):
+    end += length - common
     parents[path[1:]] = path[:-1]
     ends[path] = end  # samples that share a token follow one another
 
@@ -296,9 +334,9 @@ def first_fit(
     The indices in each bin, and the indices that fit into no bin, ascending.
   """
   shared = shared or [0] * len(lengths)
-  own = (n - same for n, same in zip(lengths, shared, strict=True))
-  before = [0, *itertools.accumulate(own)]
-  starts = [i for i, same in enumerate(shared) if not same]
+  added = (n - common for n, common in zip(lengths, shared, strict=True))
+  before = [0, *itertools.accumulate(added)]
+  starts = [i for i, common in enumerate(shared) if not common]
 
   def size(first, end):
     return shared[first] + before[end] - before[first]

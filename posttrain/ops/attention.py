@@ -351,7 +351,7 @@ def _with_lse(scale, softcap, impl, q, k, v, k_start, k_end):
   args = q, k, v, k_start, k_end
   if impl != 'xla':
     return _kernel(kernels.cached, impl, (scale, softcap), *args)
-  return chunked.together(*args, scale=scale, softcap=softcap)
+  return chunked.few_queries(*args, scale=scale, softcap=softcap)
 
 
 def _choose(impl, softcap, q, k, v, in_loop=False, trees=False):

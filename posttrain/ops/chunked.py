@@ -314,7 +314,7 @@ def decode(
   return out.astype(q.dtype).reshape(b, n, h), lse.reshape(b, n)
 
 
-def together(
+def few_queries(
   q: jax.Array,
   k: jax.Array,
   v: jax.Array,
@@ -324,7 +324,7 @@ def together(
   scale: float,
   softcap: float | None,
 ) -> tuple[jax.Array, jax.Array]:
-  """Computes (out, lse f32[B, N, T]) of few queries [B, T, N, H], as `decode`.
+  """Computes (out, lse f32[B, N, T]) in one block of scores, as `decode`.
 
   Args:
     q: float[B, T, N, H].
