@@ -153,12 +153,9 @@ def answers(
   from posttrain import sharding
   from posttrain.decode import engines
 
-  engine = engines.Engine(
-    policy.model,
-    slots=max(1, min(len(prompts), SLOTS)),
-    seed=seed,
-    mesh=sharding.one_device(),
-  )
+  slots = max(1, min(len(prompts), SLOTS))
+  options = engines.Options(slots, seed=seed)
+  engine = engines.Engine(policy.model, options, sharding.one_device())
   engine.set_params(policy.params, 0)
   completions = engine.generate(
     [

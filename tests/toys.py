@@ -134,9 +134,8 @@ def params(seed=0):
 
 
 def engine(capacity=ROW_TOKENS, mesh=None):
-  return engines.Engine(
-    fixtures.MODEL, slots=8, capacity=capacity, prefill_rows=4, mesh=mesh
-  )
+  options = engines.Options(slots=8, capacity=capacity, prefill_rows=4)
+  return engines.Engine(fixtures.MODEL, options, mesh)
 
 
 class Driver(episodes.Driver):

@@ -45,7 +45,7 @@ def generate(
     **options: further sizes of the engine.
   """
   counts.watch()
-  engine = engines.Engine(cfg, slots=len(prompts), **options)
+  engine = engines.Engine(cfg, engines.Options(len(prompts), **options))
   engine.set_params(transformer.init(jax.random.key(0), cfg), 0)
   batch = [requests.Request(i, ids, new) for i, ids in enumerate(prompts)]
 

@@ -25,6 +25,7 @@ or, to continue sequences between turns:
 """
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -35,62 +36,62 @@ from jax.sharding import Mesh
 
 from posttrain import schema, scoring, sharding
 from posttrain.decode import loop, requests, schedule
+from posttrain.ops import attention
 from posttrain.util import watchdog
 
 _LONG_CHUNK = 256  # tokens of a decode call while no request waits
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """The sizes of an engine, and what it shares between prompts."""
+
+  slots: int  # sequences decoded at a time
+  # Tokens of a sequence, prompt included; None = as many as the requests need,
+  # in buckets, each of which compiles anew.
+  capacity: int | None = None
+  # Tokens per decode call while a request waits for a slot or holds one.
+  chunk: int = 16
+  # The most prompts prefilled at a time, and between two chunks of decoding,
+  # rounded up to as many on each device; a call for few prompts has an eighth
+  # of these rows.
+  prefill_rows: int = 16
+  prefill_tokens: int = 32  # tokens of a prompt per prefill chunk
+  seed: int = 0  # of all draws
+  # Copies what prompts under the same weights have in common, in whole prefill
+  # chunks.
+  prefix_cache: bool = True
+  # Neighbours that have one prompt, which decoding reads once for all of them
+  # where it is long; 1 = for each.
+  group_size: int = 1
 
 
 class Engine:
   """Decodes with one set of weights at a time."""
 
   def __init__(
-    self,
-    model: schema.Model,
-    *,
-    slots: int,
-    capacity: int | None = None,
-    chunk: int = 16,
-    prefill_rows: int = 16,
-    prefill_tokens: int = 32,
-    seed: int = 0,
-    mesh: Mesh | None = None,
-    prefix_cache: bool = True,
-    group_size: int = 1,
+    self, model: schema.Model, options: Options, mesh: Mesh | None = None
   ):
     """Makes an engine without weights.
 
     Args:
       model: model options, with the vocabulary resolved.
-      slots: sequences decoded at a time.
-      capacity: tokens of a sequence, prompt included; None = as many as the
-        requests need, in buckets, each of which compiles anew.
-      chunk: tokens per decode call while a request waits for a slot or holds
-        one.
-      prefill_rows: the most prompts prefilled at a time, and between two
-        chunks of decoding, rounded up to as many on each device; a call for few
-        prompts has an eighth of these rows.
-      prefill_tokens: tokens of a prompt per prefill chunk.
-      seed: the seed of all draws.
+      options: the engine's.
       mesh: splits slots over its axes data and fsdp, and weights over tensor.
         None = one device.
-      prefix_cache: copies what prompts under the same weights have in common,
-        in whole prefill chunks.
-      group_size: neighbours that have one prompt, which decoding reads once for
-        all of them where it is long; 1 = for each.
 
     Raises:
       ValueError: the slots do not divide over the mesh.
     """
-    self.slots, self.capacity = slots, capacity or 0
-    self._grows = capacity is None
-    self._model, self._chunk, self._seed = model, chunk, seed
+    slots = options.slots
+    self.slots, self.capacity = slots, options.capacity or 0
+    self._model, self._cfg = model, options
     self._mesh, self._sharding = mesh, loop.placement(mesh, slots)
     ways = 1 if mesh is None else sharding.batch_ways(mesh)
-    rows = min(prefill_rows, slots)
-    self._shapes = schedule.Shapes(slots, rows, prefill_tokens, ways)
+    rows, width = min(options.prefill_rows, slots), options.prefill_tokens
+    self._shapes = schedule.Shapes(slots, rows, width, ways)
     self._params = self._view = self._state = self._options = None
     self._version = -1
-    self._prefix_cache, self._group_size = prefix_cache, group_size
     self._schedule = self._new_schedule()
     self._ready: list[requests.Completion] = []
     self._launched = False  # whether a chunk runs that was not waited for
@@ -165,7 +166,7 @@ class Engine:
       ValueError: no weights are set.
     """
     self._need_weights()
-    assert not self._grows, 'an engine that grows compiles as it grows'
+    assert self._cfg.capacity, 'an engine that grows compiles as it grows'
     self._state = self._fit()
     for count, length in self._shapes.calls(self.capacity):
       # A call that feeds no token.
@@ -251,7 +252,7 @@ class Engine:
     """
     self._need_weights()
     if not self._launched:
-      self._decode(self._chunk)
+      self._decode(self._cfg.chunk)
 
   def partial(self) -> dict[int, tuple[np.ndarray, np.ndarray, int]]:
     """Returns (ids i32[n], logprobs f32[n], cached) of unfinished turns, by id.
@@ -339,7 +340,7 @@ class Engine:
     return scorer(self._params, sequences, temperatures)
 
   def _new_schedule(self) -> schedule.Schedule:
-    chunk = self._shapes.width if self._prefix_cache else None
+    chunk = self._shapes.width if self._cfg.prefix_cache else None
     return schedule.Schedule(self.slots, self._shapes.ways, chunk)
 
   def _need_weights(self) -> None:
@@ -356,7 +357,7 @@ class Engine:
     max_tokens: int,
   ) -> None:
     """Starts a turn, or ends it at once if the cache has no space for it."""
-    if self._grows:
+    if self._cfg.capacity is None:
       end = start + len(ids) + max_tokens
       self.capacity = max(self.capacity, schedule.bucket(end))
     if not self._schedule.begin(entry, ids, start, max_tokens, self.capacity):
@@ -374,7 +375,7 @@ class Engine:
     # Otherwise they only let Ctrl-C and the watchdog through.
     long = min(self.capacity, _LONG_CHUNK)
     short = self._schedule.num_waiting or self._holds()
-    most = self._chunk if short else long
+    most = self._cfg.chunk if short else long
     self._state = loop.decode(
       self._view,
       self._model,
@@ -383,22 +384,21 @@ class Engine:
       steps or most,
       self._min_active(),
       self._sharding,
-      *self._prompts(),
+      self._prompts(),
     )
     self._launched = True
 
-  def _prompts(self) -> tuple[Any, ...]:
-    """Returns the last arguments of `loop.decode`, if it shares prompts."""
-    groups = None
-    if self._group_size > 1:
-      groups = self._schedule.prompts(self._group_size)
+  def _prompts(self) -> attention.Shared | None:
+    """Returns the prompts that `loop.decode` reads once, None if none."""
+    groups, size = None, self._cfg.group_size
+    if size > 1:
+      groups = self._schedule.prompts(size)
     if groups is None:
-      return ()
+      return None
     assert self._state is not None
-    longest = int(np.max(groups[1]))
-    return groups, next(
-      x for x in loop.lengths(self._state.ids.shape[1]) if x >= longest
-    )
+    capacity, most = self._state.ids.shape[1], int(np.max(groups[1]))
+    longest = next(x for x in loop.lengths(capacity) if x >= most)
+    return attention.Shared(None, *groups, longest=longest)
 
   def _admit(self) -> None:
     """Prefills waiting requests into free slots; each draws a token.
@@ -434,7 +434,7 @@ class Engine:
         self._copy(members)
       fields = plan.slot_options()
       keys = loop.request_keys(
-        self._seed, fields.pop('high'), fields.pop('low')
+        self._cfg.seed, fields.pop('high'), fields.pop('low')
       )
       self._options = loop.Slots(keys=keys, **fields)
       drawing = shapes.drawing(call.rows, finished)

@@ -201,8 +201,7 @@ def prefill(
       tokens,
       start[:, None] + index,
       valid,
-      cache=state.cache,
-      prefixes=prefixes,
+      cache=layers.Cached(state.cache, prefixes),
     )
     assert cache is not None
     last = jnp.maximum(count - 1, 0)[:, None, None]
@@ -304,7 +303,7 @@ def first(
   return _pin(state, layout)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 6, 8), donate_argnums=2)
+@functools.partial(jax.jit, static_argnums=(1, 6), donate_argnums=2)
 def decode(
   view: Any,
   cfg: schema.Model,
@@ -313,8 +312,7 @@ def decode(
   steps: jax.Array,
   min_active: jax.Array,
   layout: NamedSharding | None,
-  groups: tuple[jax.Array, jax.Array, jax.Array] | None = None,
-  longest: int = 0,
+  shared: attention.Shared | None = None,
 ) -> State:
   """Draws tokens for every active slot.
 
@@ -326,12 +324,10 @@ def decode(
     steps: i32[], the most tokens of a slot.
     min_active: i32[], ends once no more slots than these are active.
     layout: the state's sharding.
-    groups: (members, length, first) of `attention.Shared`; None = prompts are
-      read by each slot.
-    longest: tokens of a prompt that are read for a group, at least those of the
-      longest.
+    shared: the slots of each prompt that is read once, without a cache; first
+      is the length of the shortest. None = each slot reads its own.
   """
-  capacity, shared = state.ids.shape[1], None
+  capacity = state.ids.shape[1]
 
   def step(first, carry):
     i, state = carry
@@ -341,8 +337,9 @@ def decode(
       state.token[:, None],
       state.length[:, None],
       state.active[:, None].astype(jnp.int32),
-      cache=state.cache,
-      shared=shared and dataclasses.replace(shared, first=first),
+      cache=layers.Cached(
+        state.cache, shared=shared and dataclasses.replace(shared, first=first)
+      ),
     )
     logits = scoring.next_logits(view, cfg, hidden[:, 0])
     state = dataclasses.replace(
@@ -352,16 +349,17 @@ def decode(
 
   carry = jnp.zeros((), jnp.int32), state
   with sharding.use(_mesh(layout)):
-    if groups is not None:
-      members, *sizes = groups
-      prompts = layers.Prefixes(members[:, 0], longest)
+    if shared is not None:
+      prompts = layers.Prefixes(shared.members[:, 0], shared.longest)
       read = functools.partial(layers.read_prefixes, prefixes=prompts)
       cache = jax.tree.map(read, state.cache)
-      shared = attention.Shared(cache, members, *sizes)
+      shared = dataclasses.replace(shared, cache=cache)
     # Kernels skip what a slot does not hold.
     reads_all = attention.is_xla(cfg, decodes=True)
     for tokens in lengths(capacity) if reads_all else [capacity]:
-      first = 0 if shared is None else jnp.minimum(sizes[1], capacity - tokens)
+      first = 0
+      if shared is not None:
+        first = jnp.minimum(shared.first, capacity - tokens)
       carry = _decode_up_to(first, tokens, steps, min_active, step, carry)
   return _pin(carry[1], layout)
 

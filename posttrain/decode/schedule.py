@@ -393,7 +393,7 @@ class Schedule:
       'min_p': np.array([x.min_p for x in laws], np.float32),
     }
 
-  def prompts(self, size: int) -> tuple[np.ndarray, np.ndarray, Any] | None:
+  def prompts(self, size: int) -> tuple[Any, Any, Any] | None:
     """Returns the slots that decode by prompt, for `loop.decode`.
 
     Args:

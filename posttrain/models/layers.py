@@ -7,6 +7,7 @@ H head dim, D model, F mlp, V vocab.
 import dataclasses
 import itertools
 import math
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -36,6 +37,26 @@ class Prefixes:
   # i32[R], the sequence of each row, counted from the first one on its device.
   index: jax.Array
   length: int  # tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Cached:
+  """The tokens before those of rows, which attend to them."""
+
+  slots: Any  # a `LayerCache`, or a tuple of all layers
+  # The rows' sequences in the cache, and a length that holds the new tokens and
+  # those before them; None = the whole cache, whose sequences are the rows.
+  prefixes: Prefixes | None = None
+  # With one token per row, what the rows have in common before it; their own
+  # caches begin at position `shared.first`.
+  shared: attention.Shared | None = None
+
+  def layer(self, i: int) -> 'Cached':
+    """Returns the part of a layer, from that of all layers."""
+    shared = self.shared
+    if shared is not None:
+      shared = dataclasses.replace(shared, cache=shared.cache[i])
+    return Cached(self.slots[i], self.prefixes, shared)
 
 
 class RMSNorm(nn.Module):
@@ -99,11 +120,9 @@ class Attention(nn.Module):
     rope: Rope,
     cache_slots: jax.Array | None,
     ends: tuple[jax.Array, ...],
-    cache: LayerCache | None,
-    prefixes: Prefixes | None = None,
-    shared: attention.Shared | None = None,
+    cache: Cached | None,
   ) -> tuple[jax.Array, LayerCache | None]:
-    cfg = self.cfg
+    cfg, new = self.cfg, None
     counts = {'q': cfg.heads, 'k': cfg.kv_heads, 'v': cfg.kv_heads}
 
     def project(name, count):
@@ -132,22 +151,23 @@ class Attention(nn.Module):
     if cache is None:
       out = attention.attention(q, k, v, *ends, **options)
     else:
-      old_k, old_v = cache
-      args = cache_slots, prefixes
-      cache = write(old_k, k, *args), write(old_v, v, *args)
-      read = cache
+      prefixes = cache.prefixes
+      new = read = tuple(
+        write(old, x, cache_slots, prefixes)
+        for old, x in zip(cache.slots, (k, v), strict=True)
+      )
       if prefixes is not None:
-        read = tuple(read_prefixes(x, prefixes) for x in cache)
+        read = tuple(read_prefixes(x, prefixes) for x in new)
       if q.shape[1] > 1:
         out = attention.cached(q, *read, *ends, **options)
       else:  # decoding: one query per row
         ends = tuple(x[:, 0] for x in ends)
-        options['shared'] = shared
+        options['shared'] = cache.shared
         out = attention.decode(q[:, 0], *read, *ends, **options)
     out = out.reshape(*x.shape[:-1], cfg.heads * cfg.head_dim)
     scale = residual_scale(cfg)
     out = Linear(cfg.embed_dim, sharding.ROWS, scale=scale, name='o')(out)
-    return sharding.pin_batch(out), cache
+    return sharding.pin_batch(out), new
 
 
 class MLP(nn.Module):
@@ -182,9 +202,7 @@ class Block(nn.Module):
   from the function of that name; if it has two entries, `local` (bool[]) picks
   one. `ends` are the k_end, and k_until if keys have bounds, of
   `attention.attention`. With a `cache`, keys and values are written to its
-  slots `cache_slots`, i32[B, T], and queries attend to the cache; with
-  `prefixes` to that part of a cache of more sequences than there are rows; with
-  `shared` also to the tokens that rows have in common.
+  slots `cache_slots`, i32[B, T], and queries attend to it.
   """
 
   cfg: schema.Model
@@ -198,9 +216,7 @@ class Block(nn.Module):
     layer_ranges: tuple[LayerRange, ...],
     ends: tuple[jax.Array, ...],
     cache_slots: jax.Array | None = None,
-    cache: LayerCache | None = None,
-    prefixes: Prefixes | None = None,
-    shared: attention.Shared | None = None,
+    cache: Cached | None = None,
   ) -> tuple[jax.Array, LayerCache | None]:
     cfg = self.cfg
     rope, k_start = layer_ranges[0]
@@ -213,15 +229,15 @@ class Block(nn.Module):
       return RMSNorm(cfg, name=name)(y)
 
     y = norm('attention_norm', x)
-    args = rope, cache_slots, (k_start, *ends), cache, prefixes, shared
-    y, cache = Attention(cfg, self.fused, name='attention')(y, *args)
+    args = rope, cache_slots, (k_start, *ends), cache
+    y, new = Attention(cfg, self.fused, name='attention')(y, *args)
     if cfg.post_norms:
       y = norm('attention_post_norm', checkpoint_name(y, 'kept'))
     x = checkpoint_name(x + y, 'kept')
     y = MLP(cfg, self.fused, name='mlp')(norm('mlp_norm', x))
     if cfg.post_norms:
       y = norm('mlp_post_norm', checkpoint_name(y, 'kept'))
-    return x + y, cache
+    return x + y, new
 
 
 class Embed(nn.Module):

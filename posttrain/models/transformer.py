@@ -151,16 +151,13 @@ def trunk(
   positions: jax.Array,
   segment_ids: jax.Array,
   ends: jax.Array | None = None,
-  cache: Cache | None = None,
-  prefixes: layers.Prefixes | None = None,
-  shared: attention.Shared | None = None,
+  cache: layers.Cached | None = None,
 ) -> tuple[jax.Array, Cache | None]:
   """Computes the hidden states that predict each token's successor.
 
   With a cache, `params` are a `decode_view`, a row holds one sequence, its new
   tokens are at `positions` after those in the cache, and each attends to the
-  cache up to itself. Rows are the cache's sequences in order, or those that
-  `prefixes` name; these read that much of the cache and no more.
+  cache up to itself.
 
   Args:
     params: from `init`, or from `decode_view` with a cache.
@@ -170,11 +167,8 @@ def trunk(
     segment_ids: i32[B, T], packed example id; 0 = pad.
     ends: i32[B, T], of rows of prefix trees in depth-first order: one past the
       last token of t's subtree, which alone attends to t; None = no trees.
-    cache: keys and values of the rows' earlier tokens; None = no cache.
-    prefixes: the rows' sequences in the cache, and a length that holds the new
-      tokens and those before them; None = the whole cache.
-    shared: with one token per row, what the rows have in common before it, with
-      a cache per layer; their own caches begin at position `shared.first`.
+    cache: the rows' earlier tokens, with a tuple of all layers; None = no
+      cache.
 
   Returns:
     (hidden [B, T, D] in the compute dtype, cache with the new tokens). Pads
@@ -190,18 +184,16 @@ def trunk(
   def apply(module, params, *args):
     return module.apply({'params': params}, *args)
 
-  valid, capacity = segment_ids != 0, cache[0][0].shape[2]
+  valid, capacity = segment_ids != 0, cache.slots[0][0].shape[2]
   k_end = jnp.where(valid, positions + 1, 0)
-  first = 0 if shared is None else shared.first
+  first = 0 if cache.shared is None else cache.shared.first
   slots = jnp.where(valid, positions - first, capacity)
   start = jnp.zeros_like(k_end)
   ranges = layers.layer_ranges(cfg, positions, positions, start, k_end)
   block, new = layers.Block(cfg, fused=True), []
   x = apply(layers.Embed(cfg, fused=True), params['embed'], tokens)
-  for i, (layer, old) in enumerate(zip(params['layers'], cache, strict=True)):
-    common = shared and dataclasses.replace(shared, cache=shared.cache[i])
-    args = (ranges[i in cfg.local_layers],), (k_end,), slots, old
-    args = *args, prefixes, common
+  for i, layer in enumerate(params['layers']):
+    args = (ranges[i in cfg.local_layers],), (k_end,), slots, cache.layer(i)
     x, layer_cache = apply(block, layer, x, None, *args)
     new.append(layer_cache)
   x = apply(layers.RMSNorm(cfg), params['final_norm'], x)

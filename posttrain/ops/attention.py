@@ -38,13 +38,16 @@ class Shared:
   Axes: P groups of up to G rows.
   """
 
-  # The keys and values [P, K, S, H], of a layer or a tree of these.
+  # The keys and values [P, K, S, H], of a layer or a tree of these; None = to
+  # be read from the cache of the rows.
   cache: Any
   members: jax.Array  # i32[P, G], rows on the device; B = none
   length: jax.Array  # i32[P], tokens in common
   # i32[], the position of the first key of the rows' own caches: at most the
   # length of any group with a row that decodes.
   first: jax.Array | int
+  # Tokens of a slot that are read for a group, at least those of the longest.
+  longest: int = dataclasses.field(default=0, metadata={'static': True})
 
 
 def intervals(
@@ -238,9 +241,7 @@ def decode(
   q: jax.Array,
   k: jax.Array,
   v: jax.Array,
-  k_start: jax.Array,
-  k_end: jax.Array,
-  *,
+  *ends: jax.Array,
   scale: float,
   softcap: float | None = None,
   impl: str = 'auto',
@@ -257,8 +258,8 @@ def decode(
     q: float[B, N, H].
     k: float[B, K, S, H].
     v: float[B, K, S, H].
-    k_start: i32[B], first key of a row's interval.
-    k_end: i32[B], one past the last key of the interval.
+    *ends: k_start, i32[B], the first key of a row's interval; k_end, i32[B],
+      one past the last key of the interval.
     scale: factor on the scores.
     softcap: bound c of the scores, which become c tanh(score / c); None: none.
     impl: one of `schema.ATTENTION`; 'cudnn' is 'auto'.
@@ -275,13 +276,14 @@ def decode(
       return chunked.decode(*args, scale=scale, softcap=softcap)
     return _kernel(kernels.decode, chosen, (scale, softcap), *args)
 
-  def both(q, k, v, start, end, pair, members, length, first):
-    length = jnp.broadcast_to(length[:, None], members.shape)
+  def both(q, k, v, start, end, shared):
+    members, first = shared.members, shared.first
+    length = jnp.broadcast_to(shared.length[:, None], members.shape)
     held = jnp.zeros_like(start).at[members].set(length, mode='drop')
     parts = [own(q, k, v, jnp.maximum(start, held) - first, end - first)]
     pick = functools.partial(jnp.take, indices=members, axis=0, mode='fill')
     q, start = pick(q, fill_value=0), pick(start, fill_value=0)
-    out, lse = _with_lse(scale, softcap, impl, q, *pair, start, length)
+    out, lse = _with_lse(scale, softcap, impl, q, *shared.cache, start, length)
     lse = lse.swapaxes(1, 2)
     parts.append(
       (
@@ -296,7 +298,7 @@ def decode(
     out = sum(x * out for x, (out, _) in zip(weights, parts, strict=True))
     return (out / sum(weights)).astype(q.dtype)
 
-  args = q, k, v, k_start, k_end
+  args = q, k, v, *ends
   if shared is None:
     return _on_devices(lambda *args: own(*args)[0], *args, heads_axes=(1, 1))
   return _on_devices(both, *args, heads_axes=(1, 1), shared=shared)
@@ -323,12 +325,15 @@ def _on_devices(fn: Callable, q, k, v, *ends, heads_axes, shared=None):
   in_specs = q_spec, k_spec, k_spec, *(PartitionSpec(rows),) * len(ends)
   args = q, k, v, *ends
   if shared is not None:
-    args += shared.cache, shared.members, shared.length, shared.first
+    args += (shared,)
     in_specs += (
-      k_spec,
-      PartitionSpec(rows),
-      PartitionSpec(rows),
-      PartitionSpec(),
+      dataclasses.replace(
+        shared,
+        cache=k_spec,
+        members=PartitionSpec(rows),
+        length=PartitionSpec(rows),
+        first=PartitionSpec(),
+      ),
     )
   return sharding.split(fn, in_specs, q_spec)(*args)
 

@@ -152,7 +152,8 @@ class Sampler:
     self._scale = info['scale']
     self._mesh = sharding.make_mesh(schema.Mesh(tensor=info['tensor']))
     model = schema.Model.from_json(info['model'])
-    self._engine = engines.Engine(model, mesh=self._mesh, **info['engine'])
+    options = engines.Options(**info['engine'])
+    self._engine = engines.Engine(model, options, self._mesh)
     return {'session': self._session}
 
   def _pause(self, _: Any) -> dict[str, Any]:

@@ -222,14 +222,11 @@ class Worker:
       }
 
   def _make_engine(self) -> engines.Engine:
-    engine = engines.Engine(
-      self.policy.model,
-      slots=self.slots,
-      capacity=self.capacity,
-      chunk=self._chunk,
-      mesh=sharding.one_device(),
-      **_PREFILL,
+    options = engines.Options(
+      self.slots, self.capacity, self._chunk, **_PREFILL
     )
+    mesh = sharding.one_device()
+    engine = engines.Engine(self.policy.model, options, mesh)
     engine.take_free_slots()
     engine.set_params(self.policy.params, 0)
     return engine

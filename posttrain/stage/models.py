@@ -108,26 +108,24 @@ def make_engine(
     components: the stage's components.
     model: options of the model; None = the policy's.
   """
-  return engines.Engine(
-    model or components.model,
-    mesh=sharding.local_mesh(components.sampler_mesh),
-    **_engine_options(components),
-  )
+  mesh = sharding.local_mesh(components.sampler_mesh)
+  model = model or components.model
+  return engines.Engine(model, _engine_options(components), mesh)
 
 
-def _engine_options(components: Components) -> dict[str, Any]:
+def _engine_options(components: Components) -> engines.Options:
   rollout = components.stage.rollout
   sizes = components.plan.load.group_sizes.values()
-  return {
-    'slots': components.slots,
-    'capacity': components.plan.slot_tokens,
-    'chunk': rollout.chunk,
-    'prefill_rows': rollout.prefill_rows,
-    'prefill_tokens': rollout.prefill_tokens,
-    'prefix_cache': rollout.prefix_cache,
-    'group_size': max(sizes, default=1) if rollout.shared_prompts else 1,
-    'seed': components.cfg.seed,
-  }
+  return engines.Options(
+    slots=components.slots,
+    capacity=components.plan.slot_tokens,
+    chunk=rollout.chunk,
+    prefill_rows=rollout.prefill_rows,
+    prefill_tokens=rollout.prefill_tokens,
+    prefix_cache=rollout.prefix_cache,
+    group_size=max(sizes, default=1) if rollout.shared_prompts else 1,
+    seed=components.cfg.seed,
+  )
 
 
 def make_driver(
@@ -232,7 +230,7 @@ class Models:
     info = {
       'posttrain': posttrain.__version__,
       'model': dataclasses.asdict(components.model),
-      'engine': _engine_options(components),
+      'engine': dataclasses.asdict(_engine_options(components)),
       'tensor': components.sampler_mesh.shape['tensor'],
       'scale': lora.scale(options) if options.rank else 1.0,
     }
@@ -367,12 +365,12 @@ class Models:
       return functools.partial(self.references.endpoint(model).chat, caller=key)
     frozen = self.references.model(model)
     # Of any length: a judge's prompts are longer than the samples that train.
-    decoder = engines.Engine(
-      frozen.cfg,
+    options = engines.Options(
       slots=components.slots,
       seed=components.cfg.seed,
-      mesh=sharding.local_mesh(components.sampler_mesh),
       prefix_cache=components.stage.rollout.prefix_cache,
     )
+    mesh = sharding.local_mesh(components.sampler_mesh)
+    decoder = engines.Engine(frozen.cfg, options, mesh)
     decoder.set_params(frozen.params, -1)
     return grading.LocalJudge(decoder, components.renderer)

@@ -53,7 +53,8 @@ def params(model=MODEL, seed=0):
 
 def make(model=MODEL, slots=8, capacity=WIDTH, **options):
   options = {'prefill_rows': 4, 'prefill_tokens': 8, 'chunk': 4, **options}
-  engine = engines.Engine(model, slots=slots, capacity=capacity, **options)
+  sizes = engines.Options(slots=slots, capacity=capacity, **options)
+  engine = engines.Engine(model, sizes)
   engine.set_params(params(model), 0)
   return engine
 

@@ -284,7 +284,7 @@ def test_generate_queues_nothing_if_a_request_is_refused():
 
 
 def test_decoding_without_weights_raises():
-  engine = engines.Engine(helpers.MODEL, slots=2)
+  engine = engines.Engine(helpers.MODEL, engines.Options(slots=2))
   for call in (
     engine.poll,
     lambda: engine.generate([]),
@@ -297,7 +297,7 @@ def test_decoding_without_weights_raises():
 def test_weights_of_another_shape_are_refused():
   """The old arrays may be deleted."""
   weights = jax.tree.map(jnp.copy, helpers.params())
-  engine = engines.Engine(helpers.MODEL, slots=2)
+  engine = engines.Engine(helpers.MODEL, engines.Options(slots=2))
   engine.set_params(weights, 0)
   jax.tree.map(lambda x: x.delete(), weights)
   engine.set_params(helpers.params(), 1)

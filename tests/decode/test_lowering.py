@@ -9,6 +9,7 @@ import pytest
 from posttrain import schema
 from posttrain.decode import loop, schedule
 from posttrain.models import transformer
+from posttrain.ops import attention
 from tests.kernels import lowering
 
 SLOTS, ROWS, CAPACITY, CHUNK, PREFIX = 16, 4, 512, 128, 256
@@ -90,7 +91,8 @@ def test_shared_prompts_lower_with_two_kernels_per_layer(target):
   view, state, slots = shapes(cfg)
 
   def chunk(view, state, slots, count, *groups):
-    return loop.decode(view, cfg, state, slots, count, count, None, groups, 256)
+    shared = attention.Shared(None, *groups, longest=256)
+    return loop.decode(view, cfg, state, slots, count, count, None, shared)
 
   count = jax.ShapeDtypeStruct((), jnp.int32)
   members = jax.ShapeDtypeStruct((4, 8), jnp.int32)

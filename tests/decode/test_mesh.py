@@ -46,9 +46,10 @@ def _wide_completions(sizes):
   mesh = sharding.make_mesh(schema.Mesh(*sizes), devices)
   params = transformer.init(jax.random.key(0), WIDE)
   places = sharding.shardings(params, transformer.SHARDING_RULES, mesh)
-  engine = engines.Engine(
-    WIDE, slots=4, capacity=32, prefill_rows=4, prefill_tokens=8, mesh=mesh
+  options = engines.Options(
+    slots=4, capacity=32, prefill_rows=4, prefill_tokens=8
   )
+  engine = engines.Engine(WIDE, options, mesh)
   engine.set_params(jax.device_put(params, places), 0)
   rng = np.random.default_rng(0)
   done = engine.generate(
@@ -152,7 +153,7 @@ def test_slots_must_divide_over_the_mesh():
   with pytest.raises(
     ValueError, match='slots must be a multiple of .*= 4 on 4'
   ):
-    engines.Engine(fixtures.MODEL, slots=6, mesh=mesh)
+    engines.Engine(fixtures.MODEL, engines.Options(slots=6), mesh)
 
 
 if __name__ == '__main__':

@@ -18,9 +18,10 @@ def test_second_batch_compiles_nothing():
   params = helpers.params(MODEL)
   places = sharding.shardings(params, transformer.SHARDING_RULES, mesh)
   params = jax.device_put(params, places)
-  engine = engines.Engine(
-    MODEL, slots=2, capacity=16, prefill_rows=2, prefill_tokens=4, mesh=mesh
+  options = engines.Options(
+    slots=2, capacity=16, prefill_rows=2, prefill_tokens=4
   )
+  engine = engines.Engine(MODEL, options, mesh)
   batch = [requests.Request(i, np.arange(3 + i), 4) for i in range(2)]
   engine.set_params(params, 0)
   first = engine.generate(batch)

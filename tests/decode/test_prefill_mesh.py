@@ -24,15 +24,10 @@ COLLECTIVES = r'all-(?:gather|reduce|to-all)|collective-permute|reduce-scatter'
 
 
 def engine(mesh):
-  return engines.Engine(
-    MODEL,
-    slots=SLOTS,
-    capacity=256,
-    chunk=4,
-    prefill_rows=16,
-    prefill_tokens=64,
-    mesh=mesh,
+  options = engines.Options(
+    slots=SLOTS, capacity=256, chunk=4, prefill_rows=16, prefill_tokens=64
   )
+  return engines.Engine(MODEL, options, mesh)
 
 
 def completions(mesh):

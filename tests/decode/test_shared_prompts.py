@@ -30,7 +30,7 @@ def reads(monkeypatch):
   calls, decode = [], loop.decode
 
   def spy(*args):
-    calls.append(args[7] if args[7:] else None)
+    calls.append(args[7])
     return decode(*args)
 
   monkeypatch.setattr(loop, 'decode', spy)

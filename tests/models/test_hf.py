@@ -268,9 +268,10 @@ def test_greedy_answers_equal_those_of_transformers(case, folder):
   torch = pytest.importorskip('torch')
   cfg, params = read(folder(case))
   prompts, new = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [7, 8]], 64
-  ours = engines.Engine(
-    cfg, slots=2, capacity=128, prefill_rows=2, prefill_tokens=8
+  options = engines.Options(
+    slots=2, capacity=128, prefill_rows=2, prefill_tokens=8
   )
+  ours = engines.Engine(cfg, options)
   ours.set_params(params, 0)
   answers = ours.generate(
     [

@@ -180,8 +180,9 @@ def test_decoding_in_chunks_equals_the_full_forward(cfg):
   @jax.jit
   def feed(cache, tokens, positions, segments):
     view = transformer.decode_view(params, cfg)
+    cached = layers.Cached(cache)
     hidden, cache = transformer.trunk(
-      view, cfg, tokens, positions, segments, cache=cache
+      view, cfg, tokens, positions, segments, cache=cached
     )
     return scoring.next_logits(view, cfg, hidden), cache
 

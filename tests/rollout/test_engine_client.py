@@ -49,7 +49,9 @@ def quick_tries(monkeypatch):
 
 
 def engine():
-  return engines.Engine(fixtures.MODEL, mesh=sharding.one_device(), **SIZES)
+  return engines.Engine(
+    fixtures.MODEL, engines.Options(**SIZES), sharding.one_device()
+  )
 
 
 def client(*urls, **options):

@@ -43,7 +43,9 @@ def params():
 
 def run(params, env, **options):
   """Runs twelve episodes of one to four turns; all slots may be held."""
-  engine = engines.Engine(fixtures.MODEL, slots=3, capacity=48, chunk=4, seed=1)
+  engine = engines.Engine(
+    fixtures.MODEL, engines.Options(slots=3, capacity=48, chunk=4, seed=1)
+  )
   engine.set_params(params, version=5)
   config = schema.Rollout(**options)
   rollouts = episodes.Driver(engine, fixtures.RENDERER, 48, config).run(
