@@ -147,7 +147,8 @@ class Turn:
   length: int  # number of sampled tokens
   reward: float  # `StepOut.reward`; not part of the episode's grade
   stop_reason: str  # eos, max_tokens or overflow
-  cached: int = 0  # tokens before it that its engine did not compute again
+  # In a sample's first turn, tokens before it that its engine did not compute.
+  cached: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

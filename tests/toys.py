@@ -133,8 +133,10 @@ def params(seed=0):
   return made
 
 
-def engine(capacity=ROW_TOKENS, mesh=None):
-  options = engines.Options(slots=8, capacity=capacity, prefill_rows=4)
+def engine(capacity=ROW_TOKENS, mesh=None, width=32):
+  options = engines.Options(
+    slots=8, capacity=capacity, prefill_rows=4, prefill_tokens=width
+  )
   return engines.Engine(fixtures.MODEL, options, mesh)
 
 

@@ -55,7 +55,7 @@ class RequestState:
   limit: int = 0
   cut: bool = False
   cached: int = 0  # tokens to feed that were found in the prefix cache
-  group: Any = None  # the `Group` that its prompt was fed with
+  group: 'Group | None' = None  # that its prompt was fed with
   # After the turn: tokens in the cache, and the last drawn one, which is not.
   length: int = 0
   token: int = -1
@@ -412,7 +412,7 @@ class Schedule:
         by_group[entry.group].append(entry)
     for entries in by_group.values():
       for i in range(0, len(entries), size):
-        rows[entries[0].group.device].append(entries[i : i + size])
+        rows[self._device(entries[0].slot)].append(entries[i : i + size])
     # Twice as many where requests have stopped, so that few shapes compile.
     most = -(-slots // size)
     most *= 1 + (max(map(len, rows)) > most)

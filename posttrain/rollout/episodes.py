@@ -181,7 +181,9 @@ class Transcript:
     sampled = [part for part in self._parts if part.turns]
     start, turn = sampled[-1].turns[-1]
     place = len(sampled) - 1, start, len(turn.ids)
-    self.turns += (types.Turn(*place, reward, stop_reason, turn.cached),)
+    # An episode that was held finds its own sampled tokens again.
+    cached = turn.cached if len(sampled[-1].turns) == 1 else 0
+    self.turns += (types.Turn(*place, reward, stop_reason, cached),)
 
   def samples(
     self, task: types.Task, temperature: float
@@ -451,7 +453,7 @@ class EpisodeRun:
       pieces[-1],
       ids=np.concatenate([x.ids for x in pieces]),
       logprobs=np.concatenate([x.logprobs for x in pieces]),
-      cached=sum(x.cached for x in pieces),
+      cached=pieces[0].cached,
       version=np.repeat(
         [x.version for x in pieces], [len(x.ids) for x in pieces]
       ),

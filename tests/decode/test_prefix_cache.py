@@ -1,11 +1,12 @@
 """The prefix cache: hits, bits, order of the slots, waits, weights."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
 
-from posttrain.decode import requests, schedule
+from posttrain.decode import loop, requests, schedule
 from tests.decode import helpers
 
 MODEL = dataclasses.replace(helpers.MODEL, layers=1)
@@ -56,6 +57,49 @@ def test_hits_misses_and_evictions_have_the_same_bits():
   other = engine.generate(batch[3:])
   assert other[0].cached == 0
   assert not np.array_equal(other[0].logprobs, cold[3].logprobs)
+
+
+@pytest.mark.parametrize('size', [100, 200])
+@pytest.mark.parametrize('rows, count', [(2, 1), (16, 9)])
+def test_hits_have_the_bits_of_misses_in_calls_of_one_shape(
+  wide, calls, rows, count, size
+):
+  """Also those of an engine that has just been made, as by a resumed run."""
+  batch = [request(i, prompt(size, i), 2) for i in range(count)]
+  cold = wide(prefix_cache=False).generate(batch)
+  engine = wide()
+  for x in batch:
+    engine.submit(dataclasses.replace(x, id=100 + x.id, hold=True))
+  helpers.poll(engine, count)
+  for x in batch:
+    engine.submit(x)
+  warm = helpers.poll(engine, count)
+  assert [x.cached for x in warm] == [(size - 1) // 16 * 16] * count
+  assert calls[-1] == (rows, 128 if size == 100 else 256)
+  assert_same_bits(warm, cold)
+  resumed = wide().generate(batch)
+  assert not any(x.cached for x in resumed)
+  assert_same_bits(resumed, cold)
+
+
+@pytest.fixture
+def wide():
+  """Engines with calls of two numbers of rows and of two lengths."""
+  sizes = {'slots': 32, 'capacity': 256, 'prefill_rows': 16}
+  return functools.partial(helpers.make, MODEL, **sizes, prefill_tokens=16)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+  """Records (rows, tokens of a slot read) of the calls of prefill."""
+  calls, prefill = [], loop.prefill
+
+  def spy(*args):
+    calls.append((len(args[3][0]), args[4]))
+    return prefill(*args)
+
+  monkeypatch.setattr(loop, 'prefill', spy)
+  return calls
 
 
 def test_prompts_that_are_fed_at_once_share_their_chunks():

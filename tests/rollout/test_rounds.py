@@ -20,7 +20,7 @@ SPECS = [
 
 @pytest.fixture(scope='module')
 def engine():
-  return toys.engine(CAPACITY)
+  return toys.engine(CAPACITY, width=4)
 
 
 def play(engine, weights, tokens=None, keep_cache=False):
@@ -74,6 +74,7 @@ def test_holding_changes_no_token(engine, tokens, keep_cache):
     np.testing.assert_allclose(
       a.sampler_logprobs, b.sampler_logprobs, atol=2e-4
     )
+    # What is fed again after a hold is no hit, though others have its prompt.
     assert rollout.turns == held.turns and rollout.score == held.score
     # Each turn, or each piece of a turn, has the version of its round.
     first, pieces = 0, []
