@@ -1,12 +1,14 @@
 """Small things that several tests build: a stage, its batches, its step."""
 
 import dataclasses
+import functools
 import os
 import pathlib
 import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from posttrain import schema, sharding
@@ -44,6 +46,17 @@ def run_on_devices(count, *argv):
   )
   assert done.returncode == 0, done.stderr[-2000:]
   return done.stdout
+
+
+@functools.cache
+def _drawn(model, seed):
+  init = jax.jit(functools.partial(transformer.init, cfg=model))
+  return jax.device_get(init(jax.random.key(seed)))
+
+
+def params(model=MODEL, seed=0):
+  """Draws parameters: compiled and computed once per process."""
+  return jax.tree.map(jnp.array, _drawn(model, seed))
 
 
 def stage(prompts=8, micro_batch_tokens=128, row_tokens=64, **options):
@@ -130,8 +143,7 @@ def make(
     **options,
   )
 
-  def fresh():
-    params = init() if init else transformer.init(jax.random.key(0), MODEL)
+  def fresh(params):
     return train_step.init_state(
       params,
       optimizer,
@@ -139,10 +151,11 @@ def make(
       ema_and_snapshots=ema_and_snapshots,
     )
 
+  weights = jax.device_get(init()) if init else _drawn(MODEL, 0)
   places = sharding.shardings(
-    jax.eval_shape(fresh), transformer.SHARDING_RULES, mesh
+    jax.eval_shape(fresh, weights), transformer.SHARDING_RULES, mesh
   )
-  return step, jax.jit(fresh, out_shardings=places)()
+  return step, jax.jit(fresh, out_shardings=places)(weights)
 
 
 def worst(a, b):

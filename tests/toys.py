@@ -1,12 +1,9 @@
 """A toy environment and all that a pipeline needs to play it."""
 
-import jax
-
 from posttrain import algorithms, main, schema, scoring, types
 from posttrain.data import sources
 from posttrain.decode import engines
 from posttrain.envs import base, registry
-from posttrain.models import transformer
 from posttrain.pipeline import environments
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import (
@@ -126,7 +123,7 @@ def stop_at(monkeypatch, last, stage=None):
 
 def params(seed=0):
   """Of the tiny model, made to end some of its turns early."""
-  made = transformer.init(jax.random.key(seed), fixtures.MODEL)
+  made = fixtures.params(seed=seed)
   table = made['embed']['table']
   eos = fixtures.RENDERER.tokenizer.eos_id
   made['embed']['table'] = table.at[eos].multiply(4)

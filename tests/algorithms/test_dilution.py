@@ -9,7 +9,6 @@ import pytest
 from posttrain import algorithms, schema
 from posttrain.algorithms import streams
 from posttrain.data import packing
-from posttrain.models import transformer
 from posttrain.training import objectives
 from posttrain.training import step as train_step
 from tests import fixtures
@@ -37,7 +36,7 @@ def make_samples(cfg, offset=0):
 def gradient():
   """Returns a function: samples -> gradient of the tiny model."""
   objective = objectives.TokenComponents(fixtures.MODEL, ('e',))
-  params = transformer.init(jax.random.key(0), fixtures.MODEL)
+  params = fixtures.params()
   run = jax.jit(lambda batch: train_step.accumulate(objective, params, batch))
 
   def gradient_of(samples):

@@ -16,7 +16,7 @@ from tests import fixtures
 
 CFG = schema.Lora(rank=4, alpha=8.0)
 MODEL = dataclasses.replace(fixtures.MODEL, layers=2, qkv_bias=True)
-PARAMS = transformer.init(jax.random.key(0), MODEL)
+PARAMS = fixtures.params(MODEL)
 BASE = lora.Base(PARAMS, lora.scale(CFG))
 ROWS = (
   np.arange(40, dtype=np.int32).reshape(2, 20) * 7 % 256,

@@ -20,7 +20,7 @@ ROWS, T = 2, 32
 
 
 def params(seed):
-  return transformer.init(jax.random.key(seed), fixtures.MODEL)
+  return fixtures.params(seed=seed)
 
 
 def make(load, **options):

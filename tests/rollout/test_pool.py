@@ -3,13 +3,11 @@
 import threading
 import time
 
-import jax
 import numpy as np
 import pytest
 
 from posttrain import schema
 from posttrain.decode import engines
-from posttrain.models import transformer
 from posttrain.rollout import episodes
 from tests import fixtures
 from tests.rollout import fakes
@@ -35,7 +33,7 @@ class Slow(fakes.Recall):
 @pytest.fixture(scope='module')
 def params():
   """The tiny model with a higher probability of eos."""
-  params = transformer.init(jax.random.key(0), fixtures.MODEL)
+  params = fixtures.params()
   table = params['embed']['table']
   params['embed']['table'] = table.at[EOS].multiply(4)
   return params

@@ -10,13 +10,12 @@ import pytest
 
 from posttrain import schema, scoring, sharding, types
 from posttrain.losses import combine
-from posttrain.models import transformer
 from posttrain.training import arrays, objectives, optim
 from posttrain.training import step as train_step
 from tests import fixtures
 
 ENVS = ('a', 'b')
-PARAMS = jax.jit(lambda: transformer.init(jax.random.key(0), fixtures.MODEL))()
+PARAMS = fixtures.params()
 
 
 def _batch(seed=0, micro_batches=2, rows=2, tokens=16):

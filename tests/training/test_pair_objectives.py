@@ -17,7 +17,7 @@ from posttrain.training import pair_objectives
 from posttrain.training import step as train_step
 from tests import fixtures
 
-PARAMS = jax.jit(lambda: transformer.init(jax.random.key(0), fixtures.MODEL))()
+PARAMS = fixtures.params()
 LOSSES = (
   schema.Sigmoid(beta=0.3, label_smoothing=0.1),
   schema.SigmoidNorm(),

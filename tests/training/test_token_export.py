@@ -10,7 +10,6 @@ import pytest
 
 from posttrain import compilation, schema, scoring, sharding
 from posttrain import types as host
-from posttrain.models import transformer
 from posttrain.stage import job
 from posttrain.training import token_export
 from posttrain.util import watchdog
@@ -51,7 +50,7 @@ def _batch():
 
 @pytest.fixture(scope='module')
 def params():
-  return transformer.init(jax.random.key(0), fixtures.MODEL)
+  return fixtures.params()
 
 
 @pytest.fixture(scope='module')

@@ -16,7 +16,6 @@ from tests import fixtures
 
 ENVS = ('a', 'b')
 MODEL = dataclasses.replace(fixtures.MODEL, layers=2, embed_dim=32, mlp_dim=48)
-PARAMS = transformer.init(jax.random.key(0), MODEL)
 LOSSES = {
   'gspo': schema.Gspo(aggregation='sequence', entropy_coef=0.1),
   'dppo': schema.Dppo(sampler_is_mode='sequence_truncate', off_policy_mask=0.1),
@@ -118,12 +117,13 @@ def test_a_tree_trains_as_whole_samples_do(name):
   objective = objectives.TokenComponents(
     MODEL, ENVS, schema.Loss(rl=LOSSES[name])
   )
-  samples, rows, params, base = _samples(), 128, PARAMS, None
+  samples, rows, base = _samples(), 128, None
+  params = weights = fixtures.params(MODEL)
   if name == 'dppo':
     rows, options = 32, schema.Lora(rank=4)
-    params = lora.init(jax.random.key(1), options, PARAMS)
+    params = lora.init(jax.random.key(1), options, weights)
     params = jax.tree.map(lambda x: x + 0.01, params)
-    base = lora.Base(PARAMS, lora.scale(options))
+    base = lora.Base(weights, lora.scale(options))
   whole, trees = _pack(samples, False, 128), _pack(samples, True, rows)
   tokens = [int((x.segment_ids > 0).sum()) for x in (whole, trees)]
   assert tokens[1] < tokens[0] - 30
@@ -147,7 +147,7 @@ def test_answers_share_the_prompt_of_their_pair(kind):
     answers = [_sample(rng, prompt, n) for n in (4, 6)]
     pairs.append(types.Pair(*answers, np.float32(rng.normal(-25, 3, 2))))
   pairs.append(dataclasses.replace(pairs[0], rejected=None))
-  params = PARAMS
+  params = fixtures.params(MODEL)
   if kind == 'ranking':
     loss = schema.Loss(ranking=schema.Ranking(lm_coef=0.1))
     objective = pair_objectives.Ranking(MODEL, (), loss)
