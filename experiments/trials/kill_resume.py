@@ -1,7 +1,7 @@
 """Runs of SFT and another stage, killed many times, against an undisturbed one.
 
     python -m experiments.trials.kill_resume --kills=20 --seed=0
-        [--stage=grpo|dpo|rm] [--set=grpo.eval.every=2 ...]
+        [--stage=grpo|dpo|rm|sql] [--set=grpo.eval.every=2 ...]
 
 1. A run goes to its end undisturbed, with an empty compilation cache.
 2. The same run is started again and again, and killed (SIGKILL) in a phase, a
@@ -36,10 +36,11 @@ from experiments.trials import base
 TIMED = '^time/|^memory/|^rewards/.*/seconds/'
 # Phase -> largest delay of the kill after the phase begins, in seconds.
 DELAYS = {'rollout': 0.01, 'update': 0.005, 'save': 0.08, 'eval': 0.02}
-RECIPES = {  # second stage, the one with the phase 'rollout' -> its recipe
-  'grpo': 'arithmetic',
-  'dpo': 'arithmetic_dpo',
-  'rm': 'arithmetic_reward_model',
+RECIPES = {  # --stage -> (recipe, second stage, that of the phase 'rollout')
+  'grpo': ('arithmetic', 'grpo'),
+  'dpo': ('arithmetic_dpo', 'dpo'),
+  'rm': ('arithmetic_reward_model', 'rm'),
+  'sql': ('sql', 'grpo'),
 }
 # Easy questions: a tiny model soon answers some of them, and rewards differ
 # within nearly every group.
@@ -52,7 +53,7 @@ TASKS = {
 }
 
 
-def setting(stage: str) -> dict:
+def setting(recipe: str, stage: str) -> dict:
   """Returns the overrides of a recipe's options, by key.
 
   There are fewer slots than episodes, so that some wait and the engine decodes
@@ -67,6 +68,8 @@ def setting(stage: str) -> dict:
     f'{stage}.rollout.slots': 8,
     f'{stage}.rollout.chunk': 4,
   }
+  if recipe == 'sql':
+    return result
   if stage == 'grpo':
     result['grpo.envs.arithmetic.sampler.max_tokens'] = 16
   for name in ('sft', stage):
@@ -118,11 +121,12 @@ def differences(truth: dict, other: dict) -> list[str]:
 
 def start(args, scratch: pathlib.Path, name: str, **fault) -> subprocess.Popen:
   """Starts the run in a folder, under `doomed` if a fault is given."""
-  options = [f'{key}={value}' for key, value in setting(args.stage).items()]
+  recipe, stage = RECIPES[args.stage]
+  options = [f'{key}={value}' for key, value in setting(recipe, stage).items()]
   return base.start(
     'experiments.trials.doomed' if fault else base.MAIN,
     *([json.dumps(fault)] if fault else []),
-    f'--config=configs/{RECIPES[args.stage]}.py:tiny',
+    f'--config=configs/{recipe}.py:tiny',
     f'--workdir={scratch / name}',
     f'--config.compilation_cache={scratch / "compiled"}',
     *(f'--config.{option}' for option in [*options, *args.set]),

@@ -9,28 +9,13 @@ divides by the number of pairs or answers. The types with suffix `_norm` are the
 same functions of h / |y|, with |y| the number of the answer's tokens. `ranking`
 is the loss of a reward model, of its rewards instead of h.
 
-Axes: T tokens of a row; else any, one entry per pair or answer.
+Axes: any, one entry per pair or answer.
 """
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-
-
-def seq_logprob(logprobs: jax.Array, mask: jax.Array) -> jax.Array:
-  """Returns the log probability of an answer.
-
-      sum_t log pi(y_t)    where mask_t
-
-  Args:
-    logprobs: f32[..., T], nats; any value off the mask, also inf or NaN.
-    mask: bool[..., T], the answer's tokens.
-
-  Returns:
-    f32[...], nats; 0 for an answer without tokens.
-  """
-  return jnp.sum(jnp.where(mask, logprobs, 0.0), axis=-1)
 
 
 def sigmoid(

@@ -33,7 +33,7 @@ def totals(values: jax.Array, segment_ids: jax.Array) -> jax.Array:
     same, right = _neighbour(sums, segment_ids, -(1 << step))
     return jnp.where(same, right, sums)
 
-  return _double(bring, running(values, segment_ids))
+  return _double(bring, running(jax.lax.stop_gradient(values), segment_ids))
 
 
 def firsts(member: jax.Array, segment_ids: jax.Array) -> jax.Array:
@@ -50,7 +50,7 @@ def running(values: jax.Array, segment_ids: jax.Array) -> jax.Array:
     return sums + jnp.where(same, left, 0.0)
 
   dtype = jnp.promote_types(values.dtype, jnp.float32)
-  return _double(add, jax.lax.stop_gradient(values).astype(dtype))
+  return _double(add, values.astype(dtype))
 
 
 def _double(body, values):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from posttrain import schema, scoring, types
-from posttrain.losses import combine, preference
+from posttrain.losses import combine, preference, segments
 from posttrain.models import transformer
 from posttrain.training import arrays
 
@@ -121,10 +121,9 @@ class Preference(arrays.Objective):
       micro.parents,
       micro.ends,
     )
-    mask = _answer_mask(micro) & micro.mask[:, None, None]
-    logps = preference.seq_logprob(logprobs[:, None, None], mask)
+    logps, lengths = _sums(logprobs, micro)
     log_ratio = jnp.where(micro.present, logps - micro.ref_logprobs, 0.0)
-    return logps, log_ratio, jnp.maximum(jnp.sum(mask, axis=-1), 1)
+    return logps, log_ratio, lengths
 
 
 class Ranking(arrays.Objective):
@@ -170,12 +169,7 @@ class Ranking(arrays.Objective):
     """Computes the rewards of both answers of every pair in one forward."""
     rows = micro.ids, micro.positions, micro.segment_ids
     hidden, _ = transformer.trunk(params, self._model, *rows, ends=micro.ends)
-    answers = _answer_mask(micro) & micro.mask[:, None, None]
-    places = jnp.arange(micro.ids.shape[-1])[None, None, None]
-    ends = jnp.max(jnp.where(answers, places, 0), axis=-1)
-    values = transformer.rewards(params, hidden)
-    rewards = jnp.take_along_axis(values[:, None, None], ends[..., None], -1)
-    rewards = rewards[..., 0]
+    rewards = _at_ends(transformer.rewards(params, hidden), micro)
     terms = preference.ranking(
       rewards[..., 0], rewards[..., 1], margins=micro.margins, **self._options
     )
@@ -190,19 +184,37 @@ class Ranking(arrays.Objective):
         jnp.ones(micro.ids.shape, jnp.float32),
         micro.parents,
       )
-      chosen = answers[..., 0, :]
-      nll = -preference.seq_logprob(logprobs[:, None], chosen)
-      nll /= jnp.maximum(jnp.sum(chosen, axis=-1), 1)
+      logps, lengths = _sums(logprobs, micro)
+      nll = (-logps / lengths)[..., 0]
       parts['lm'] = jnp.where(both, self._lm_coef * nll, 0.0), {}
     loss, metrics = combine.total(parts, dict.fromkeys(parts, micro.pairs))
     return loss, {**metrics, **_reward_metrics(rewards, micro.present)}
 
 
-def _answer_mask(micro: arrays.AnyBatch) -> jax.Array:
-  """Returns bool[B, K, 2, T]: tokens of each answer, with its own prompt."""
-  pairs = micro.present.shape[-2]
-  segments = jnp.arange(1, 2 * pairs + 1).reshape(1, pairs, 2, 1)
-  return micro.segment_ids[:, None, None] == segments
+def _at_ends(values: jax.Array, micro: arrays.AnyBatch) -> jax.Array:
+  """Returns values [B, T] at the last token of each answer, f32[B, K, 2]."""
+  pairs, tokens = micro.present.shape[-2], micro.ids.shape[-1]
+  numbers = jnp.arange(1, 2 * pairs + 1).reshape(1, pairs, 2, 1)
+  answers = jnp.where(micro.mask, micro.segment_ids, 0)[:, None, None]
+  places = jnp.where(answers == numbers, jnp.arange(tokens), 0)
+  ends = jnp.max(places, axis=-1, keepdims=True)
+  return jnp.take_along_axis(values[:, None, None], ends, axis=-1)[..., 0]
+
+
+def _sums(
+  logprobs: jax.Array, micro: arrays.AnyBatch
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the logprob of each answer and its tokens, f32[B, K, 2] each.
+
+  Sums over an axis of answers would hold all tokens for each of them.
+  """
+  logps, lengths = (
+    _at_ends(
+      segments.running(jnp.where(micro.mask, x, 0.0), micro.segment_ids), micro
+    )
+    for x in (logprobs, 1.0)
+  )
+  return logps, jnp.maximum(lengths, 1)
 
 
 def _reward_metrics(rewards: jax.Array, present: jax.Array) -> combine.Metrics:

@@ -127,6 +127,14 @@ def test_the_cut_does_not_matter(kind):
       )
 
 
+@pytest.mark.parametrize('kind', [schema.Sigmoid(), 'ranking'], ids=_name)
+def test_no_number_is_held_per_answer_and_token(kind):
+  batch = jax.tree.map(lambda x: x[0] if x.ndim else x, _pack(_choices()))
+  shapes = jax.make_jaxpr(jax.grad(lambda p: _objective(kind)(p, batch)[0]))
+  text = str(shapes(_params(kind)))
+  assert 'f32[2,2,2]' in text and 'f32[2,2,2,32]' not in text
+
+
 def _logprobs(samples):
   """Log probability of each answer, one forward each."""
   made = scoring.Scorer(fixtures.MODEL, 1, 32)
