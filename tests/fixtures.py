@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posttrain import schema, sharding
+from posttrain import schema, sharding, tree
 from posttrain.chat import rendering
 from posttrain.envs import registry
 from posttrain.models import transformer
@@ -49,14 +49,21 @@ def run_on_devices(count, *argv):
 
 
 @functools.cache
-def _drawn(model, seed):
-  init = jax.jit(functools.partial(transformer.init, cfg=model))
-  return jax.device_get(init(jax.random.key(seed)))
+def _drawn(model, seed, scale):
+  rng = np.random.default_rng(seed)
+  init = functools.partial(transformer.init, cfg=model)
+
+  def draw(path, x):
+    if path.endswith('scale'):
+      return np.full(x.shape, scale, x.dtype)
+    return 0.15 * rng.standard_normal(x.shape, x.dtype)
+
+  return tree.map_with_path(draw, jax.eval_shape(init, jax.random.key(0)))
 
 
-def params(model=MODEL, seed=0):
-  """Draws parameters: compiled and computed once per process."""
-  return jax.tree.map(jnp.array, _drawn(model, seed))
+def params(model=MODEL, seed=0, scale=1.0):
+  """Draws parameters by numpy; compiling `init` takes longer."""
+  return jax.tree.map(jnp.array, _drawn(model, seed, scale))
 
 
 def stage(prompts=8, micro_batch_tokens=128, row_tokens=64, **options):
@@ -151,7 +158,7 @@ def make(
       ema_and_snapshots=ema_and_snapshots,
     )
 
-  weights = jax.device_get(init()) if init else _drawn(MODEL, 0)
+  weights = jax.device_get(init() if init else params())
   places = sharding.shardings(
     jax.eval_shape(fresh, weights), transformer.SHARDING_RULES, mesh
   )

@@ -6,13 +6,11 @@ tests: the shapes are `make()`, `SMALL` and `WIDE`.
 
 import functools
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from posttrain import schema, tree
+from posttrain import schema
 from posttrain.decode import engines, requests
-from posttrain.models import transformer
+from tests import fixtures
 
 MODEL = schema.Model(
   vocab_size=264,
@@ -33,22 +31,12 @@ GREEDY = requests.Sampling(temperature=0.0)
 
 @functools.cache
 def params(model=MODEL, seed=0):
-  """Returns parameters drawn by numpy; compiling `init` takes longer.
+  """Returns parameters whose scale spreads the logits.
 
-  The scale spreads the logits: with the default one the distribution is nearly
-  uniform, and the argmax depends on rounding.
+  With the default one the distribution is nearly uniform, and the argmax
+  depends on rounding.
   """
-  rng = np.random.default_rng(seed)
-  like = jax.eval_shape(
-    functools.partial(transformer.init, cfg=model), jax.random.key(0)
-  )
-
-  def draw(path, x):
-    if path.endswith('scale'):
-      return jnp.asarray(np.full(x.shape, 1.5, x.dtype))
-    return jnp.asarray(0.15 * rng.standard_normal(x.shape, x.dtype))
-
-  return tree.map_with_path(draw, like)
+  return fixtures.params(model, seed, scale=1.5)
 
 
 def make(model=MODEL, slots=8, capacity=WIDTH, **options):

@@ -16,11 +16,12 @@ from posttrain.decode import engines, requests
 from posttrain.models import transformer
 from posttrain.training import objectives
 from tests import fixtures, toys
+from tests.decode import helpers
 
 STEPS = 2  # the second batch is sampled by the updated weights
 WIDE = schema.Model(  # its kv heads divide over four devices, not over eight
   vocab_size=128,
-  layers=2,
+  layers=1,
   embed_dim=32,
   heads=8,
   kv_heads=4,
@@ -44,7 +45,7 @@ def _wide_completions(sizes):
   """Completes prompts with a vocabulary that `tensor` splits."""
   devices = jax.devices()[: math.prod(sizes)]
   mesh = sharding.make_mesh(schema.Mesh(*sizes), devices)
-  params = transformer.init(jax.random.key(0), WIDE)
+  params = helpers.params(WIDE)
   places = sharding.shardings(params, transformer.SHARDING_RULES, mesh)
   options = engines.Options(
     slots=4, capacity=32, prefill_rows=4, prefill_tokens=8

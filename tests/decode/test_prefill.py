@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import re
 
 import jax
@@ -50,13 +51,9 @@ def prompt(size, seed=0):
 
 def shapes(capacity):
   """Returns (view, state) as shapes, of 8 slots."""
-  params = jax.eval_shape(
-    lambda: transformer.init(jax.random.key(0), helpers.MODEL)
-  )
-  view = jax.eval_shape(lambda p: loop.view(p, helpers.MODEL, None), params)
-  state = jax.eval_shape(
-    lambda: loop.fit(None, helpers.MODEL, 8, capacity, None)
-  )
+  params = jax.eval_shape(lambda: transformer.init(jax.random.key(0), MODEL))
+  view = jax.eval_shape(lambda p: loop.view(p, MODEL, None), params)
+  state = jax.eval_shape(lambda: loop.fit(None, MODEL, 8, capacity, None))
   return view, state
 
 
@@ -64,14 +61,13 @@ def ints(*shape):
   return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
+@functools.cache
 def compiled(capacity):
   """Returns prefill of 4 rows and 128 tokens, and the copy, compiled."""
   view, state = shapes(capacity)
   rows = (ints(4, 32), ints(4), ints(4), ints(4))
   return (
-    loop.prefill.lower(
-      view, helpers.MODEL, state, rows, 128, 4, None
-    ).compile(),
+    loop.prefill.lower(view, MODEL, state, rows, 128, 4, None).compile(),
     loop.share.lower(state, ints(8), ints(8), ints(), 128, None).compile(),
   )
 

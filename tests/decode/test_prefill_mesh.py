@@ -25,7 +25,7 @@ COLLECTIVES = r'all-(?:gather|reduce|to-all)|collective-permute|reduce-scatter'
 
 def engine(mesh):
   options = engines.Options(
-    slots=SLOTS, capacity=256, chunk=4, prefill_rows=16, prefill_tokens=64
+    slots=SLOTS, capacity=128, chunk=4, prefill_rows=16, prefill_tokens=64
   )
   return engines.Engine(MODEL, options, mesh)
 
@@ -33,7 +33,7 @@ def engine(mesh):
 def completions(mesh):
   """Completes groups, some larger than a device's slots, and extensions."""
   rng = np.random.default_rng(0)
-  sizes = ((5, 3), (150, 6), (1, 1), (70, 2), (30, 9), (64, 4), (200, 1))
+  sizes = ((5, 3), (100, 2), (1, 1), (70, 2), (30, 9), (64, 4), (90, 1))
   batch = [
     requests.Request(
       100 * i + j,

@@ -267,8 +267,6 @@ def test_every_key_is_read(tmp_path, monkeypatch):
           patience=9,
         ),
       ),
-      'dpo': on_pairs,
-      'rm': dataclasses.replace(on_pairs, kind='ranking', eval=schema.Eval()),
     }
   )
   model = dataclasses.replace(
@@ -297,7 +295,9 @@ def test_every_key_is_read(tmp_path, monkeypatch):
     pairs=schema.MadePairs(eval_fraction=0.2),
     envs={'sums': _arithmetic()},
   )
-  pair_data.PairData(from_answers, {}, fixtures.RENDERER, 0).split(made)
+  data = pair_data.PairData(from_answers, {}, fixtures.RENDERER, 0)
+  pair_data.PairPipeline(data, data.split(made))
+  objectives.TYPES['ranking'](run.model, (), schema.Loss())
   for kind in typing.get_args(schema.PreferenceLoss):
     loss = schema.Loss(preference=kind())
     objectives.TYPES['preference'](run.model, (), loss)

@@ -201,15 +201,17 @@ def test_the_cadence_of_a_stage_that_selects_stays():
 
 def test_a_stage_on_pairs_is_selected_by_half_of_those_held_out(tmp_path):
   """And a reward model by nothing else."""
-  overrides = [
-    ('rm.eval.best', 'eval/pairs/rewards/accuracies'),
-    ('rm.eval.every', '3'),
-    ('rm.pairs.eval_fraction', '0.5'),
-    ('compilation_cache', 'None'),
-    ('metrics.progress', 'False'),
-  ]
-  run = main.load('configs/arithmetic_reward_model.py:tiny', overrides)
-  main.train(run, str(tmp_path))
+  file = tmp_path / 'pairs.jsonl'
+  row = '{{"prompt": "q{0}", "chosen": "yes", "rejected": "no {0}"}}\n'
+  file.write_text(''.join(map(row.format, range(12))))
+  stage = dataclasses.replace(
+    toys.stage(steps=10),
+    kind='ranking',
+    envs={},
+    pairs=schema.PairFile(path=str(file), eval_fraction=0.5),
+    eval=schema.Eval(every=3, best='eval/pairs/rewards/accuracies'),
+  )
+  main.train(toys.run({'rm': stage}), str(tmp_path))
   rows = writers.read(str(tmp_path / 'metrics.jsonl'))
   rows = [x for x in rows if 'select/best_step' in x]
   values = {x['step']: x['select/pairs/rewards/accuracies'] for x in rows}

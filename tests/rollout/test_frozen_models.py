@@ -128,7 +128,8 @@ def test_names_are_resolved_to_steps(workdir, tmp_path):
 
 def test_a_run_may_begin_with_random_weights(workdir):
   load = loader(workdir, init='random')
-  jax.tree.map(np.testing.assert_allclose, load.init(), params(0))
+  expected = transformer.init(jax.random.key(0), fixtures.MODEL)
+  jax.tree.map(np.testing.assert_allclose, load.init(), expected)
 
 
 def test_changed_weights_are_refused_on_loading(workdir):
