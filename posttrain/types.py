@@ -248,6 +248,7 @@ class Batch:
   # Of rows with trees, see `data.packing`; None = a row holds whole samples.
   parents: Array | None = None  # i32, index in the row of the token before
   ends: Array | None = None  # i32, one past the last token of the subtree
+  copies: Array | None = None  # i32, samples that have the token
 
   @property
   def members(self) -> Array:

@@ -14,10 +14,11 @@
 
 A row with trees holds prefix trees in depth-first order: a sample adds the
 tokens that it does not share with the sample before it, and its path from the
-root is the whole sample. Shared are the tokens before the first one that is in
-the mask or has a weight, in both samples: where ce weights of observations are
-equal, as in ECHO, the samples branch before them, and no weight stands for
-several samples.
+root is the whole sample. Shared are the tokens that no loss reads: those before
+the first one that is in the mask or has a weight, in both samples. Where the
+losses are per token, tokens that train are shared as well if all their streams
+are equal, as where a policy takes the same first steps in episodes of the same
+reward; they count once for each sample that has them, see `Batch.copies`.
 
 Axes: T tokens of a sample, or of a row (`row_tokens`); M micro-batches, B
 rows.
@@ -39,6 +40,18 @@ _PADS = {'temperatures': 1, 'versions': -1, 'env_ids': -1}
 _READERS = {'advantages': 'rl_weights', 'ref_logprobs': 'ref_kl_weights'}
 _PLACES = ('segment_ids', 'positions', 'env_ids')
 _FIELDS = (*types.TOKEN_FIELDS, 'roles', 'is_content')
+# What tokens that train must have in common to be shared, as 32 bits each; the
+# first one differs most between samples that begin alike.
+_STREAMS = {
+  'advantages': np.float32,
+  'mask': np.int32,
+  'env_ids': np.int32,
+  **{
+    name: dtype
+    for name, dtype in types.TOKEN_FIELDS.items()
+    if name not in ('advantages', 'mask', 'ids')
+  },
+}
 
 
 def pack(
@@ -50,7 +63,7 @@ def pack(
   envs: tuple[str, ...],
   pad_id: int = 0,
   longest: int | None = None,
-  trees: bool = False,
+  trees: bool | str = False,
 ) -> tuple[types.Batch, list[types.Sample]]:
   """Packs samples into `[micro_batches, rows, row_tokens]`.
 
@@ -67,7 +80,8 @@ def pack(
     pad_id: token id of the padding after a row's last sample. Its segment is
       0, so that nothing attends to it and no loss reads it.
     longest: the most tokens of a sample, `batch.row_tokens`; None = T.
-    trees: whether samples share the tokens that they begin with.
+    trees: whether samples share the tokens that they begin with: those that no
+      loss reads; 'trained' = those that train alike as well.
 
   Returns:
     The batch, and the samples that fit into no row, in order of arrival.
@@ -86,7 +100,9 @@ def pack(
         'drop or truncate the row'
       )
   tokens = _join(samples)
-  kept, shared = _kept(samples, tokens, trees)
+  env_ids = np.array([envs.index(sample.env) for sample in samples], np.int32)
+  tokens.fields['env_ids'] = env_ids[tokens.sample]
+  kept, shared = _kept(tokens, trees)
   lengths = [len(samples[index]) for index in kept]
   if not isinstance(row_tokens, int):
     row_tokens = row_tokens(lengths, shared)
@@ -95,12 +111,10 @@ def pack(
   )
   sizes = [row_sizes(members, lengths, shared) for members in bins]
   members = [[kept[i] for i in members] for members in bins]
-  is_laid, segments, places = _places(members, sizes, tokens, row_tokens)
-  env_ids = np.array([envs.index(sample.env) for sample in samples], np.int32)
+  segments, is_laid, places = _places(members, sizes, tokens, row_tokens)
   fields = tokens.fields | {
     'segment_ids': segments,
     'positions': tokens.position,
-    'env_ids': env_ids[tokens.sample],
   }
   dtypes = {**types.TOKEN_FIELDS, **dict.fromkeys(_PLACES, np.int32)}
   shape = micro_batches, rows, row_tokens
@@ -110,15 +124,15 @@ def pack(
     arrays[name] = np.full(shape, pad, dtype)
     arrays[name].reshape(-1)[places] = fields[name][is_laid]
   if trees:
-    arrays['parents'], arrays['ends'] = np.zeros((2, *shape), np.int32)
+    links = np.zeros((3, *shape), np.int32)
+    arrays |= zip(('parents', 'ends', 'copies'), links, strict=True)
     for row, row_lengths in enumerate(sizes):
-      place = divmod(row, rows)
-      link(row_lengths, arrays['parents'][place], arrays['ends'][place])
+      link(row_lengths, *links[:, *divmod(row, rows)])
   counts = {
-    f'{name}_count': np.count_nonzero(arrays[f'{name}_weights'])
+    f'{name}_count': np.count_nonzero(fields[f'{name}_weights'][segments > 0])
     for name in types.COMPONENTS
   }
-  trained = tokens.sample[is_laid & (fields['rl_weights'] != 0)]
+  trained = tokens.sample[(segments > 0) & (fields['rl_weights'] != 0)]
   counts['rl_sequences'] = np.count_nonzero(np.bincount(trained))
   batch = types.Batch(
     **arrays,
@@ -173,9 +187,7 @@ def _join(samples: Sequence[types.Sample]) -> _Tokens:
   return _Tokens(lengths, owner, position, fields, is_member)
 
 
-def _kept(
-  samples: Sequence[types.Sample], tokens: _Tokens, trees: bool
-) -> tuple[list[int], list[int]]:
+def _kept(tokens: _Tokens, trees: bool | str) -> tuple[list[int], list[int]]:
   """Returns the samples with a member, and the tokens that they share.
 
   Returns:
@@ -185,14 +197,21 @@ def _kept(
   kept = np.flatnonzero(np.bincount(tokens.sample[tokens.is_member])).tolist()
   if not (trees and kept):
     return kept, [0] * len(kept)
-  # Per sample, the tokens before the first that trains, or may.
   trains = tokens.is_member | (tokens.fields['mask'] != 0)
-  before = np.where(trains, tokens.position, len(trains))
   starts = np.cumsum(tokens.lengths) - tokens.lengths
-  before = np.minimum.reduceat(before, starts)
+  columns = [tokens.fields['ids']]
+  if trees == 'trained':
+    for name, dtype in _STREAMS.items():
+      values = np.where(trains, tokens.fields[name], 0).astype(dtype)
+      columns.append(values.view(np.int32))
+    # The last token is the sample's own: each has a segment.
+    most = tokens.lengths - 1
+  else:  # the tokens before the first that trains, or may
+    most = np.where(trains, tokens.position, len(trains))
+    most = np.minimum.reduceat(most, starts)
+  keys = np.stack(columns, axis=-1)
   order, shared = by_prefix(
-    [samples[index].ids[: before[index]] for index in kept],
-    [len(samples[index]) for index in kept],
+    [keys[starts[i] :][: most[i]] for i in kept], tokens.lengths[kept].tolist()
   )
   return [kept[i] for i in order], shared
 
@@ -212,8 +231,9 @@ def _places(
     row_tokens: T.
 
   Returns:
-    (whether a token is laid: its sample is, and does not share it, bool[N];
-    segments, i32[N]; places of the laid tokens among those of all rows, i64).
+    (the segment of each token's sample, i32[N], 0 = not in a row; whether it is
+    laid: its sample is, and does not share it, bool[N]; places of the laid
+    tokens among those of all rows, i64).
   """
   count = len(tokens.lengths)
   # Per sample: the place of its token 0, if all were laid before the first one
@@ -231,7 +251,7 @@ def _places(
   first = first[tokens.sample]
   is_laid = (first >= 0) & (tokens.position >= shared[tokens.sample])
   places = (first + tokens.position)[is_laid]
-  return is_laid, segment[tokens.sample], places
+  return segment[tokens.sample], is_laid, places
 
 
 def by_prefix(
@@ -242,7 +262,8 @@ def by_prefix(
   It is the depth-first order of the prefixes' tree.
 
   Args:
-    prefixes: the tokens of each sample that others may share, int[n, ...].
+    prefixes: the tokens of each sample that others may share, int[n, C]; the
+      order is by the first two of what tokens must have in common.
     lengths: the samples' lengths.
 
   Returns:
@@ -251,7 +272,8 @@ def by_prefix(
     the shorter sample).
   """
   order = sorted(
-    range(len(prefixes)), key=lambda i: prefixes[i].astype('>i8').tobytes()
+    range(len(prefixes)),
+    key=lambda i: prefixes[i][:, :2].astype('>i4').tobytes(),
   )
   shared = [0] * len(order)
   for i, (a, b) in enumerate(itertools.pairwise(order), 1):
@@ -294,19 +316,24 @@ def paths(sizes: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
 
 
 def link(
-  sizes: Sequence[tuple[int, int]], parents: np.ndarray, ends: np.ndarray
+  sizes: Sequence[tuple[int, int]],
+  parents: np.ndarray,
+  ends: np.ndarray,
+  copies: np.ndarray | None = None,
 ) -> None:
   """Writes the trees of a row, see `types.Batch`.
 
   Args:
     sizes: see `row_sizes`.
-    parents, ends: i32[T], zeros.
+    parents, ends, copies: i32[T], zeros.
   """
   end = 0
   for (length, common), path in zip(sizes, paths(sizes), strict=True):
     end += length - common
     parents[path[1:]] = path[:-1]
     ends[path] = end  # samples that share a token follow one another
+    if copies is not None:
+      copies[path] += 1
 
 
 def first_fit(

@@ -1,9 +1,9 @@
 """The sum of the loss components, and the arithmetic of metrics.
 
-A metric is a pair (sum, count). Pairs of micro-batches (or devices) add, entry
-by entry; afterwards the metric's value is `sum / max(count, 1)`, see `means`.
-A count of 0 marks a plain sum, which is not divided. A maximum is a `Max`
-instead of a pair; see `merge`.
+A metric is a pair (sum, count), or arrays of them, which `sums` adds up. Pairs
+of micro-batches (or devices) add, entry by entry; afterwards the metric's value
+is `sum / max(count, 1)`, see `means`. A count of 0 marks a plain sum, which is
+not divided. A maximum is a `Max` instead of a pair; see `merge`.
 """
 
 from collections.abc import Mapping
@@ -25,12 +25,29 @@ Metrics = dict[str, tuple[jax.Array, jax.Array] | Max]
 def pair(values: jax.Array, where: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Returns the metric mean(values[where]); other values may be inf or NaN."""
   values = jnp.where(where, jax.lax.stop_gradient(values), 0.0)
-  return jnp.sum(values), jnp.sum(where, dtype=jnp.float32)
+  return values, jnp.astype(where, jnp.float32)
 
 
 def largest(values: jax.Array, where: jax.Array | bool) -> Max:
   """Returns the metric max(values[where]) of values >= 0; 0 if all False."""
   return Max(jnp.max(jnp.where(where, jax.lax.stop_gradient(values), 0.0)))
+
+
+def sums(metrics: Metrics, copies: jax.Array | None = None) -> Metrics:
+  """Adds up the arrays of pairs.
+
+  Args:
+    metrics: pairs of arrays, or of numbers, which are sums already.
+    copies: i32[...], how often each entry of an array counts; None = once.
+  """
+
+  def total(x):
+    return jnp.sum(x if copies is None or not x.ndim else x * copies)
+
+  return {
+    name: x if isinstance(x, Max) else (total(x[0]), total(x[1]))
+    for name, x in metrics.items()
+  }
 
 
 def merge(a: Metrics, b: Metrics) -> Metrics:
@@ -116,5 +133,5 @@ def means(metrics: Metrics) -> dict[str, jax.Array]:
   """Turns merged metrics into values, f32[]; an empty mean is 0."""
   return {
     name: x.value if isinstance(x, Max) else x[0] / jnp.maximum(x[1], 1.0)
-    for name, x in metrics.items()
+    for name, x in sums(metrics).items()
   }

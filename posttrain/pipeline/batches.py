@@ -267,14 +267,13 @@ def metrics(batch: Batch) -> dict[str, float]:
   segments = batch.segment_ids[:count]
   tokens = int((segments > 0).sum())
   _, rows, row_tokens = batch.ids.shape
-  shared = {}
-  if batch.ends is not None:  # the depths at which samples begin
-    begins = np.diff(segments, prepend=0) > 0
-    depths = batch.positions[:count][begins]
-    shared['batch/shared_tokens'] = int(depths.sum())
+  mask, shared = batch.mask[:count], {}
+  if batch.copies is not None:
+    mask = mask * batch.copies[:count]
+    shared['batch/shared_tokens'] = int(batch.copies[:count].sum()) - tokens
   return shared | {
     'batch/tokens': tokens,
-    'batch/completion_tokens': int(batch.mask[:count].sum()),
+    'batch/completion_tokens': int(mask.sum()),
     'batch/micro_batches': count,
     'batch/fill': tokens / max(count * rows * row_tokens, 1),
   }

@@ -478,7 +478,10 @@ class Packer:
   def __init__(self, stage: schema.Stage, pad_id: int):
     self._envs, self._pad_id = tuple(stage.envs), pad_id
     self._micro_batches, self._rows, _ = shape(stage)
-    self._longest, self._trees = stage.batch.row_tokens, bool(stage.batch.trees)
+    self._longest = stage.batch.row_tokens
+    self._trees: bool | str = bool(stage.batch.trees)
+    if self._trees and stage.loss.rl.is_per_token:
+      self._trees = 'trained'
     self.widths = batches.widths(stage, self._micro_batches)
 
   def __call__(self, samples: Sequence[types.Sample]) -> types.Batch:

@@ -100,6 +100,7 @@ SAMPLER_IS_MODES = (
 class _Rl(bounds.Options):
   """Options of every type of the rl component. Abstract."""
 
+  type: str
   # Mean of the loss: 'token' (over all member tokens of the batch), 'sequence'
   # (over samples, of the mean over each sample's tokens) or 'constant' (over
   # samples, of the sum over each sample's tokens divided by `constant_tokens`).
@@ -145,6 +146,16 @@ class _Rl(bounds.Options):
       'constant_tokens',
       "be > 0 where aggregation is 'constant'",
       self.constant_tokens,
+    )
+
+  @property
+  def is_per_token(self) -> bool:
+    """Whether a token's loss depends on no other token of its sample."""
+    return (
+      self.type in ('dppo', 'ipo', 'clip', 'cispo')
+      and self.aggregation != 'sequence'
+      and self.sampler_is_mode == 'none'
+      and self.off_policy_mask is None
     )
 
 

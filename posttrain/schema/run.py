@@ -172,12 +172,13 @@ class Batch(bounds.Options):
   # micro_batch_tokens is None; and with trees below 100M parameters.
   fit: bool | None = None
   # Samples that begin with the same tokens, as those of a group and the answers
-  # of a pair do, share the ones that no loss reads: a row is a prefix tree, in
-  # training and scoring, and the numbers of every token are the same to
-  # rounding. Rows are joined to one per device. None = for pairs, except with
-  # kto; and where a policy or a frozen model samples groups of several, of
-  # which the prompt may have an eighth of row_tokens or more; never with
-  # model.attention=cudnn, which attends in rows of whole samples.
+  # of a pair do, share the ones that no loss reads, and those that train alike:
+  # a row is a prefix tree, in training and scoring, and the numbers of every
+  # token are the same to rounding. Rows are joined to one per device. None =
+  # for pairs, except with kto; and where a policy or a frozen model samples
+  # groups of several, of which the prompt may have an eighth of row_tokens or
+  # more; never with model.attention=cudnn, which attends in rows of whole
+  # samples.
   trees: bool | None = None
   # How often devices add up their gradients: at every 'micro_batch', each layer
   # gathered over the mesh's fsdp axis as it is needed; or once per 'update',

@@ -37,8 +37,8 @@ from posttrain.training import objectives
 Mesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
 # Bytes per token of `types.Batch`: ten arrays of the sample, three of packing;
-# and two of trees.
-BATCH_TOKEN_BYTES, TREE_BYTES = 12 * 4 + 1, 2 * 4
+# and three of trees.
+BATCH_TOKEN_BYTES, TREE_BYTES = 12 * 4 + 1, 3 * 4
 # Copies of an MLP's activations that one layer's backward pass, and a forward
 # pass without one, hold at a time, with everything else that has no name here.
 # Fitted to programs that jax 0.10.2 compiled for H100. The planned bytes of a

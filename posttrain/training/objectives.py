@@ -100,6 +100,11 @@ class TokenComponents(arrays.Objective):
   ) -> tuple[jax.Array, combine.Metrics]:
     logprobs, entropy = self._score(params, micro)
     components = self._components(micro, logprobs, entropy)
+    if micro.copies is not None:
+      components = {
+        name: (terms * micro.copies, metrics)
+        for name, (terms, metrics) in components.items()
+      }
     counts = {
       'rl': rl.denominator(
         micro.rl_count,
@@ -113,11 +118,9 @@ class TokenComponents(arrays.Objective):
     loss, metrics = combine.total(components, counts)
     if len(self._envs) > 1:
       metrics |= self._per_env(micro, components, counts)
-    return loss, {
-      **metrics,
-      **self._diagnostics(micro, logprobs, entropy),
-      **_mismatch(micro, logprobs, self._rl.max_log_ratio),
-    }
+    metrics |= self._diagnostics(micro, logprobs, entropy)
+    metrics |= _mismatch(micro, logprobs, self._rl.max_log_ratio)
+    return loss, combine.sums(metrics, micro.copies)
 
   def _score(
     self, params: arrays.Params, micro: arrays.AnyBatch
@@ -166,10 +169,8 @@ class TokenComponents(arrays.Objective):
     for component in types.COMPONENTS:
       member = getattr(micro, f'{component}_weights') != 0
       for name, here in groups.items():
-        metrics[f'tokens/{component}/{name}'] = (
-          jnp.sum(member & here, dtype=jnp.float32),
-          jnp.zeros(()),
-        )
+        tokens = jnp.astype(member & here, jnp.float32)
+        metrics[f'tokens/{component}/{name}'] = (tokens, jnp.zeros(()))
     return metrics
 
   def _diagnostics(self, micro, logprobs, entropy) -> combine.Metrics:

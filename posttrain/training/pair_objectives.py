@@ -93,7 +93,7 @@ class Preference(arrays.Objective):
     loss, metrics = combine.total(
       {'preference': (jnp.where(where, terms, 0.0), {})}, {'preference': count}
     )
-    return loss, {
+    metrics = {
       **metrics,
       **_reward_metrics(self._options['beta'] * values, micro.present),
       **_by_answer('logps', logps, micro.present),
@@ -108,6 +108,7 @@ class Preference(arrays.Objective):
         else {}
       ),
     }
+    return loss, combine.sums(metrics)
 
   def _score(self, params, micro):
     """Returns (logprob, log ratio, tokens) of answers, f32[B, K, 2] each."""
@@ -188,7 +189,8 @@ class Ranking(arrays.Objective):
       nll = (-logps / lengths)[..., 0]
       parts['lm'] = jnp.where(both, self._lm_coef * nll, 0.0), {}
     loss, metrics = combine.total(parts, dict.fromkeys(parts, micro.pairs))
-    return loss, {**metrics, **_reward_metrics(rewards, micro.present)}
+    metrics |= _reward_metrics(rewards, micro.present)
+    return loss, combine.sums(metrics)
 
 
 def _at_ends(values: jax.Array, micro: arrays.AnyBatch) -> jax.Array:

@@ -296,6 +296,9 @@ def test_the_path_of_a_sample_in_its_tree_is_the_sample(case):
         np.testing.assert_array_equal(here[name][own], values, err_msg=name)
       for name in names:
         assert not here[name][path[: -len(own)]].any()
+      assert here['copies'][last] == 1 and np.all(
+        np.diff(here['copies'][path]) <= 0
+      )
   assert not kept
 
 

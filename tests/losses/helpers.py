@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posttrain.losses import preference, ref_kl, rl
+from posttrain.losses import combine, preference, ref_kl, rl
 from posttrain.schema import objective
 from posttrain.util import imports
 
@@ -76,7 +76,7 @@ def terms(
 def total(*arrays, **options):
   """Returns (sum of the terms, metrics)."""
   values, metrics = terms(*arrays, **options)
-  return values.sum(), metrics
+  return values.sum(), combine.sums(metrics)
 
 
 def grad(new, *rest, **options):

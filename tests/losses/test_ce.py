@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from posttrain.losses import ce
+from posttrain.losses import ce, combine
 
 LOGPROBS = jnp.array([-0.1, -0.5, -0.2])
 
@@ -22,7 +22,7 @@ def test_terms_and_metric_by_hand(weights, total, nll):
   value, metrics = ce.loss(LOGPROBS, jnp.array(weights))
   np.testing.assert_allclose(value.sum(), total, rtol=1e-6)
   assert list(metrics) == ['nll']
-  np.testing.assert_allclose(metrics['nll'], nll, rtol=1e-6)
+  np.testing.assert_allclose(combine.sums(metrics)['nll'], nll, rtol=1e-6)
 
 
 def test_gradient_is_minus_the_weight():
@@ -46,7 +46,7 @@ def test_values_at_non_members_have_no_effect(bad):
 
   def loss(x):
     terms, metrics = ce.loss(x, weights)
-    return terms.sum(), metrics
+    return terms.sum(), combine.sums(metrics)
 
   (value, metrics), grad = jax.value_and_grad(loss, has_aux=True)(logprobs)
   np.testing.assert_allclose(value, 0.3, rtol=1e-6)
@@ -70,4 +70,6 @@ def test_masked_equals_sliced():
   masked, metrics = ce.loss(logprobs, weights)
   sliced, expected = ce.loss(logprobs[keep], weights[keep])
   np.testing.assert_allclose(masked.sum(), sliced.sum(), rtol=1e-6)
-  np.testing.assert_allclose(metrics['nll'], expected['nll'], rtol=1e-6)
+  np.testing.assert_allclose(
+    combine.means(metrics)['nll'], combine.means(expected)['nll'], rtol=1e-6
+  )

@@ -71,9 +71,17 @@ def test_components_on_the_same_tokens_add_up():
 def test_pair_and_largest_ignore_values_outside_where():
   values = jnp.array([1.0, jnp.nan, 3.0, jnp.inf])
   where = jnp.array([True, False, True, False])
-  assert combine.pair(values, where) == (4.0, 2.0)
+  metrics = {'none': combine.pair(values, 0 * where != 0)}
+  assert combine.sums(metrics) == {'none': (0.0, 0.0)}
+  metrics = {
+    'some': combine.pair(values, where),
+    'share': (values[0], 0 * values[0]),
+  }
+  assert combine.sums(metrics) == {'some': (4.0, 2.0), 'share': (1.0, 0.0)}
+  copies = jnp.array([1, 5, 2, 5])
+  assert combine.sums(metrics, copies)['some'] == (7.0, 3.0)
+  assert combine.sums(metrics, copies)['share'] == (1.0, 0.0)
   assert combine.largest(values, where) == combine.Max(jnp.float32(3))
-  assert combine.pair(values, 0 * where != 0) == (0.0, 0.0)
   assert combine.largest(values, 0 * where != 0).value == 0.0
 
 

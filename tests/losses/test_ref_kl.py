@@ -19,7 +19,7 @@ ESTIMATORS = ('reverse', 'k3')
 
 def _total(*arrays, **options):
   terms, metrics = helpers.ref_kl_loss(*arrays, **options)
-  return terms.sum(), metrics
+  return terms.sum(), combine.sums(metrics)
 
 
 def _grad(new, *rest, **options):

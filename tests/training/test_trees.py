@@ -133,6 +133,31 @@ def test_a_tree_trains_as_whole_samples_do(name):
   _equal(*(_accumulate(objective, x, params, base) for x in (whole, trees)))
 
 
+def test_tokens_that_train_alike_count_once_for_each_sample():
+  """Two samples that differ in one advantage share less than two equal ones."""
+  (first, *others), rng = _samples(), np.random.default_rng(2)
+  turned = np.append(first.advantages[:12], -first.advantages[12:])
+  longer = _sample(rng, first.ids, 4)
+  for name in types.TOKEN_FIELDS:
+    getattr(longer, name)[: len(first)] = getattr(first, name)
+  changed = dataclasses.replace(first, advantages=turned)
+  samples = [first, first, changed, longer]
+  samples += [dataclasses.replace(others[0], env='b'), *others]
+  loss = schema.Loss(rl=schema.Clip(entropy_coef=0.1))
+  objective = objectives.TokenComponents(MODEL, ENVS, loss)
+  whole, trees = (_pack(samples, x, 256) for x in (False, 'trained'))
+  untrained = _pack(samples, True, 256)
+  # Of five tokens all but the last one, which is each sample's own, twice; and
+  # those before the advantage that differs.
+  tokens = [int((x.segment_ids > 0).sum()) for x in (trees, untrained)]
+  assert tokens[0] == tokens[1] - 4 - 4 - 3
+  for count in ('rl_count', 'ce_count', 'ref_kl_count', 'rl_sequences'):
+    assert getattr(whole, count) == getattr(trees, count) > 0
+  _equal(
+    *(_accumulate(objective, x, fixtures.params(MODEL)) for x in (whole, trees))
+  )
+
+
 @pytest.mark.parametrize(
   'kind',
   [
