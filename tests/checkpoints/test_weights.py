@@ -31,7 +31,7 @@ SUITE = ('What is 1 + 2?', 'Say hello, and nothing else.')
 def folder(tmp_path_factory):
   """A HuggingFace directory of random weights, with a tokenizer."""
   path = tmp_path_factory.mktemp('published') / 'model'
-  params = transformer.init(jax.random.key(3), MODEL)
+  params = fixtures.params(MODEL, 3)
   hf.save(params, MODEL, path, dtype='float32')
   rendering.write(fixtures.RENDERER, path)
   return path

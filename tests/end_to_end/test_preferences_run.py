@@ -3,12 +3,11 @@
 import json
 import math
 
-import jax
 import pytest
 
 from posttrain.chat import rendering
 from posttrain.metrics import writers
-from posttrain.models import hf, transformer
+from posttrain.models import hf
 from tests import fixtures, toys
 
 # Answers that loop, and answers that do not.
@@ -26,7 +25,7 @@ PAIRS = [
 def folder(tmp_path_factory):
   """A HuggingFace directory of random weights on bytes, and a file of pairs."""
   path = tmp_path_factory.mktemp('published') / 'model'
-  params = transformer.init(jax.random.key(3), fixtures.MODEL)
+  params = fixtures.params(seed=3)
   hf.save(params, fixtures.MODEL, path, dtype='float32')
   rendering.write(fixtures.RENDERER, path)
   lines = [json.dumps(pair) + '\n' for pair in PAIRS]

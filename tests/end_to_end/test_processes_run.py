@@ -6,13 +6,12 @@ import socket
 import subprocess
 import sys
 
-import jax
 import pytest
 
 from posttrain import export, main
 from posttrain.chat import rendering
 from posttrain.metrics import writers
-from posttrain.models import hf, transformer
+from posttrain.models import hf
 from posttrain.util import errors
 from tests import fixtures
 
@@ -91,7 +90,7 @@ def test_two_processes_do_what_one_does(tmp_path, capsys):
   A KL penalty on other weights than the run's own trains the policy.
   """
   one, two, other = (tmp_path / name for name in ('one', 'two', 'other'))
-  params = transformer.init(jax.random.key(1), fixtures.MODEL)
+  params = fixtures.params(seed=1)
   hf.save(params, fixtures.MODEL, other, dtype='float32')
   rendering.write(fixtures.RENDERER, other)
   algorithm = 'grpo.envs.arithmetic.algorithm'

@@ -117,7 +117,10 @@ def test_the_cut_does_not_matter(kind):
   others = [dataclasses.replace(x, rejected=None) for x in _choices(4, seed=1)]
   params = _params(kind)
   grads, metrics, loss = _run(kind)(params, _pack(choices, others))
-  for batch in (_pack(choices, others, rows=6), _pack(choices[::-1], others)):
+  cuts = [_pack(choices[::-1], others)]
+  if kind != 'ranking':
+    cuts.append(_pack(choices, others, rows=6))
+  for batch in cuts:
     grads_cut, metrics_cut, loss_cut = _run(kind)(params, batch)
     np.testing.assert_allclose(loss, loss_cut, rtol=1e-5)
     assert fixtures.worst(grads, grads_cut) < 1e-5
