@@ -325,6 +325,11 @@ Every kernel, and the programs of training and decoding, compiled by the
 compilers of GPUs and TPUs on a machine that has neither
 (`experiments/planner/run.sh`). Nothing ran: these are properties of programs,
 not measurements of speed. Sizes are GiB per device.
+
+With prompts that are stored once, a layer of decoding calls two kernels:
+*decode* over the slots, and *flash_forward* over the prompts of groups, whose
+queries are the slots of a group and the query heads of a kv head together. XLA
+merges their results.
 """
 PROGRAMS = """
 ## Programs

@@ -80,6 +80,12 @@ CASES = {
     )
     for n, k, h in HEADS
   },
+  **{
+    f'decode, prompts of groups of 8, {n}/{k} heads of {h}': Case(
+      'cached', (32, 8 * n // k, k, h), (32, k, 4096, h)
+    )
+    for n, k, h in HEADS
+  },
   'decode, 8/1 heads of 128, split': Case(
     'decode', (8, 8, 128), (8, 1, 4096, 128), splits=16
   ),

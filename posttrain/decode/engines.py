@@ -61,9 +61,12 @@ class Options:
   # Copies what prompts under the same weights have in common, in whole prefill
   # chunks.
   prefix_cache: bool = True
-  # Neighbours that have one prompt, which decoding reads once for all of them
-  # where it is long; 1 = for each.
+  # Neighbours whose prompt is stored, and read by decoding, once for all; and
+  # tokens that are stored so, at most. Slots hold the capacity without these: a
+  # sequence with a shorter prompt has fewer tokens. 0 = none, as of requests
+  # that fit in a slot. Without a prefix cache, and with a fixed capacity.
   group_size: int = 1
+  prompt_tokens: int = 0
 
 
 class Engine:
@@ -89,7 +92,11 @@ class Engine:
     self._mesh, self._sharding = mesh, loop.placement(mesh, slots)
     ways = 1 if mesh is None else sharding.batch_ways(mesh)
     rows, width = min(options.prefill_rows, slots), options.prefill_tokens
-    self._shapes = schedule.Shapes(slots, rows, width, ways)
+    tokens, size = options.prompt_tokens, options.group_size
+    self._store = schedule.Store.make(slots, ways, tokens, size)
+    if tokens:
+      assert options.capacity and not options.prefix_cache, options
+    self._shapes = schedule.Shapes(slots, rows, width, ways, tokens > 0)
     self._params = self._view = self._state = self._options = None
     self._version = -1
     self._schedule = self._new_schedule()
@@ -341,7 +348,7 @@ class Engine:
 
   def _new_schedule(self) -> schedule.Schedule:
     chunk = self._shapes.width if self._cfg.prefix_cache else None
-    return schedule.Schedule(self.slots, self._shapes.ways, chunk)
+    return schedule.Schedule(self.slots, self._shapes.ways, chunk, self._store)
 
   def _need_weights(self) -> None:
     if self._params is None:
@@ -389,15 +396,12 @@ class Engine:
     self._launched = True
 
   def _prompts(self) -> attention.Shared | None:
-    """Returns the prompts that `loop.decode` reads once, None if none."""
-    groups, size = None, self._cfg.group_size
-    if size > 1:
-      groups = self._schedule.prompts(size)
+    """Returns the prompts of `loop.decode` that are stored once."""
+    groups = self._schedule.prompts()
     if groups is None:
       return None
-    assert self._state is not None
-    capacity, most = self._state.ids.shape[1], int(np.max(groups[1]))
-    longest = next(x for x in loop.lengths(capacity) if x >= most)
+    sizes, most = loop.lengths(self._cfg.prompt_tokens), np.max(groups[1])
+    longest = next(x for x in sizes if x >= most)
     return attention.Shared(None, *groups, longest=longest)
 
   def _admit(self) -> None:
@@ -425,9 +429,10 @@ class Engine:
       if not any(finished):
         continue
       members = [
-        (entry.slot, group.head.slot, group.head.prompt_end)
+        (entry.slot, group.head.slot, size)
         for groups in finished
         for group in groups
+        if (size := group.head.prompt_end - group.head.base)
         for entry in group.entries[1:]
       ]
       if members:
@@ -483,9 +488,9 @@ class Engine:
 
   def _fit(self) -> loop.State:
     """Returns the state, allocated or widened to the capacity if need be."""
-    return loop.fit(
-      self._state, self._model, self.slots, self.capacity, self._sharding
-    )
+    sizes = self.slots, self.capacity, self._sharding
+    prompts = self._store[:2] if self._store else (0, 0)
+    return loop.fit(self._state, self._model, *sizes, prompts)
 
   def _harvest(self) -> None:
     """Waits for the launched chunk; collects the requests that stopped."""

@@ -9,8 +9,7 @@
    token and draws the next, until enough have stopped or `steps` are done.
    Where attention reads all keys of its cache, the loop runs on the part of the
    cache that the longest active slot needs, then on the next larger part.
-   With `groups`, the prompt of a group is copied once, and read once for all
-   its slots; the parts of the cache begin where the shortest prompt ends.
+   With prompts that are stored once, a group's is read once for all its slots.
 
 The random number of the token at position p depends on the request's key and p
 alone, not on slots, chunks or other requests.
@@ -44,7 +43,8 @@ _SHORTEST = 64  # tokens; reading fewer saves less than it costs to compile
 class State:
   """The state of decoding; donated from call to call."""
 
-  cache: transformer.Cache  # of B slots
+  cache: transformer.Cache  # of B slots, after the prompts that are stored once
+  prompts: transformer.Cache | tuple[()]  # those prompts; () = none
   length: jax.Array  # i32[B], tokens in the cache
   token: jax.Array  # i32[B], drawn last, at position `length`; not in the cache
   active: jax.Array  # bool[B], not stopped
@@ -89,8 +89,10 @@ def _pin(state: State, layout: NamedSharding | None) -> State:
   places = jax.tree.map(lambda _: layout, state)
   heads = PartitionSpec(*layers.CACHE_AXES)
   if state.cache[0][0].shape[1] % mesh.shape[sharding.TENSOR] == 0:
-    cache = jax.tree.map(lambda _: NamedSharding(mesh, heads), state.cache)
-    places = dataclasses.replace(places, cache=cache)
+    cache, prompts = jax.tree.map(
+      lambda _: NamedSharding(mesh, heads), (state.cache, state.prompts)
+    )
+    places = dataclasses.replace(places, cache=cache, prompts=prompts)
   return jax.lax.with_sharding_constraint(state, places)
 
 
@@ -137,17 +139,29 @@ def fit(
   slots: int,
   capacity: int,
   layout: NamedSharding | None,
+  prompts: tuple[int, int] = (0, 0),
 ) -> State:
-  """Returns the state, widened to `capacity` tokens if it is smaller."""
+  """Returns the state, widened to `capacity` tokens if it is smaller.
+
+  Args:
+    state: the state of all slots; None = there is none.
+    cfg: model options.
+    slots: their number.
+    capacity: tokens of a sequence.
+    layout: the state's sharding.
+    prompts: the number of prompts that are stored once, and their tokens, which
+      the slots do not hold.
+  """
   if state is not None and state.ids.shape[1] >= capacity:
     return state
-  return _widen(state, cfg, slots, capacity, layout)
+  return _widen(state, cfg, slots, capacity, layout, prompts)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
-def _widen(state, cfg, slots, capacity, layout):
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))
+def _widen(state, cfg, slots, capacity, layout, prompts=(0, 0)):
   wide = State(
-    cache=transformer.empty_cache(cfg, slots, capacity),
+    cache=transformer.empty_cache(cfg, slots, capacity - prompts[1]),
+    prompts=transformer.empty_cache(cfg, *prompts) if prompts[0] else (),
     length=jnp.zeros(slots, jnp.int32),
     token=jnp.zeros(slots, jnp.int32),
     active=jnp.zeros(slots, bool),
@@ -168,7 +182,7 @@ def prefill(
   view: Any,
   cfg: schema.Model,
   state: State,
-  chunk: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
+  chunk: tuple[jax.Array, ...],
   length: int,
   most: int,
   layout: NamedSharding | None,
@@ -181,7 +195,8 @@ def prefill(
     state: the state of all slots.
     chunk: from `schedule.Shapes.chunk`: the tokens i32[R, C], right-padded; and
       i32[R] each: the first one's position, the number of real ones (0 = no
-      row), and the row's slot.
+      row), and the row's slot; with prompts that are stored once, also the
+      row's one, and its tokens there.
     length: tokens of a slot that are read, at least start + count of all rows.
     most: the most rows per device of any call.
     layout: the state's sharding.
@@ -190,10 +205,10 @@ def prefill(
     (state, logits f32[M, V] after each row's last token): on each device its
     rows, and zeros up to `most`, so that `first` has one shape.
   """
-  tokens, start, count, slot = chunk
+  tokens, start, count, slot, *prompt = chunk
   index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
   valid = (index < count[:, None]).astype(jnp.int32)
-  prefixes = layers.Prefixes(slot, length)
+  prefixes = layers.Prefixes(slot, length, *prompt)
   with sharding.use(_mesh(layout)):
     hidden, cache = transformer.trunk(
       view,
@@ -201,7 +216,7 @@ def prefill(
       tokens,
       start[:, None] + index,
       valid,
-      cache=layers.Cached(state.cache, prefixes),
+      cache=layers.Cached(state.cache, prefixes, prompts=state.prompts),
     )
     assert cache is not None
     last = jnp.maximum(count - 1, 0)[:, None, None]
@@ -211,7 +226,8 @@ def prefill(
     logits = sharding.split(
       lambda x: jnp.pad(x, ((0, most - len(x)), (0, 0))), (place,), place
     )(logits)
-  return _pin(dataclasses.replace(state, cache=cache), layout), logits
+  state = dataclasses.replace(state, cache=cache.slots, prompts=cache.prompts)
+  return _pin(state, layout), logits
 
 
 @functools.partial(jax.jit, static_argnums=(4, 5), donate_argnums=0)
@@ -324,12 +340,13 @@ def decode(
     steps: i32[], the most tokens of a slot.
     min_active: i32[], ends once no more slots than these are active.
     layout: the state's sharding.
-    shared: the slots of each prompt that is read once, without a cache; first
-      is the length of the shortest. None = each slot reads its own.
+    shared: the slots of the prompts that are stored once, of the first ones of
+      each device, without a cache; None = no slot that decodes has one.
   """
-  capacity = state.ids.shape[1]
+  capacity, prompts = state.cache[0][0].shape[2], state.prompts
+  base = 0 if shared is None else shared.base
 
-  def step(first, carry):
+  def step(carry):
     i, state = carry
     hidden, cache = transformer.trunk(
       view,
@@ -337,31 +354,29 @@ def decode(
       state.token[:, None],
       state.length[:, None],
       state.active[:, None].astype(jnp.int32),
-      cache=layers.Cached(
-        state.cache, shared=shared and dataclasses.replace(shared, first=first)
-      ),
+      cache=layers.Cached(state.cache, shared=shared),
     )
+    assert cache is not None
     logits = scoring.next_logits(view, cfg, hidden[:, 0])
     state = dataclasses.replace(
-      state, cache=cache, length=state.length + state.active
+      state, cache=cache.slots, length=state.length + state.active
     )
     return i + 1, _draw(state, slots, logits, state.active)
 
-  carry = jnp.zeros((), jnp.int32), state
+  carry = jnp.zeros((), jnp.int32), dataclasses.replace(state, prompts=())
   with sharding.use(_mesh(layout)):
     if shared is not None:
-      prompts = layers.Prefixes(shared.members[:, 0], shared.longest)
-      read = functools.partial(layers.read_prefixes, prefixes=prompts)
-      cache = jax.tree.map(read, state.cache)
+      place = sharding.fitting(state.cache[0][0].shape, layers.CACHE_AXES)
+      specs = place, PartitionSpec(place[0])
+      members, longest = shared.members, shared.longest
+      cut = sharding.split(lambda x, y: x[: len(y), :, :longest], specs, place)
+      cache = jax.tree.map(lambda x: cut(x, members), prompts)
       shared = dataclasses.replace(shared, cache=cache)
     # Kernels skip what a slot does not hold.
     reads_all = attention.is_xla(cfg, decodes=True)
     for tokens in lengths(capacity) if reads_all else [capacity]:
-      first = 0
-      if shared is not None:
-        first = jnp.minimum(shared.first, capacity - tokens)
-      carry = _decode_up_to(first, tokens, steps, min_active, step, carry)
-  return _pin(carry[1], layout)
+      carry = _decode_up_to(base, tokens, steps, min_active, step, carry)
+  return _pin(dataclasses.replace(carry[1], prompts=prompts), layout)
 
 
 def lengths(capacity: int) -> list[int]:
@@ -373,14 +388,14 @@ def lengths(capacity: int) -> list[int]:
   return [*sizes, capacity]
 
 
-def _decode_up_to(first, tokens, steps, min_active, step, carry):
-  """Decodes while all active slots hold fewer than `tokens` from `first` on.
+def _decode_up_to(base, tokens, steps, min_active, step, carry):
+  """Decodes while all active slots hold fewer than `tokens` from `base` on.
 
   The cache of so many tokens is a copy, which is read at every step instead of
   the whole cache, and written back at the end.
   """
-  capacity = carry[1].ids.shape[1]
-  whole, step = tokens == capacity, functools.partial(step, first)
+  capacity = carry[1].cache[0][0].shape[2]
+  whole = tokens == capacity
   # To copy a part, and back, reads and writes it twice.
   is_cheaper = steps * (capacity - tokens) > 4 * tokens
 
@@ -392,18 +407,18 @@ def _decode_up_to(first, tokens, steps, min_active, step, carry):
     return (
       more
       & is_cheaper
-      & jnp.all(~state.active | (state.length < first + tokens))
+      & jnp.all(~state.active | (state.length < base + tokens))
     )
 
   def on_copy(carry):
     i, state = carry
     cache = jax.tree.map(
-      lambda x: jax.lax.dynamic_slice_in_dim(x, first, tokens, 2), state.cache
+      lambda x: jax.lax.slice_in_dim(x, 0, tokens, axis=2), state.cache
     )
     part = dataclasses.replace(state, cache=cache)
     i, part = jax.lax.while_loop(continues, step, (i, part))
     cache = jax.tree.map(
-      lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, first, 2),
+      lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, 0, 2),
       state.cache,
       part.cache,
     )
@@ -473,5 +488,6 @@ def _draw(state: State, slots: Slots, logits, active) -> State:
     }
 
   draw = sharding.split(draw, (batch, batch, spec, batch), batch)
-  fields = {k: v for k, v in vars(state).items() if k != 'cache'}
-  return State(cache=state.cache, **draw(fields, slots, logits, active))
+  fields = vars(state).copy()
+  caches = {key: fields.pop(key) for key in ('cache', 'prompts')}
+  return State(**caches, **draw(fields, slots, logits, active))

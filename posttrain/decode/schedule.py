@@ -25,7 +25,7 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,8 +35,6 @@ STOP_IDS = 8  # the most stop ids of a request
 # A call of so many tokens is cheap: a program of fewer rows costs more to
 # compile than it saves.
 _FEW_TOKENS = 128
-# Tokens per row of `Schedule.prompts` for which reading prompts once pays.
-LEAST_SAVED = 1024
 # Calls that read longer prefixes have few rows, which bounds their memory.
 _LONG_PREFIX = 1024
 
@@ -55,7 +53,10 @@ class RequestState:
   limit: int = 0
   cut: bool = False
   cached: int = 0  # tokens to feed that were found in the prefix cache
-  group: 'Group | None' = None  # that its prompt was fed with
+  # The first tokens of the prompt that are stored once for a group, 0 = none;
+  # and where, counted from the first one on the device.
+  base: int = 0
+  line: int = 0
   # After the turn: tokens in the cache, and the last drawn one, which is not.
   length: int = 0
   token: int = -1
@@ -118,16 +119,47 @@ class Group:
     return self.head.start + self.fed
 
 
+class Store(NamedTuple):
+  """Prompts that are stored once for neighbours with the same tokens."""
+
+  lines: int  # their number
+  tokens: int  # of a prompt, at most
+  size: int  # neighbours, at most
+
+  @classmethod
+  def make(
+    cls, slots: int, ways: int, tokens: int, size: int
+  ) -> 'Store | None':
+    """Returns that of an engine; None without tokens.
+
+    It has twice as many lines as there are whole groups: while the last slots
+    of a group decode, others take the free ones.
+    """
+    size = min(size, slots // ways)
+    return (
+      cls(2 * -(-slots // ways // size) * ways, tokens, size)
+      if tokens
+      else None
+    )
+
+
 class Schedule:
   """The requests of an engine, and their slots."""
 
-  def __init__(self, slots: int, ways: int = 1, chunk: int | None = None):
+  def __init__(
+    self,
+    slots: int,
+    ways: int = 1,
+    chunk: int | None = None,
+    store: Store | None = None,
+  ):
     """Starts without requests.
 
     Args:
       slots: number of the engine's slots.
       ways: number of devices that the slots are split over.
       chunk: tokens per prefill chunk; None = there is no prefix cache.
+      store: of prompts; None = they are in the slots.
     """
     assert slots % ways == 0, f'{slots} slots over {ways} devices'
     # Whether neighbours with the same prompt wait until there are slots for all
@@ -139,7 +171,7 @@ class Schedule:
     self._queue: collections.deque[RequestState] = collections.deque()
     self._extended: collections.deque[RequestState] = collections.deque()
     self._orders = itertools.count()
-    self._chunk = chunk
+    self._chunk, self._store = chunk, store
     # Slot -> the whole chunks of its prompt, the least recently used one first.
     self._prefixes: dict[int, np.ndarray] = {}
 
@@ -215,6 +247,11 @@ class Schedule:
     """
     entry.feed, entry.start, entry.cached = ids, start, 0
     end = entry.prompt_end + max_tokens
+    if self._store is not None:
+      capacity -= self._store.tokens  # that of a slot
+      if entry.slot < 0 and (entry.request.hold or end > capacity):
+        entry.base = min(len(ids), self._store.tokens)
+      capacity += entry.base
     entry.limit, entry.cut = min(end, capacity), end > capacity
     self.in_flight[entry.request.id] = entry
     if entry.prompt_end >= entry.limit:
@@ -229,21 +266,34 @@ class Schedule:
     Neighbours with the same prompt wait until there are slots for all; if they
     are more than the slots that are not held, the first of them go alone.
     Without `share_prefill` they take the slots that are free. They are one
-    group per device that they are placed on: one, if it has slots for all.
+    group per device that they are placed on: one, if it has slots for all. A
+    device has a line of the store for each group that needs one.
     """
     while self._extended:
       entry = self._extended.popleft()
       self._groups.append(Group([entry], self._device(entry.slot)))
-    free = self._free_slots()
-    while self._queue and any(free):
-      entries, space = self._same_prompt(), sum(map(len, free))
+    all_free, lines = self._free_slots(), self._free_lines()
+    while self._queue and any(all_free):
+      entries, free = self._same_prompt(), all_free
+      if entries[0].base:
+        free = [x if y else [] for x, y in zip(free, lines, strict=True)]
+      space = sum(map(len, free))
       if len(entries) > space:
-        if self.share_prefill:
+        if self.share_prefill or not space:
           break
         entries = entries[:space]
       for _ in entries:
         self._queue.popleft()
-      self._place(entries, free)
+      self._place(entries, free, lines)
+
+  def _free_lines(self) -> list[list[int]]:
+    """Returns the free lines of the store on each device."""
+    each = 0 if self._store is None else self._store.lines // self._ways
+    used = {(self._device(x.slot), x.line) for x in self.in_slots if x.base}
+    return [
+      [i for i in range(each) if (device, i) not in used]
+      for device in range(self._ways)
+    ]
 
   def _free_slots(self) -> list[list[int]]:
     """Returns the free slots of each device, in the order of their use."""
@@ -258,12 +308,18 @@ class Schedule:
   def _device(self, slot: int) -> int:
     return slot * self._ways // len(self._slots)
 
-  def _place(self, entries: list[RequestState], free: list[list[int]]) -> None:
+  def _place(
+    self,
+    entries: list[RequestState],
+    free: list[list[int]],
+    lines: list[list[int]],
+  ) -> None:
     """Gives slots to requests with the same prompt, on as few devices as can.
 
     Args:
       entries: the requests.
       free: the free slots of each device; slots given away are removed.
+      lines: likewise the free lines of the store.
     """
     while entries:
       # If the device with the most free slots lacks space, all others do.
@@ -271,8 +327,9 @@ class Schedule:
       count = min(len(entries), len(free[device]))
       group, entries = Group(entries[:count], device), entries[count:]
       slots = self._take(group, free[device])
+      line = lines[device].pop(0) if group.head.base else 0
       for entry, slot in zip(group.entries, slots, strict=True):
-        entry.slot, self._slots[slot], entry.group = slot, entry, group
+        entry.slot, self._slots[slot], entry.line = slot, entry, line
       self._groups.append(group)
 
   def _take(self, group: Group, free: list[int]) -> list[int]:
@@ -393,43 +450,33 @@ class Schedule:
       'min_p': np.array([x.min_p for x in laws], np.float32),
     }
 
-  def prompts(self, size: int) -> tuple[Any, Any, Any] | None:
-    """Returns the slots that decode by prompt, for `loop.decode`.
-
-    Args:
-      size: slots of a row, at most.
+  def prompts(self) -> tuple[Any, Any, Any] | None:
+    """Returns the slots that decode after each stored prompt.
 
     Returns:
-      (members i32[P, G], length i32[P], shortest i32[]): the slots of each row,
-      then their number for none; the tokens of their prompt; and the least of
-      these. None if it saves less than `LEAST_SAVED` tokens per row.
+      (members i32[P, G], length i32[P], base i32[B]), those of
+      `attention.Shared`, for the first lines of each device; None if no slot
+      does.
     """
-    slots = len(self._slots) // self._ways
-    rows: list[list[list[RequestState]]] = [[] for _ in range(self._ways)]
-    by_group = collections.defaultdict(list)
-    for entry in self.in_slots:
-      if entry.active:
-        by_group[entry.group].append(entry)
-    for entries in by_group.values():
-      for i in range(0, len(entries), size):
-        rows[self._device(entries[0].slot)].append(entries[i : i + size])
-    # Twice as many where requests have stopped, so that few shapes compile.
-    most = -(-slots // size)
-    most *= 1 + (max(map(len, rows)) > most)
-    members = np.full((self._ways, most, size), slots, np.int32)
-    length = np.zeros((self._ways, most), np.int32)
-    saved = 0
-    for device, own in enumerate(rows):
-      if len(own) > most:
-        return None
-      for i, entries in enumerate(own):
-        members[device, i, : len(entries)] = [x.slot % slots for x in entries]
-        length[device, i] = len(entries[0].request.ids)
-        saved += (len(entries) - 1) * int(length[device, i])
-    if saved < LEAST_SAVED * self._ways * most:
+    if self._store is None:
       return None
-    shortest = np.min(length, where=length > 0, initial=np.iinfo(np.int32).max)
-    return members.reshape(-1, size), length.reshape(-1), shortest
+    lines, _, size = self._store
+    slots, each = len(self._slots) // self._ways, lines // self._ways
+    members = np.full((self._ways, each, size), slots, np.int32)
+    length, count = np.zeros((2, self._ways, each), np.int32)
+    base = np.zeros(len(self._slots), np.int32)
+    for entry in self.in_slots:
+      if entry.active and entry.base:
+        at = self._device(entry.slot), entry.line
+        members[*at, count[at]] = entry.slot % slots
+        count[at] += 1
+        length[at] = base[entry.slot] = entry.base
+    if not count.any():
+      return None
+    # The first half of the lines, mostly; so few shapes compile.
+    most = each if count[:, each // 2 :].any() else each // 2
+    members, length = members[:, :most], length[:, :most]
+    return members.reshape(-1, size), length.reshape(-1), base
 
   def _same_prompt(self) -> list[RequestState]:
     """Returns the queue's head and its neighbours with the same prompt.
@@ -438,9 +485,14 @@ class Schedule:
     request must not wait for a held slot, which may be held until it completes.
     """
     most = len(self._slots) - sum(entry.held for entry in self.in_slots)
-    feed = self._queue[0].feed
+    head = self._queue[0]
+    if head.base and self._store is not None:
+      most = min(most, self._store.size)
     group = itertools.takewhile(
-      lambda entry: np.array_equal(entry.feed, feed), self._queue
+      lambda entry: (
+        entry.base == head.base and np.array_equal(entry.feed, head.feed)
+      ),
+      self._queue,
     )
     return list(itertools.islice(group, most))
 
@@ -539,6 +591,7 @@ class Shapes:
   rows: int  # prompts prefilled at a time
   width: int  # tokens of a prompt per prefill chunk
   ways: int = 1  # devices that slots and rows are split over
+  stores: bool = False  # whether prompts are stored once
 
   @property
   def device_slots(self) -> int:
@@ -589,25 +642,26 @@ class Shapes:
         break
     return Call(rows, count, length)
 
-  def chunk(
-    self, call: Call
-  ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+  def chunk(self, call: Call) -> tuple[np.ndarray, ...]:
     """Returns the next tokens of each group of a call, and their places.
 
     Returns:
       (tokens i32[R, C], start i32[R], count i32[R], slot i32[R]): the tokens,
-      right-padded; the first one's position; their number; and their slot.
+      right-padded; the first one's position; their number; and their slot. If
+      prompts are stored once also (line i32[R], base i32[R]) of the requests.
     """
     size = call.count * len(call.rows)
     tokens = np.zeros((size, self.width), np.int32)
-    start, number, slot = np.zeros((3, size), np.int32)
+    start, number, slot, line, base = np.zeros((5, size), np.int32)
     for device, groups in enumerate(call.rows):
       for row, group in enumerate(groups, device * call.count):
         new = group.head.feed[group.fed : group.fed + self.width]
         tokens[row, : len(new)] = new
         start[row], number[row] = group.position, len(new)
         slot[row] = group.head.slot % self.device_slots
-    return tokens, start, number, slot
+        line[row], base[row] = group.head.line, group.head.base
+    prompt = (line, base) if self.stores else ()
+    return tokens, start, number, slot, *prompt
 
   def copies(
     self, copies: Sequence[tuple[int, int, int]]

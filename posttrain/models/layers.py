@@ -5,6 +5,7 @@ H head dim, D model, F mlp, V vocab.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from typing import Any
@@ -37,6 +38,10 @@ class Prefixes:
   # i32[R], the sequence of each row, counted from the first one on its device.
   index: jax.Array
   length: int  # tokens
+  # With prompts that are stored once: i32[R], the row's one, counted likewise;
+  # and its tokens there, which come before those of the sequence.
+  line: jax.Array | None = None
+  base: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,16 +52,23 @@ class Cached:
   # The rows' sequences in the cache, and a length that holds the new tokens and
   # those before them; None = the whole cache, whose sequences are the rows.
   prefixes: Prefixes | None = None
-  # With one token per row, what the rows have in common before it; their own
-  # caches begin at position `shared.first`.
+  # With one token per row, what the rows have in common before it.
   shared: attention.Shared | None = None
+  prompts: Any = ()  # as `slots`, of prompts that are stored once; () = none
+
+  @property
+  def base(self) -> jax.Array | int:
+    """Position of the first key of each row's sequence, i32[B, 1]."""
+    rows = self.shared or self.prefixes
+    return 0 if rows is None or rows.base is None else rows.base[:, None]
 
   def layer(self, i: int) -> 'Cached':
     """Returns the part of a layer, from that of all layers."""
     shared = self.shared
     if shared is not None:
       shared = dataclasses.replace(shared, cache=shared.cache[i])
-    return Cached(self.slots[i], self.prefixes, shared)
+    prompts = self.prompts and self.prompts[i]
+    return Cached(self.slots[i], self.prefixes, shared, prompts)
 
 
 class RMSNorm(nn.Module):
@@ -118,10 +130,10 @@ class Attention(nn.Module):
     self,
     x: jax.Array,
     rope: Rope,
-    cache_slots: jax.Array | None,
+    places: tuple[jax.Array, jax.Array] | None,
     ends: tuple[jax.Array, ...],
     cache: Cached | None,
-  ) -> tuple[jax.Array, LayerCache | None]:
+  ) -> tuple[jax.Array, Cached | None]:
     cfg, new = self.cfg, None
     counts = {'q': cfg.heads, 'k': cfg.kv_heads, 'v': cfg.kv_heads}
 
@@ -151,13 +163,8 @@ class Attention(nn.Module):
     if cache is None:
       out = attention.attention(q, k, v, *ends, **options)
     else:
-      prefixes = cache.prefixes
-      new = read = tuple(
-        write(old, x, cache_slots, prefixes)
-        for old, x in zip(cache.slots, (k, v), strict=True)
-      )
-      if prefixes is not None:
-        read = tuple(read_prefixes(x, prefixes) for x in new)
+      assert places is not None
+      new, read = append(cache, places, k, v)
       if q.shape[1] > 1:
         out = attention.cached(q, *read, *ends, **options)
       else:  # decoding: one query per row
@@ -202,7 +209,7 @@ class Block(nn.Module):
   from the function of that name; if it has two entries, `local` (bool[]) picks
   one. `ends` are the k_end, and k_until if keys have bounds, of
   `attention.attention`. With a `cache`, keys and values are written to its
-  slots `cache_slots`, i32[B, T], and queries attend to it.
+  `places`, those of `append`, and queries attend to it.
   """
 
   cfg: schema.Model
@@ -215,9 +222,9 @@ class Block(nn.Module):
     local: jax.Array | None,
     layer_ranges: tuple[LayerRange, ...],
     ends: tuple[jax.Array, ...],
-    cache_slots: jax.Array | None = None,
+    places: tuple[jax.Array, jax.Array] | None = None,
     cache: Cached | None = None,
-  ) -> tuple[jax.Array, LayerCache | None]:
+  ) -> tuple[jax.Array, Cached | None]:
     cfg = self.cfg
     rope, k_start = layer_ranges[0]
     if local is not None:
@@ -229,7 +236,7 @@ class Block(nn.Module):
       return RMSNorm(cfg, name=name)(y)
 
     y = norm('attention_norm', x)
-    args = rope, cache_slots, (k_start, *ends), cache
+    args = rope, places, (k_start, *ends), cache
     y, new = Attention(cfg, self.fused, name='attention')(y, *args)
     if cfg.post_norms:
       y = norm('attention_post_norm', checkpoint_name(y, 'kept'))
@@ -367,16 +374,47 @@ def rotate(x: jax.Array, rope: Rope) -> jax.Array:
   return y.astype(x.dtype)
 
 
+def append(
+  cache: Cached, places: tuple[jax.Array, jax.Array], *new: jax.Array
+) -> tuple[Cached, LayerCache]:
+  """Writes new keys and values [B, T, K, H] to the caches of a layer.
+
+  Args:
+    cache: of a layer.
+    places: i32[B, T] each, the tokens' slots in their own sequences, and in the
+      prompts that are stored once; a slot above a cache is none.
+    *new: the keys, and the values.
+
+  Returns:
+    (the cache with them, the keys and values that rows attend to).
+  """
+  (own, common), rows, prompts = places, cache.prefixes, cache.prompts
+  index = None if rows is None else rows.index
+  slots = tuple(
+    write(old, x, own, index) for old, x in zip(cache.slots, new, strict=True)
+  )
+  read: Any = slots
+  if rows is not None:
+    if prompts:
+      prompts = tuple(
+        write(old, x, common, rows.line)
+        for old, x in zip(prompts, new, strict=True)
+      )
+    pairs = zip(slots, prompts or (None, None), strict=True)
+    read = tuple(read_prefixes(x, rows, y) for x, y in pairs)
+  return dataclasses.replace(cache, slots=slots, prompts=prompts), read
+
+
 def write(
   cache: jax.Array,
   new: jax.Array,
   slots: jax.Array,
-  prefixes: Prefixes | None = None,
+  index: jax.Array | None = None,
 ) -> jax.Array:
   """Writes new keys or values [B, T, K, H] to slots of a cache [B, K, S, H].
 
-  Entries with a slot of S or more are dropped. With `prefixes` the rows of
-  `new` and `slots` are those of the prefixes.
+  Entries with a slot of S or more are dropped. With `index`, i32[R], the rows
+  of `new` and `slots` are those of these sequences.
   """
 
   def local(cache, new, slots, *index):
@@ -390,20 +428,41 @@ def write(
   place = sharding.fitting(cache.shape, CACHE_AXES)
   rows, heads = place
   specs = place, PartitionSpec(rows, None, heads), PartitionSpec(rows)
-  index = ()
-  if prefixes is not None:
-    index, specs = (prefixes.index,), (*specs, PartitionSpec(rows))
-  return sharding.split(local, specs, place)(cache, new, slots, *index)
+  args = cache, new, slots
+  if index is not None:
+    args, specs = (*args, index), (*specs, PartitionSpec(rows))
+  return sharding.split(local, specs, place)(*args)
 
 
-def read_prefixes(cache: jax.Array, prefixes: Prefixes) -> jax.Array:
-  """Returns the prefixes [R, K, length, H] of sequences of a cache."""
-  place = sharding.fitting(cache.shape, CACHE_AXES)
-  return sharding.split(
-    lambda cache, index: take(cache, index, prefixes.length),
-    (place, PartitionSpec(place[0])),
-    place,
-  )(cache, prefixes.index)
+def read_prefixes(
+  cache: jax.Array, prefixes: Prefixes, prompts: jax.Array | None = None
+) -> jax.Array:
+  """Returns the prefixes [R, K, length, H] of sequences of a cache.
+
+  Args:
+    cache: float[B, K, S, H].
+    prefixes: those of the rows.
+    prompts: float[P, K, S, H], which have the tokens before those of the
+      sequences; None = there are none.
+  """
+  place, length = sharding.fitting(cache.shape, CACHE_AXES), prefixes.length
+
+  def read(cache, index, *common):
+    own = take(cache, index, min(length, cache.shape[2]))
+    if not common:
+      return own
+    prompts, line, base = common
+    first = take(prompts, line, min(length, prompts.shape[2]))
+    both = jnp.concatenate([first, jnp.zeros_like(own)], axis=2)
+    put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
+    return jax.vmap(put)(both, own, base)[:, :, :length]
+
+  rows = PartitionSpec(place[0])
+  args, specs = (cache, prefixes.index), (place, rows)
+  if prompts is not None:
+    args += prompts, prefixes.line, prefixes.base
+    specs += place, rows, rows
+  return sharding.split(read, specs, place)(*args)
 
 
 def take(

@@ -152,7 +152,7 @@ def trunk(
   segment_ids: jax.Array,
   ends: jax.Array | None = None,
   cache: layers.Cached | None = None,
-) -> tuple[jax.Array, Cache | None]:
+) -> tuple[jax.Array, layers.Cached | None]:
   """Computes the hidden states that predict each token's successor.
 
   With a cache, `params` are a `decode_view`, a row holds one sequence, its new
@@ -184,20 +184,25 @@ def trunk(
   def apply(module, params, *args):
     return module.apply({'params': params}, *args)
 
-  valid, capacity = segment_ids != 0, cache.slots[0][0].shape[2]
+  valid, base = segment_ids != 0, cache.base
   k_end = jnp.where(valid, positions + 1, 0)
-  first = 0 if cache.shared is None else cache.shared.first
-  slots = jnp.where(valid, positions - first, capacity)
+  none = jnp.iinfo(jnp.int32).max
+  places = (
+    jnp.where(valid & (positions >= base), positions - base, none),
+    jnp.where(valid & (positions < base), positions, none),
+  )
   start = jnp.zeros_like(k_end)
   ranges = layers.layer_ranges(cfg, positions, positions, start, k_end)
   block, new = layers.Block(cfg, fused=True), []
   x = apply(layers.Embed(cfg, fused=True), params['embed'], tokens)
   for i, layer in enumerate(params['layers']):
-    args = (ranges[i in cfg.local_layers],), (k_end,), slots, cache.layer(i)
+    args = (ranges[i in cfg.local_layers],), (k_end,), places, cache.layer(i)
     x, layer_cache = apply(block, layer, x, None, *args)
     new.append(layer_cache)
   x = apply(layers.RMSNorm(cfg), params['final_norm'], x)
-  return x, tuple(new)
+  slots = tuple(x.slots for x in new)
+  prompts = cache.prompts and tuple(x.prompts for x in new)
+  return x, dataclasses.replace(cache, slots=slots, prompts=prompts)
 
 
 def empty_cache(cfg: schema.Model, rows: int, capacity: int) -> Cache:

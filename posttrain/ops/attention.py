@@ -38,16 +38,16 @@ class Shared:
   Axes: P groups of up to G rows.
   """
 
-  # The keys and values [P, K, S, H], of a layer or a tree of these; None = to
-  # be read from the cache of the rows.
+  # The keys and values [P, K, S, H], of a layer or a tree of these; None =
+  # those of a state.
   cache: Any
   members: jax.Array  # i32[P, G], rows on the device; B = none
   length: jax.Array  # i32[P], tokens in common
-  # i32[], the position of the first key of the rows' own caches: at most the
-  # length of any group with a row that decodes.
-  first: jax.Array | int
-  # Tokens of a slot that are read for a group, at least those of the longest.
-  longest: int = dataclasses.field(default=0, metadata={'static': True})
+  # i32[B], position of the first key of a row's own cache: the length of its
+  # group, 0 in none.
+  base: jax.Array
+  # Tokens that are read of each group, at least those of the longest.
+  longest: int = dataclasses.field(metadata={'static': True})
 
 
 def intervals(
@@ -277,14 +277,13 @@ def decode(
     return _kernel(kernels.decode, chosen, (scale, softcap), *args)
 
   def both(q, k, v, start, end, shared):
-    members, first = shared.members, shared.first
+    members = shared.members
     length = jnp.broadcast_to(shared.length[:, None], members.shape)
-    held = jnp.zeros_like(start).at[members].set(length, mode='drop')
-    parts = [own(q, k, v, jnp.maximum(start, held) - first, end - first)]
+    ends = (jnp.maximum(x - shared.base, 0) for x in (start, end))
+    parts = [own(q, k, v, *ends)]
     pick = functools.partial(jnp.take, indices=members, axis=0, mode='fill')
     q, start = pick(q, fill_value=0), pick(start, fill_value=0)
     out, lse = _with_lse(scale, softcap, impl, q, *shared.cache, start, length)
-    lse = lse.swapaxes(1, 2)
     parts.append(
       (
         jnp.zeros_like(parts[0][0]).at[members].set(out, mode='drop'),
@@ -332,7 +331,7 @@ def _on_devices(fn: Callable, q, k, v, *ends, heads_axes, shared=None):
         cache=k_spec,
         members=PartitionSpec(rows),
         length=PartitionSpec(rows),
-        first=PartitionSpec(),
+        base=PartitionSpec(rows),
       ),
     )
   return sharding.split(fn, in_specs, q_spec)(*args)
@@ -351,12 +350,23 @@ def _cached(scale, softcap, impl, q, k, v, *ends):
 
 
 def _with_lse(scale, softcap, impl, q, k, v, k_start, k_end):
-  """Computes (`_cached`, lse f32[B, N, T]) in a loop, for few queries."""
+  """Computes (`_cached`, lse f32[B, T, N]) in a loop, for few queries.
+
+  The query heads of a kv head are further queries, which read its keys once.
+  """
   impl = _choose(impl, softcap, q, k, v, in_loop=True)
-  args = q, k, v, k_start, k_end
+  b, t, n, h = q.shape
+  times = n // k.shape[1]
+  q = q.reshape(b, t, -1, times, h).swapaxes(2, 3)
+  args = q.reshape(b, t * times, -1, h), k, v
+  args += tuple(jnp.repeat(x, times, axis=1) for x in (k_start, k_end))
   if impl != 'xla':
-    return _kernel(kernels.cached, impl, (scale, softcap), *args)
-  return chunked.few_queries(*args, scale=scale, softcap=softcap)
+    out, lse = _kernel(kernels.cached, impl, (scale, softcap), *args)
+  else:
+    out, lse = chunked.few_queries(*args, scale=scale, softcap=softcap)
+  out = out.reshape(b, t, times, -1, h).swapaxes(2, 3)
+  lse = lse.reshape(b, -1, t, times).swapaxes(1, 2)
+  return out.reshape(b, t, n, h), lse.reshape(b, t, n)
 
 
 def _choose(impl, softcap, q, k, v, in_loop=False, trees=False):

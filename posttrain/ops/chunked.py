@@ -324,10 +324,10 @@ def few_queries(
   scale: float,
   softcap: float | None,
 ) -> tuple[jax.Array, jax.Array]:
-  """Computes (out, lse f32[B, N, T]) in one block of scores, as `decode`.
+  """Computes (out, lse f32[B, K, T]) in one block of scores, as `decode`.
 
   Args:
-    q: float[B, T, N, H].
+    q: float[B, T, K, H].
     k: float[B, K, S, H].
     v: float[B, K, S, H].
     k_start: i32[B, T].
@@ -335,19 +335,11 @@ def few_queries(
     scale: factor on the scores.
     softcap: bound of the scores; None = unbounded.
   """
-  b, t, n, h = q.shape
-  kv = k.shape[1]
-  rows = (q * scale).reshape(b, t, kv, -1, h).transpose(0, 2, 3, 1, 4)
   scores = jnp.einsum(
-    'bkrh,bksh->bkrs',
-    rows.reshape(b, kv, -1, h),
-    k,
-    preferred_element_type=jnp.float32,
+    'btkh,bksh->bkts', q * scale, k, preferred_element_type=jnp.float32
   )
-  ends = (jnp.tile(x, (1, n // kv)) for x in (k_start, k_end))
-  out, lse = _attend(softcap, scores, v, *ends)
-  out = out.reshape(b, n, t, h).swapaxes(1, 2)
-  return out.astype(q.dtype), lse.reshape(b, n, t)
+  out, lse = _attend(softcap, scores, v, k_start, k_end)
+  return out.swapaxes(1, 2).astype(q.dtype), lse
 
 
 def _attend(softcap, scores, v, k_start, k_end):

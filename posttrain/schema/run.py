@@ -254,9 +254,12 @@ class Rollout(bounds.Options):
   # A prompt may then be fed by a program of another shape, which rounds
   # differently: a run that is resumed is not bitwise the uninterrupted one.
   prefix_cache: bool = False
-  # Decoding reads the prompt of a group once for all its samples, where prompts
-  # are long; while it decodes, a copy of their KV takes 2 / group_size of the
-  # cache.
+  # The prompt of a group is stored and read once for all its samples: a slot
+  # holds what follows a prompt, which max_tokens of the samplers and of eval
+  # must bound, or with several turns their max_episode_tokens; and the prompts
+  # take 2 / group_size of what they took. At most so many groups of longer
+  # prompts decode at a time: answers to single ones have 2 / group_size of the
+  # slots.
   shared_prompts: bool = False
   # Largest share of the rollouts of a step (or of an evaluation) that fail, in
   # their episode or in a reward; more stop the run. They leave their groups,
@@ -314,6 +317,12 @@ class Rollout(bounds.Options):
       'keep_cache',
       'be False with sleep, which frees the cache',
       self.keep_cache,
+    )
+    bounds.require(
+      not (self.shared_prompts and (self.prefix_cache or self.keep_cache)),
+      'shared_prompts',
+      'be False with prefix_cache or keep_cache',
+      self.shared_prompts,
     )
 
   @property

@@ -114,8 +114,7 @@ def make_engine(
 
 
 def _engine_options(components: Components) -> engines.Options:
-  rollout = components.stage.rollout
-  sizes = components.plan.load.group_sizes.values()
+  rollout, load = components.stage.rollout, components.plan.load
   return engines.Options(
     slots=components.slots,
     capacity=components.plan.slot_tokens,
@@ -123,7 +122,8 @@ def _engine_options(components: Components) -> engines.Options:
     prefill_rows=rollout.prefill_rows,
     prefill_tokens=rollout.prefill_tokens,
     prefix_cache=rollout.prefix_cache,
-    group_size=max(sizes, default=1) if rollout.shared_prompts else 1,
+    group_size=load.group_size,
+    prompt_tokens=load.prompt_tokens,
     seed=components.cfg.seed,
   )
 

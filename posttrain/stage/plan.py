@@ -28,6 +28,7 @@ import jax
 
 from posttrain import machine, schema, sharding, tree
 from posttrain.config import checks
+from posttrain.decode import schedule
 from posttrain.evaluation import comparison
 from posttrain.metrics import estimates, statistics, writers
 from posttrain.models import lora, transformer
@@ -80,6 +81,7 @@ class Load:
     has_samplers: whether other processes decode with the policy.
     uses_policy: whether batches depend on the policy's weights.
     tasks: tasks to train on and held-out ones, by environment.
+    prompt_tokens: tokens of a prompt that are stored once for its group.
   """
 
   group_sizes: Mapping[str, int]
@@ -91,6 +93,12 @@ class Load:
   has_samplers: bool = False
   uses_policy: bool = True
   tasks: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+  prompt_tokens: int = 0
+
+  @property
+  def group_size(self) -> int:
+    """Samples of the largest group."""
+    return max(self.group_sizes.values(), default=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,6 +193,7 @@ class Plan:
       'trees': self._shared(),
       'rollout.slots': self.slots,
       '  tokens each': self.slots and self.slot_tokens,
+      '  of a prompt, stored once': self.load.prompt_tokens,
       'steps': cfg.steps,
       '  epochs': ', '.join(
         f'{cfg.steps * batch.prompts_per_step / train:.3g}'
@@ -219,7 +228,7 @@ class Plan:
 
   def _shared(self) -> str:
     """Returns what trees save: of samples of `row_tokens`, the longest ones."""
-    model, several = self.cfg.model, max(self.load.group_sizes.values()) > 1
+    model, several = self.cfg.model, self.load.group_size > 1
     if not self.cfg.batch.trees:
       whole = several and model is not None and model.attention == 'cudnn'
       return 'none: cuDNN attends in rows of whole samples' * whole
@@ -340,7 +349,13 @@ def make(
       host = sharding.abstract_mesh(own, devices)
     ways, token = sharding.batch_ways(host), cached_token_bytes(model, host)
     # The slots: cache, drawn ids and their logprobs.
-    cache = slots // ways * slot_tokens * (model.layers * token + 4 + 4)
+    tokens = load.prompt_tokens
+    prompts = schedule.Store.make(slots, ways, tokens, load.group_size)
+    lines = prompts.lines // ways * tokens if prompts else 0
+    cache = slots // ways * slot_tokens * (4 + 4)
+    cache += (
+      (slots // ways * (slot_tokens - tokens) + lines) * model.layers * token
+    )
     view = view_bytes(model, host)
     # Scoring a micro-batch, on all devices together.
     work = _work(model, sampler, _local_tokens(mesh, batch), FORWARD)
@@ -350,14 +365,11 @@ def make(
     # Prefill, and drawing a token.
     rows = -(-min(rollout.prefill_rows, slots) // ways)
     prefill = _work(model, host, rows * rollout.prefill_tokens, FORWARD)
-    prefill += rows * slot_tokens * token
+    prefill += rows * slot_tokens * token * (1 + bool(tokens))
     logits = _LOGITS * 4 * _head(model, host) // model.embed_dim
-    # Prompts that are read once per group.
-    group = max(load.group_sizes.values(), default=1)
-    prompts = rollout.shared_prompts and group > 1
-    prompts *= 2 * -(-slots // ways // group) * slot_tokens
     if decoders:
-      decoding = slots // ways * logits + prompts * model.layers * token
+      # Decoding reads a copy of the prompts.
+      decoding = slots // ways * logits + lines * model.layers * token
       work = max(work, prefill, decoding)
     if load.uses_policy and rollout.in_flight and rollout.keep_cache:
       other = cache

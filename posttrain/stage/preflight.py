@@ -204,6 +204,11 @@ def make(
     tasks={k: (n, held_out.get(k, 0)) for k, n in data.task_counts.items()},
   )
   slot_tokens = plan.slot_tokens(capacity, run.platform)
+  shares = stage.rollout.shared_prompts and load.group_size > 1
+  if shares and envs and min_capacity is None:
+    after = _tokens_after_prompts(name, stage, envs)
+    own = plan.slot_tokens(after, run.platform)
+    load = dataclasses.replace(load, prompt_tokens=max(slot_tokens - own, 0))
   try:
     planned = plan.make(spec, model, slot_tokens, load)
   except ValueError as error:  # the learner's mesh has passed
@@ -236,6 +241,30 @@ def make(
       engine_client.EngineClient,
     ),
   )
+
+
+def _tokens_after_prompts(
+  name: str, stage: schema.Stage, envs: Mapping[str, base.Env]
+) -> int:
+  """Returns the most tokens after a prompt, for `rollout.shared_prompts`.
+
+  Raises:
+    ValueError: there is no bound.
+  """
+  tokens = [stage.eval.max_tokens]  # those of the suite
+  for key, env in envs.items():
+    sampler = stage.envs[key].sampler
+    for path, cfg in ((f'envs.{key}.sampler', sampler), ('eval', stage.eval)):
+      if isinstance(cfg, schema.Dataset):
+        continue
+      bound = cfg.max_tokens if env.max_turns == 1 else cfg.max_episode_tokens
+      if bound is None:
+        raise ValueError(
+          f'config.{name}.{path}.max_episode_tokens must be set with '
+          'rollout.shared_prompts and several turns: got None'
+        )
+      tokens.append(bound)
+  return max(tokens)
 
 
 def shares_prompts(stage: schema.Stage) -> bool:

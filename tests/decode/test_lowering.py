@@ -29,12 +29,14 @@ def model(dtype):
   )
 
 
-def shapes(model):
+def shapes(model, prompts=(0, 0)):
   """Returns (view, state, slots) as shapes."""
   view = jax.eval_shape(
     lambda: loop.view(transformer.init(jax.random.key(0), model), model, None)
   )
-  state = jax.eval_shape(lambda: loop.fit(None, model, SLOTS, CAPACITY, None))
+  state = jax.eval_shape(
+    lambda: loop.fit(None, model, SLOTS, CAPACITY, None, prompts)
+  )
 
   def column(dtype, *more):
     return jax.ShapeDtypeStruct((SLOTS, *more), dtype)
@@ -88,7 +90,7 @@ def test_decode_chunk_lowers_with_a_kernel_per_layer(target, dtype):
 @pytest.mark.parametrize('target', ['h200', 'v5e', 'v6e'])
 def test_shared_prompts_lower_with_two_kernels_per_layer(target):
   cfg = model('bfloat16')
-  view, state, slots = shapes(cfg)
+  view, state, slots = shapes(cfg, (8, 256))
 
   def chunk(view, state, slots, count, *groups):
     shared = attention.Shared(None, *groups, longest=256)
@@ -97,7 +99,7 @@ def test_shared_prompts_lower_with_two_kernels_per_layer(target):
   count = jax.ShapeDtypeStruct((), jnp.int32)
   members = jax.ShapeDtypeStruct((4, 8), jnp.int32)
   length = jax.ShapeDtypeStruct((4,), jnp.int32)
-  args = view, state, slots, count, members, length, count
+  args = view, state, slots, count, members, length, slots.limit
   text = lowering.lower(chunk, *args, target=target)
   assert kernel_calls(text, target) == 2 * cfg.layers
 

@@ -42,21 +42,31 @@ SAMPLINGS = (
 
 
 def _wide_completions(sizes):
-  """Completes prompts with a vocabulary that `tensor` splits."""
+  """Completes pairs of prompts with a vocabulary that `tensor` splits.
+
+  The prompts are stored once.
+  """
   devices = jax.devices()[: math.prod(sizes)]
   mesh = sharding.make_mesh(schema.Mesh(*sizes), devices)
   params = helpers.params(WIDE)
   places = sharding.shardings(params, transformer.SHARDING_RULES, mesh)
   options = engines.Options(
-    slots=4, capacity=32, prefill_rows=4, prefill_tokens=8
+    slots=4,
+    capacity=32,
+    prefill_rows=4,
+    prefill_tokens=8,
+    prefix_cache=False,
+    group_size=2,
+    prompt_tokens=16,
   )
   engine = engines.Engine(WIDE, options, mesh)
   engine.set_params(jax.device_put(params, places), 0)
   rng = np.random.default_rng(0)
+  prompts = [rng.integers(0, 128, 12 + i) for i in range(len(SAMPLINGS))]
   done = engine.generate(
     [
       requests.Request(
-        i, rng.integers(0, 128, 3 + i), 8, (7,), requests.Sampling(**sampling)
+        i, prompts[i // 2], 8, (7,), requests.Sampling(**sampling)
       )
       for i, sampling in enumerate(2 * SAMPLINGS)
     ]

@@ -57,6 +57,20 @@ def test_plan_on_one_device_has_its_bytes_and_sizes():
   assert made.total_bytes == held + max(made.update_bytes, made.rollout_bytes)
 
 
+def test_prompts_that_are_stored_once_are_planned():
+  stage = _stage(envs={'a': schema.EnvEntry(group_size=4)})
+  token = plan.cached_token_bytes(
+    MODEL, sharding.abstract_mesh(schema.Mesh(1), 1)
+  )
+  each = MODEL.layers * token
+  own, shared = (
+    _make(stage=stage, load={'prompt_tokens': tokens}).decode_bytes
+    for tokens in (0, 12)
+  )
+  # Four lines of 12 tokens instead of eight slots' 12.
+  assert own - shared == (8 - 4) * 12 * each
+
+
 def test_the_plan_names_the_learning_rate():
   optim = schema.Optim(lr=1e-5, warmup_steps=20)
   lines = [line.split() for line in _make(stage=_stage(optim=optim)).lines()]
