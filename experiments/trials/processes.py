@@ -49,7 +49,7 @@ RECIPES = {  # name -> recipe, second stage, overrides
   'arithmetic': (
     'arithmetic',
     'grpo',
-    {**kill_resume.setting('grpo'), **TOKENS, 'grpo.steps': 8},
+    {**kill_resume.setting('arithmetic', 'grpo'), **TOKENS, 'grpo.steps': 8},
   ),
   'sql': ('sql', 'grpo', TOKENS),
   'dpo': (
