@@ -16,7 +16,8 @@ or, to continue sequences between turns:
    also what a prompt has in common with those in the slots (`schedule`).
 2. The loop runs until all have stopped; while a request waits for a slot or its
    prompt, or holds a slot, for `chunk` tokens at a time. Between two chunks at
-   most `prefill_rows` x `prefill_tokens` tokens are prefilled; while no slot
+   most `prefill_rows` x `prefill_tokens` tokens are prefilled, of episodes also
+   more, until at least as many slots decode as are fed; while no slot
    decodes, all that have slots.
 3. A completion depends on the weights, the seed, the request's id and its
    prompt; on its slot, the other requests and the chunks only as far as matrix
@@ -408,7 +409,8 @@ class Engine:
     """Prefills waiting requests into free slots; each draws a token.
 
     Until none waits or no slot is free; next to active slots, which must not
-    wait long, at most a chunk of all rows.
+    wait long, at most a chunk of all rows, unless the slots that are fed are
+    more than these, and of episodes.
     """
     self._state, plan, shapes = self._fit(), self._schedule, self._shapes
     most = shapes.row_counts[-1]
@@ -418,7 +420,11 @@ class Engine:
       if copies := plan.copy():
         self._copy(copies)
       call = shapes.next_call(plan, self._state.ids.shape[1])
-      if call is None or call.count > left:
+      if call is None:
+        return
+      if call.count > left and not (
+        self._holds() and plan.num_fed > plan.num_active
+      ):
         return
       left -= call.count
       logits = self._prefill(call)

@@ -183,8 +183,12 @@ class Schedule:
   @property
   def num_waiting(self) -> int:
     """The number of requests that are not active yet, and not held."""
-    feeding = sum(len(group.entries) for group in self._groups)
-    return len(self._queue) + len(self._extended) + feeding
+    return len(self._queue) + len(self._extended) + self.num_fed
+
+  @property
+  def num_fed(self) -> int:
+    """The number of slots whose prompt, or turn, is being fed."""
+    return sum(len(group.entries) for group in self._groups)
 
   @property
   def num_active(self) -> int:

@@ -243,7 +243,8 @@ class Rollout(bounds.Options):
   # Number of tokens decoded between two checks of the slots, while episodes
   # wait for a slot or have further turns.
   chunk: bounds.Count = 16
-  # Largest number of prompts prefilled at a time, and between two chunks.
+  # Largest number of prompts prefilled at a time, and between two chunks; of
+  # episodes more, while more slots are fed than decode.
   prefill_rows: bounds.Count = 32
   # Number of tokens of a prompt prefilled at a time.
   prefill_tokens: bounds.Count = 32

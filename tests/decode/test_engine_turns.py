@@ -51,6 +51,18 @@ def test_decode_loop_ends_when_all_rows_have_stopped(monkeypatch):
   assert steps == [5]
 
 
+def test_turns_are_fed_until_as_many_slots_decode():
+  """Seven wait beside one that decodes, of which four are fed at a time."""
+  engine = helpers.make()
+  for i in range(8):
+    most = 2 if i else 40
+    engine.submit(requests.Request(i, np.array([i]), most, hold=True))
+  for done in helpers.poll(engine, 7):
+    engine.extend(done.id, np.arange(9), 4)
+  engine.launch()
+  assert engine._schedule.num_active == 5
+
+
 def test_extension_equals_a_prompt_of_all_tokens():
   batch = helpers.make_requests(3, seed=6, max_tokens=6, hold=True)
   engine = helpers.make()
