@@ -391,11 +391,11 @@ def _run(flags: Flags, is_process: bool = False) -> int:
     limit, devices, steps = flags.time_limit, flags.planned, flags.profiled
     if limit is not None:
       limit = preemption.seconds(limit, '--time_limit')
-    with hub.keeping(flags.workdir):
-      run = load(flags.config, flags.overrides, flags.trust_config)
-    if is_process and flags.coordinator is None:  # jax takes a moment
+    if is_process and flags.coordinator is None:  # a recipe may need jax
       line = f'posttrain {posttrain.__version__} checks {flags.config}'
       print(line, file=sys.stderr, flush=True)
+    with hub.keeping(flags.workdir):
+      run = load(flags.config, flags.overrides, flags.trust_config)
     if flags.dry_run:
       from posttrain.stage import preflight
 
