@@ -55,12 +55,12 @@ RECIPES = {  # name -> recipe, second stage, overrides
   'dpo': (
     'arithmetic_dpo',
     'dpo',
-    {**kill_resume.setting('dpo'), 'dpo.steps': 6},
+    {**kill_resume.setting('arithmetic', 'dpo'), 'dpo.steps': 6},
   ),
   'rm': (
     'arithmetic_reward_model',
     'rm',
-    {**kill_resume.setting('rm'), 'rm.steps': 6},
+    {**kill_resume.setting('arithmetic', 'rm'), 'rm.steps': 6},
   ),
 }
 

@@ -18,7 +18,7 @@ SECONDS = 400  # for a wait; the machine may be busy
 
 def start(workdir, lag, *flags):
   options = {
-    **kill_resume.setting('grpo'),
+    **kill_resume.setting('arithmetic', 'grpo'),
     'grpo.rollout.max_lag': lag,
     'grpo.eval.every': 5,
   }
@@ -114,7 +114,7 @@ def test_one_command_starts_all_processes(tmp_path):
   words = [
     f'--config.{key}={value}'
     for key, value in {
-      **kill_resume.setting('grpo'),
+      **kill_resume.setting('arithmetic', 'grpo'),
       'sft.steps': 2,
       'grpo.steps': 2,
     }.items()
