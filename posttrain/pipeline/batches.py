@@ -268,9 +268,12 @@ def metrics(batch: Batch) -> dict[str, float]:
   tokens = int((segments > 0).sum())
   _, rows, row_tokens = batch.ids.shape
   mask, shared = batch.mask[:count], {}
-  if batch.copies is not None:
+  if batch.ends is not None:  # the depths at which samples begin
+    begins = np.diff(segments, prepend=0) > 0
+    depths = batch.positions[:count][begins]
+    shared['batch/shared_tokens'] = int(depths.sum())
+  if isinstance(batch, types.Batch) and batch.copies is not None:
     mask = mask * batch.copies[:count]
-    shared['batch/shared_tokens'] = int(batch.copies[:count].sum()) - tokens
   return shared | {
     'batch/tokens': tokens,
     'batch/completion_tokens': int(mask.sum()),
