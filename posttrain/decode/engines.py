@@ -89,7 +89,7 @@ class Engine:
     """
     slots = options.slots
     self.slots, self.capacity = slots, options.capacity or 0
-    self._model, self._cfg = model, options
+    self._model, self._options = model, options
     self._mesh, self._sharding = mesh, loop.placement(mesh, slots)
     ways = 1 if mesh is None else sharding.batch_ways(mesh)
     rows, width = min(options.prefill_rows, slots), options.prefill_tokens
@@ -98,7 +98,7 @@ class Engine:
     if tokens:
       assert options.capacity and not options.prefix_cache, options
     self._shapes = schedule.Shapes(slots, rows, width, ways, tokens > 0)
-    self._params = self._view = self._state = self._options = None
+    self._params = self._view = self._state = self._slot_options = None
     self._version = -1
     self._schedule = self._new_schedule()
     self._ready: list[requests.Completion] = []
@@ -151,19 +151,19 @@ class Engine:
 
     The others must be released by the end. Weights may be set meanwhile.
     """
-    kept = self._schedule, self._state, self._options
+    kept = self._schedule, self._state, self._slot_options
     self._schedule = self._new_schedule()
-    self._state = self._options = None
+    self._state = self._slot_options = None
     try:
       yield
     finally:
-      self._schedule, self._state, self._options = kept
+      self._schedule, self._state, self._slot_options = kept
       self._schedule.forget()
 
   def sleep(self) -> None:
     """Frees the cache until the next request; none may be in flight."""
     assert not self._schedule.in_flight, 'release all requests first'
-    self._state = self._options = None
+    self._state = self._slot_options = None
     self._launched = False
     self._schedule.forget()
 
@@ -174,7 +174,7 @@ class Engine:
       ValueError: no weights are set.
     """
     self._need_weights()
-    assert self._cfg.capacity, 'an engine that grows compiles as it grows'
+    assert self._options.capacity, 'an engine that grows compiles as it grows'
     self._state = self._fit()
     for count, length in self._shapes.calls(self.capacity):
       # A call that feeds no token.
@@ -225,7 +225,8 @@ class Engine:
       Completions of the stopped requests, in the order of submission.
 
     Raises:
-      ValueError: no weights are set; or requests wait, and all slots are held.
+      ValueError: no weights are set; or requests wait, and what they need is
+        held.
     """
     self._need_weights()
     self._harvest()  # the launched chunk
@@ -237,8 +238,9 @@ class Engine:
         f'{self._schedule.num_waiting} requests',
         'find free slots',
         0,
-        f': all {self.slots} are held; extend or release held requests before '
-        'polling, or raise the number of slots',
+        f': all {self.slots}{", or all stored prompts," * bool(self._store)} '
+        'are held; extend or release held requests before polling, or raise '
+        'the number of slots',
       )
       self._harvest()
     return self._collect()
@@ -260,7 +262,7 @@ class Engine:
     """
     self._need_weights()
     if not self._launched:
-      self._decode(self._cfg.chunk)
+      self._decode(self._options.chunk)
 
   def partial(self) -> dict[int, tuple[np.ndarray, np.ndarray, int]]:
     """Returns (ids i32[n], logprobs f32[n], cached) of unfinished turns, by id.
@@ -348,7 +350,7 @@ class Engine:
     return scorer(self._params, sequences, temperatures)
 
   def _new_schedule(self) -> schedule.Schedule:
-    chunk = self._shapes.width if self._cfg.prefix_cache else None
+    chunk = self._shapes.width if self._options.prefix_cache else None
     return schedule.Schedule(self.slots, self._shapes.ways, chunk, self._store)
 
   def _need_weights(self) -> None:
@@ -365,7 +367,7 @@ class Engine:
     max_tokens: int,
   ) -> None:
     """Starts a turn, or ends it at once if the cache has no space for it."""
-    if self._cfg.capacity is None:
+    if self._options.capacity is None:
       end = start + len(ids) + max_tokens
       self.capacity = max(self.capacity, schedule.bucket(end))
     if not self._schedule.begin(entry, ids, start, max_tokens, self.capacity):
@@ -383,12 +385,12 @@ class Engine:
     # Otherwise they only let Ctrl-C and the watchdog through.
     long = min(self.capacity, _LONG_CHUNK)
     short = self._schedule.num_waiting or self._holds()
-    most = self._cfg.chunk if short else long
+    most = self._options.chunk if short else long
     self._state = loop.decode(
       self._view,
       self._model,
       self._state,
-      self._options,
+      self._slot_options,
       steps or most,
       self._min_active(),
       self._sharding,
@@ -401,7 +403,7 @@ class Engine:
     groups = self._schedule.prompts()
     if groups is None:
       return None
-    sizes, most = loop.lengths(self._cfg.prompt_tokens), np.max(groups[1])
+    sizes, most = loop.lengths(self._options.prompt_tokens), np.max(groups[1])
     longest = next(x for x in sizes if x >= most)
     return attention.Shared(None, *groups, longest=longest)
 
@@ -445,12 +447,12 @@ class Engine:
         self._copy(members)
       fields = plan.slot_options()
       keys = loop.request_keys(
-        self._cfg.seed, fields.pop('high'), fields.pop('low')
+        self._options.seed, fields.pop('high'), fields.pop('low')
       )
-      self._options = loop.Slots(keys=keys, **fields)
+      self._slot_options = loop.Slots(keys=keys, **fields)
       drawing = shapes.drawing(call.rows, finished)
       self._state = loop.first(
-        self._state, self._options, logits, *drawing, self._sharding
+        self._state, self._slot_options, logits, *drawing, self._sharding
       )
 
   def _copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
@@ -495,7 +497,8 @@ class Engine:
   def _fit(self) -> loop.State:
     """Returns the state, allocated or widened to the capacity if need be."""
     sizes = self.slots, self.capacity, self._sharding
-    prompts = self._store[:2] if self._store else (0, 0)
+    store = self._store
+    prompts = (store.count, store.tokens) if store else (0, 0)
     return loop.fit(self._state, self._model, *sizes, prompts)
 
   def _harvest(self) -> None:

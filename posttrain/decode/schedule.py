@@ -54,9 +54,10 @@ class RequestState:
   cut: bool = False
   cached: int = 0  # tokens to feed that were found in the prefix cache
   # The first tokens of the prompt that are stored once for a group, 0 = none;
-  # and where, counted from the first one on the device.
+  # and which prompt of the store they are, counted from the first one on the
+  # device.
   base: int = 0
-  line: int = 0
+  prompt_index: int = 0
   # After the turn: tokens in the cache, and the last drawn one, which is not.
   length: int = 0
   token: int = -1
@@ -122,7 +123,7 @@ class Group:
 class Store(NamedTuple):
   """Prompts that are stored once for neighbours with the same tokens."""
 
-  lines: int  # their number
+  count: int  # their number
   tokens: int  # of a prompt, at most
   size: int  # neighbours, at most
 
@@ -132,7 +133,7 @@ class Store(NamedTuple):
   ) -> 'Store | None':
     """Returns that of an engine; None without tokens.
 
-    It has twice as many lines as there are whole groups: while the last slots
+    It has twice as many prompts as there are whole groups: while the last slots
     of a group decode, others take the free ones.
     """
     size = min(size, slots // ways)
@@ -271,16 +272,16 @@ class Schedule:
     are more than the slots that are not held, the first of them go alone.
     Without `share_prefill` they take the slots that are free. They are one
     group per device that they are placed on: one, if it has slots for all. A
-    device has a line of the store for each group that needs one.
+    device has a place in the store for each group that needs one.
     """
     while self._extended:
       entry = self._extended.popleft()
       self._groups.append(Group([entry], self._device(entry.slot)))
-    all_free, lines = self._free_slots(), self._free_lines()
+    all_free, places = self._free_slots(), self._free_places()
     while self._queue and any(all_free):
       entries, free = self._same_prompt(), all_free
       if entries[0].base:
-        free = [x if y else [] for x, y in zip(free, lines, strict=True)]
+        free = [x if y else [] for x, y in zip(free, places, strict=True)]
       space = sum(map(len, free))
       if len(entries) > space:
         if self.share_prefill or not space:
@@ -288,12 +289,14 @@ class Schedule:
         entries = entries[:space]
       for _ in entries:
         self._queue.popleft()
-      self._place(entries, free, lines)
+      self._place(entries, free, places)
 
-  def _free_lines(self) -> list[list[int]]:
-    """Returns the free lines of the store on each device."""
-    each = 0 if self._store is None else self._store.lines // self._ways
-    used = {(self._device(x.slot), x.line) for x in self.in_slots if x.base}
+  def _free_places(self) -> list[list[int]]:
+    """Returns the free places in the store on each device."""
+    each = 0 if self._store is None else self._store.count // self._ways
+    used = {
+      (self._device(x.slot), x.prompt_index) for x in self.in_slots if x.base
+    }
     return [
       [i for i in range(each) if (device, i) not in used]
       for device in range(self._ways)
@@ -316,14 +319,14 @@ class Schedule:
     self,
     entries: list[RequestState],
     free: list[list[int]],
-    lines: list[list[int]],
+    places: list[list[int]],
   ) -> None:
     """Gives slots to requests with the same prompt, on as few devices as can.
 
     Args:
       entries: the requests.
       free: the free slots of each device; slots given away are removed.
-      lines: likewise the free lines of the store.
+      places: likewise the free places in the store.
     """
     while entries:
       # If the device with the most free slots lacks space, all others do.
@@ -331,9 +334,9 @@ class Schedule:
       count = min(len(entries), len(free[device]))
       group, entries = Group(entries[:count], device), entries[count:]
       slots = self._take(group, free[device])
-      line = lines[device].pop(0) if group.head.base else 0
+      index = places[device].pop(0) if group.head.base else 0
       for entry, slot in zip(group.entries, slots, strict=True):
-        entry.slot, self._slots[slot], entry.line = slot, entry, line
+        entry.slot, self._slots[slot], entry.prompt_index = slot, entry, index
       self._groups.append(group)
 
   def _take(self, group: Group, free: list[int]) -> list[int]:
@@ -459,25 +462,25 @@ class Schedule:
 
     Returns:
       (members i32[P, G], length i32[P], base i32[B]), those of
-      `attention.Shared`, for the first lines of each device; None if no slot
+      `attention.Shared`, for the first ones of each device; None if no slot
       does.
     """
     if self._store is None:
       return None
-    lines, _, size = self._store
-    slots, each = len(self._slots) // self._ways, lines // self._ways
+    slots, size = len(self._slots) // self._ways, self._store.size
+    each = self._store.count // self._ways
     members = np.full((self._ways, each, size), slots, np.int32)
     length, count = np.zeros((2, self._ways, each), np.int32)
     base = np.zeros(len(self._slots), np.int32)
     for entry in self.in_slots:
       if entry.active and entry.base:
-        at = self._device(entry.slot), entry.line
+        at = self._device(entry.slot), entry.prompt_index
         members[*at, count[at]] = entry.slot % slots
         count[at] += 1
         length[at] = base[entry.slot] = entry.base
     if not count.any():
       return None
-    # The first half of the lines, mostly; so few shapes compile.
+    # The first half of the prompts, mostly; so few shapes compile.
     most = each if count[:, each // 2 :].any() else each // 2
     members, length = members[:, :most], length[:, :most]
     return members.reshape(-1, size), length.reshape(-1), base
@@ -652,19 +655,19 @@ class Shapes:
     Returns:
       (tokens i32[R, C], start i32[R], count i32[R], slot i32[R]): the tokens,
       right-padded; the first one's position; their number; and their slot. If
-      prompts are stored once also (line i32[R], base i32[R]) of the requests.
+      prompts are stored once also (prompt_index i32[R], base i32[R]).
     """
     size = call.count * len(call.rows)
     tokens = np.zeros((size, self.width), np.int32)
-    start, number, slot, line, base = np.zeros((5, size), np.int32)
+    start, number, slot, index, base = np.zeros((5, size), np.int32)
     for device, groups in enumerate(call.rows):
       for row, group in enumerate(groups, device * call.count):
         new = group.head.feed[group.fed : group.fed + self.width]
         tokens[row, : len(new)] = new
         start[row], number[row] = group.position, len(new)
         slot[row] = group.head.slot % self.device_slots
-        line[row], base[row] = group.head.line, group.head.base
-    prompt = (line, base) if self.stores else ()
+        index[row], base[row] = group.head.prompt_index, group.head.base
+    prompt = (index, base) if self.stores else ()
     return tokens, start, number, slot, *prompt
 
   def copies(

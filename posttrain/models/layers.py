@@ -40,7 +40,7 @@ class Prefixes:
   length: int  # tokens
   # With prompts that are stored once: i32[R], the row's one, counted likewise;
   # and its tokens there, which come before those of the sequence.
-  line: jax.Array | None = None
+  prompt_index: jax.Array | None = None
   base: jax.Array | None = None
 
 
@@ -397,7 +397,7 @@ def append(
   if rows is not None:
     if prompts:
       prompts = tuple(
-        write(old, x, common, rows.line)
+        write(old, x, common, rows.prompt_index)
         for old, x in zip(prompts, new, strict=True)
       )
     pairs = zip(slots, prompts or (None, None), strict=True)
@@ -451,8 +451,8 @@ def read_prefixes(
     own = take(cache, index, min(length, cache.shape[2]))
     if not common:
       return own
-    prompts, line, base = common
-    first = take(prompts, line, min(length, prompts.shape[2]))
+    prompts, prompt_index, base = common
+    first = take(prompts, prompt_index, min(length, prompts.shape[2]))
     both = jnp.concatenate([first, jnp.zeros_like(own)], axis=2)
     put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
     return jax.vmap(put)(both, own, base)[:, :, :length]
@@ -460,7 +460,7 @@ def read_prefixes(
   rows = PartitionSpec(place[0])
   args, specs = (cache, prefixes.index), (place, rows)
   if prompts is not None:
-    args += prompts, prefixes.line, prefixes.base
+    args += prompts, prefixes.prompt_index, prefixes.base
     specs += place, rows, rows
   return sharding.split(read, specs, place)(*args)
 

@@ -351,10 +351,10 @@ def make(
     # The slots: cache, drawn ids and their logprobs.
     tokens = load.prompt_tokens
     prompts = schedule.Store.make(slots, ways, tokens, load.group_size)
-    lines = prompts.lines // ways * tokens if prompts else 0
+    stored = prompts.count // ways * tokens if prompts else 0
     cache = slots // ways * slot_tokens * (4 + 4)
     cache += (
-      (slots // ways * (slot_tokens - tokens) + lines) * model.layers * token
+      (slots // ways * (slot_tokens - tokens) + stored) * model.layers * token
     )
     view = view_bytes(model, host)
     # Scoring a micro-batch, on all devices together.
@@ -369,7 +369,7 @@ def make(
     logits = _LOGITS * 4 * _head(model, host) // model.embed_dim
     if decoders:
       # Decoding reads a copy of the prompts.
-      decoding = slots // ways * logits + lines * model.layers * token
+      decoding = slots // ways * logits + stored * model.layers * token
       work = max(work, prefill, decoding)
     if load.uses_policy and rollout.in_flight and rollout.keep_cache:
       other = cache

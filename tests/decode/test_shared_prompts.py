@@ -1,4 +1,4 @@
-"""Prompts that are stored and read once per group: tokens, lines, programs."""
+"""Prompts that are stored and read once per group: tokens, places, programs."""
 
 import dataclasses
 
@@ -43,7 +43,7 @@ def assert_close(completions, expected):
     np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=2e-5)
 
 
-# (tokens of a prompt, requests): some of more slots than a line has, some of
+# (tokens of a prompt, requests): some of more slots than a prompt serves, some of
 # more tokens, and one that fits in a slot.
 GROUPS = (40, 4), (33, 3), (20, 6), (45, 1), (60, 2), (8, 1)
 
@@ -99,7 +99,7 @@ def plan_of(*groups, slots=16, ways=1, hold=True):
   return plan
 
 
-def test_lines_have_the_slots_of_a_prompt():
+def test_prompts_have_their_slots():
   plan = plan_of((1005, 6), (300, 1), (900, 4))
   plan.finish(next(plan.in_slots))
   members, length, base = plan.prompts()
@@ -107,19 +107,19 @@ def test_lines_have_the_slots_of_a_prompt():
   assert members.tolist() == rows
   assert length.tolist() == [1000, 1000, 300, 900]
   assert base.tolist() == [0, *[1000] * 5, 300, *[900] * 4, *[0] * 5]
-  # What fits in a slot needs no line.
+  # What fits in a slot needs no place.
   assert plan_of((6, 4), hold=False).prompts() is None
   assert plan_of((6, 4)).prompts() is not None
 
 
-def test_a_group_waits_for_a_line():
+def test_a_group_waits_for_a_place():
   plan = plan_of(*((50 + i, 1) for i in range(6)), (5, 3))
   assert [x.request.id for x in plan.in_slots] == [0, 100, 200, 300]
   assert plan.num_waiting == 5
   plan.remove(plan.in_flight[200])
   plan.assign_slots()
-  lines = {x.request.id: x.line for x in plan.in_slots}
-  assert lines == {0: 0, 100: 1, 400: 2, 300: 3}
+  places = {x.request.id: x.prompt_index for x in plan.in_slots}
+  assert places == {0: 0, 100: 1, 400: 2, 300: 3}
   # On each of two devices.
   plan = plan_of(*((50 + i, 2) for i in range(9)), slots=64, ways=2)
   members, length, _ = plan.prompts()

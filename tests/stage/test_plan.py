@@ -67,7 +67,7 @@ def test_prompts_that_are_stored_once_are_planned():
     _make(stage=stage, load={'prompt_tokens': tokens}).decode_bytes
     for tokens in (0, 12)
   )
-  # Four lines of 12 tokens instead of eight slots' 12.
+  # Four prompts of 12 tokens instead of eight slots' 12.
   assert own - shared == (8 - 4) * 12 * each
 
 
