@@ -43,8 +43,8 @@ def assert_close(completions, expected):
     np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=2e-5)
 
 
-# (tokens of a prompt, requests): some of more slots than a prompt serves, some of
-# more tokens, and one that fits in a slot.
+# (tokens of a prompt, requests): some of more requests than a stored prompt
+# serves, some of more tokens, and one that fits in a slot.
 GROUPS = (40, 4), (33, 3), (20, 6), (45, 1), (60, 2), (8, 1)
 
 
