@@ -255,12 +255,15 @@ class Rollout(bounds.Options):
   # A prompt may then be fed by a program of another shape, which rounds
   # differently: a run that is resumed is not bitwise the uninterrupted one.
   prefix_cache: bool = False
-  # The prompt of a group is stored and read once for all its samples: a slot
-  # holds what follows a prompt, which max_tokens of the samplers and of eval
-  # must bound, or with several turns their max_episode_tokens; and the prompts
-  # take 2 / group_size of what they took. At most so many groups of longer
-  # prompts decode at a time: answers to single ones have 2 / group_size of the
-  # slots.
+  # The prompt of a group is stored and read once for all its samples: for
+  # groups with long prompts, of stages on tokens. A slot holds prefill_tokens
+  # and what follows a prompt: max_tokens of the samplers and of eval, or with
+  # several turns their max_episode_tokens, which must be set. The prompts take
+  # 2 / group_size of what they took, and up to as much again while decoding
+  # reads a copy: less memory in groups of 5 or more, more in smaller ones.
+  # Single prompts (an evaluation with one answer per task) are answered in
+  # 2 / group_size of the slots at a time, unless they have one turn and at most
+  # prefill_tokens.
   shared_prompts: bool = False
   # Largest share of the rollouts of a step (or of an evaluation) that fail, in
   # their episode or in a reward; more stop the run. They leave their groups,
@@ -320,9 +323,9 @@ class Rollout(bounds.Options):
       self.keep_cache,
     )
     bounds.require(
-      not (self.shared_prompts and (self.prefix_cache or self.keep_cache)),
+      not (self.shared_prompts and (self.prefix_cache or self.in_flight)),
       'shared_prompts',
-      'be False with prefix_cache or keep_cache',
+      'be False with prefix_cache or in_flight',
       self.shared_prompts,
     )
 

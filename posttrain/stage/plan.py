@@ -193,7 +193,9 @@ class Plan:
       'trees': self._shared(),
       'rollout.slots': self.slots,
       '  tokens each': self.slots and self.slot_tokens,
-      '  of a prompt, stored once': self.load.prompt_tokens,
+      '  of a prompt, stored once': self.load.prompt_tokens
+      or 'none: only groups of kind=tokens with prompts above prefill_tokens'
+      * cfg.rollout.shared_prompts,
       'steps': cfg.steps,
       '  epochs': ', '.join(
         f'{cfg.steps * batch.prompts_per_step / train:.3g}'

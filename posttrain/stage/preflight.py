@@ -204,10 +204,12 @@ def make(
     tasks={k: (n, held_out.get(k, 0)) for k, n in data.task_counts.items()},
   )
   slot_tokens = plan.slot_tokens(capacity, run.platform)
-  shares = stage.rollout.shared_prompts and load.group_size > 1
-  if shares and envs and min_capacity is None:
+  rollout, samples = stage.rollout, stage.kind == 'tokens' and bool(envs)
+  shares = rollout.shared_prompts and samples and load.group_size > 1
+  if shares and min_capacity is None:
     after = _tokens_after_prompts(name, stage, envs)
-    own = plan.slot_tokens(after, run.platform)
+    # Short prompts fit in a slot: few are stored in the other place.
+    own = plan.slot_tokens(after + rollout.prefill_tokens, run.platform)
     load = dataclasses.replace(load, prompt_tokens=max(slot_tokens - own, 0))
   try:
     planned = plan.make(spec, model, slot_tokens, load)

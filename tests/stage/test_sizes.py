@@ -6,7 +6,8 @@ import math
 import pytest
 
 from posttrain import config, schema
-from posttrain.stage import preflight
+from posttrain.stage import models, preflight
+from tests import toys
 
 
 def plan(mesh, stage, sampler=None):
@@ -162,3 +163,62 @@ def test_sizes_follow_from_the_model_and_the_platform(
     stage.model.dtype,
     stage.eval.prompts,
   ) == expected
+
+
+LONG = schema.Batch(row_tokens=1024)
+
+
+def shared(entries, prefill_tokens=32, **stage):
+  """Returns the components of a stage with `rollout.shared_prompts`."""
+  rollout = schema.Rollout(shared_prompts=True, prefill_tokens=prefill_tokens)
+  stage = {'batch': LONG, 'eval': schema.Eval(max_tokens=80), **stage}
+  return plan({}, schema.Stage(envs=entries, rollout=rollout, **stage))
+
+
+def test_slots_hold_what_follows_a_stored_prompt():
+  parts = shared({'a': entry(4), 'b': entry(2)})
+  options = models._engine_options(parts)
+  assert (options.group_size, options.capacity) == (4, 1024)
+  # All but 80 tokens of an answer and 32 of a prompt.
+  assert options.prompt_tokens == 1024 - (80 + 32)
+
+
+@pytest.mark.parametrize(
+  'options',
+  [
+    {'entries': {'a': entry(1)}},
+    {'entries': {'a': entry(4)}, 'prefill_tokens': 1024},
+    # Pairs are answers of other lengths.
+    {
+      'entries': {'a': schema.EnvEntry(env=schema.Arithmetic(eval_tasks=4))},
+      'kind': 'preference',
+      'pairs': schema.MadePairs(max_tokens=512),
+    },
+  ],
+)
+def test_the_plan_says_that_no_prompt_is_stored_once(options):
+  parts = shared(**options)
+  assert models._engine_options(parts).prompt_tokens == 0
+  (line,) = (x for x in parts.plan.lines() if 'stored once' in x)
+  assert 'none: only groups' in line
+
+
+def test_turns_after_a_stored_prompt_need_a_bound(monkeypatch):
+  class Turns(toys.Letters):
+    max_turns = 2
+
+  toys.install(monkeypatch, Turns)
+  with pytest.raises(ValueError, match=r'max_episode_tokens must be set'):
+    shared({'a': entry(4)})
+  bounded = dataclasses.replace(
+    entry(4), sampler=schema.Policy(max_episode_tokens=200)
+  )
+  evaluation = schema.Eval(max_tokens=80, max_episode_tokens=300)
+  parts = shared({'a': bounded}, eval=evaluation)
+  assert parts.plan.load.prompt_tokens == 1024 - 336
+
+
+@pytest.mark.parametrize('key', ['prefix_cache', 'in_flight'])
+def test_prompts_are_stored_once_without(key):
+  with pytest.raises(ValueError, match=f'shared_prompts must be .*{key}'):
+    schema.Rollout(shared_prompts=True, **{key: True})
