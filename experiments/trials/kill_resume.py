@@ -32,8 +32,8 @@ import orbax.checkpoint as ocp
 from experiments.benchmarks import timing
 from experiments.trials import base
 
-# Metrics that differ between runs.
-TIMED = '^time/|^memory/|^rewards/.*/seconds/'
+# Metrics that differ between runs: times, and what each process counts anew.
+TIMED = '^time/|^memory/|^compiles$|^rewards/.*/seconds/'
 # Phase -> largest delay of the kill after the phase begins, in seconds.
 DELAYS = {'rollout': 0.01, 'update': 0.005, 'save': 0.08, 'eval': 0.02}
 RECIPES = {  # --stage -> (recipe, second stage, that of the phase 'rollout')

@@ -226,3 +226,28 @@ def test_interpreted_kernels_are_as_exact_as_xla():
   )
   for a, b, c in zip(ours, xla, exact, strict=True):
     assert np.abs(a - c).max() <= 1.5 * np.abs(b - c).max()
+
+
+@pytest.mark.parametrize(
+  'h, dtype, softcap, trees, ours, cudnn',
+  [  # the table of docs/models.md
+    (128, 'bfloat16', None, False, True, True),
+    (80, 'float16', None, False, True, True),
+    (128, 'bfloat16', 30.0, False, True, False),
+    (128, 'float32', None, False, True, False),
+    (128, 'bfloat16', None, True, True, False),
+    (264, 'bfloat16', None, False, False, False),
+    (20, 'bfloat16', None, False, True, False),
+  ],
+)
+def test_training_on_a_gpu(h, dtype, softcap, trees, ours, cudnn):
+  dtypes = (jnp.dtype(dtype),) * 3
+
+  def serves(backend):
+    return not attention._unsupported(backend, h, dtypes, softcap, trees)
+
+  assert (serves('triton'), serves('cudnn')) == (ours, cudnn)
+  chosen = dispatch.choose(
+    'auto', lambda x: None if serves(x) else 'unsupported', here='gpu'
+  )
+  assert chosen == ('auto' if ours else 'xla')
