@@ -289,7 +289,7 @@ def test_a_reward_model_on_pairs_of_a_file_decodes_nothing():
 
 # Bytes of a train step that jax 0.10.2 compiled for H100 without a device, on
 # 2026-11-23: preset, mesh, rows x tokens, 1e9 bytes per device of arguments,
-# temporaries and results together, options.
+# temporaries and results together, options. The last of equal ones has trees.
 H100 = """
   qwen3_0p6b 1x1x1 2x4096 20.953 remat=none
   qwen3_0p6b 1x1x1 8x4096 16.082
@@ -304,6 +304,8 @@ H100 = """
   qwen3_32b 1x1x8 8x4096 106.790
   qwen3_8b 2x2x2 8x4096 46.872
   qwen3_0p6b 8x1x1 16x4096 13.657
+  qwen3_0p6b 1x8x1 8x4096 2.790
+  qwen3_0p6b 1x8x1 8x4096 2.895
   qwen3_8b 1x8x1 8x4096 27.037 remat=attention
   qwen3_8b 1x8x1 8x4096 38.584 remat=none
   qwen3_0p6b 1x8x1 8x4096 6.237 reduce_gradients=update
