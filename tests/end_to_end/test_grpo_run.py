@@ -116,6 +116,34 @@ def _interrupt(workdir, run, step):
   _launch(workdir, run)
 
 
+@pytest.mark.slow
+def test_prompts_that_are_stored_once_change_no_answer(tmp_path):
+  """Of evaluations, and of two steps; numbers differ by rounding."""
+  run = _run(steps=2)
+  _launch(tmp_path / 'own', run)
+  stage = run.stages['grpo']
+  rollout = dataclasses.replace(
+    stage.rollout, shared_prompts=True, prefill_tokens=4
+  )
+  stage = dataclasses.replace(stage, rollout=rollout)
+  run = dataclasses.replace(run, stages={'grpo': stage})
+  _launch(tmp_path / 'shared', run)
+  with pytest.MonkeyPatch.context() as patch:
+    toys.install(patch, Ragged)
+    parts = preflight.make(preflight.resolve(run), 'grpo')
+  # A slot has 16 of 48 tokens, and the long prompts more than 12.
+  assert parts.plan.load.prompt_tokens == 32
+  truth, others = (
+    writers.read(str(tmp_path / name / 'metrics.jsonl'))
+    for name in ('own', 'shared')
+  )
+  for row, other in zip(truth, others, strict=True):
+    keys = [x for x in row if x.startswith(('eval/', 'rollout/', 'loss/'))]
+    assert len(keys) > 5
+    for key in keys:
+      assert other[key] == pytest.approx(row[key], rel=1e-4, abs=1e-5), key
+
+
 @pytest.mark.gate
 @pytest.mark.slow
 def test_resumed_in_the_middle_it_is_bitwise_the_same(finished, tmp_path):
