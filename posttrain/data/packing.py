@@ -63,7 +63,8 @@ def pack(
   envs: tuple[str, ...],
   pad_id: int = 0,
   longest: int | None = None,
-  trees: bool | str = False,
+  trees: bool = False,
+  trained: bool = False,
 ) -> tuple[types.Batch, list[types.Sample]]:
   """Packs samples into `[micro_batches, rows, row_tokens]`.
 
@@ -80,8 +81,9 @@ def pack(
     pad_id: token id of the padding after a row's last sample. Its segment is
       0, so that nothing attends to it and no loss reads it.
     longest: the most tokens of a sample, `batch.row_tokens`; None = T.
-    trees: whether samples share the tokens that they begin with: those that no
-      loss reads; 'trained' = those that train alike as well.
+    trees: whether samples share the tokens that they begin with, those that no
+      loss reads.
+    trained: whether trees share tokens that train alike as well.
 
   Returns:
     The batch, and the samples that fit into no row, in order of arrival.
@@ -102,7 +104,7 @@ def pack(
   tokens = _join(samples)
   env_ids = np.array([envs.index(sample.env) for sample in samples], np.int32)
   tokens.fields['env_ids'] = env_ids[tokens.sample]
-  kept, shared = _kept(tokens, trees)
+  kept, shared = _kept(tokens, trees, trained)
   lengths = [len(samples[index]) for index in kept]
   if not isinstance(row_tokens, int):
     row_tokens = row_tokens(lengths, shared)
@@ -187,7 +189,9 @@ def _join(samples: Sequence[types.Sample]) -> _Tokens:
   return _Tokens(lengths, owner, position, fields, is_member)
 
 
-def _kept(tokens: _Tokens, trees: bool | str) -> tuple[list[int], list[int]]:
+def _kept(
+  tokens: _Tokens, trees: bool, trained: bool
+) -> tuple[list[int], list[int]]:
   """Returns the samples with a member, and the tokens that they share.
 
   Returns:
@@ -200,7 +204,7 @@ def _kept(tokens: _Tokens, trees: bool | str) -> tuple[list[int], list[int]]:
   trains = tokens.is_member | (tokens.fields['mask'] != 0)
   starts = np.cumsum(tokens.lengths) - tokens.lengths
   columns = [tokens.fields['ids']]
-  if trees == 'trained':
+  if trained:
     for name, dtype in _STREAMS.items():
       values = np.where(trains, tokens.fields[name], 0).astype(dtype)
       columns.append(values.view(np.int32))

@@ -1,7 +1,8 @@
 """Sums over the sequences that share a row, by doubling.
 
 A sequence lies whole in its row, under an id that is unique in the row; of a
-row with trees, the tokens that it does not share, which have all its weights.
+row with trees, the tokens that it does not share, which have all its weights
+but where tokens that train are shared (no loss reads a sum there).
 Step k adds to a token's running sum the running sum 2^k tokens to its left, if
 the id is the same there; the sum at a sequence's last token is copied back to
 all of its tokens in the same number of steps. The cost is O(T log T) for any

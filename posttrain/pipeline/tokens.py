@@ -479,9 +479,8 @@ class Packer:
     self._envs, self._pad_id = tuple(stage.envs), pad_id
     self._micro_batches, self._rows, _ = shape(stage)
     self._longest = stage.batch.row_tokens
-    self._trees: bool | str = bool(stage.batch.trees)
-    if self._trees and stage.loss.rl.is_per_token:
-      self._trees = 'trained'
+    self._trees = bool(stage.batch.trees)
+    self._trained = stage.loss.rl.is_per_token
     self.widths = batches.widths(stage, self._micro_batches)
 
   def __call__(self, samples: Sequence[types.Sample]) -> types.Batch:
@@ -497,6 +496,7 @@ class Packer:
         pad_id=self._pad_id,
         longest=self._longest,
         trees=self._trees,
+        trained=self._trained,
       )
       if not leftover:
         return batch

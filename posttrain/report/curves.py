@@ -11,7 +11,7 @@
 
 The grid `eval` has the rows with an evaluation, `train` those of steps. Lines
 on one grid share their places on the three axes `step`, `token` and `time`
-(tokens trained on and seconds, of the whole run). A value that was not measured
+(tokens of batches and seconds, of the whole run). A value that was not measured
 or not finite is null, and no line is drawn over it.
 
 Where a run has more rows than the page has space for, the points of `train` are

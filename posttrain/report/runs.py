@@ -38,7 +38,7 @@ PANELS = (  # title, metric or its prefix, how it is drawn
   ('Training loss', 'loss/total', 'noisy'),
   ('Gradient norm', 'optim/grad_norm', 'noisy'),
   ('Learning rate', 'optim/lr', 'plain'),
-  ('Tokens trained on', 'batch/tokens', 'sum'),
+  ('Tokens of batches, shared ones once', 'batch/tokens', 'sum'),
   ('Memory, GiB', 'memory/', 'plain'),
 )
 
@@ -396,7 +396,7 @@ def facts(run: Run) -> list[tuple[str, Any]]:
     ('device', starts[-1].get('devices')),
     ('host', starts[-1].get('host')),
     ('seed', run.config.get('seed')),
-    ('tokens trained on', f'{tokens:,}' if tokens else ''),
+    ('tokens of batches', f'{tokens:,}' if tokens else ''),
     ('training time', f'{elapsed}' if times else ''),
     ('started', starts[0].get('time') and starts[0]['time'] + again),
     ('last row', run.written and f'{written:%Y-%m-%d %H:%M} UTC'),

@@ -233,7 +233,7 @@ class Plan:
     model, several = self.cfg.model, self.load.group_size > 1
     if not self.cfg.batch.trees:
       whole = several and model is not None and model.attention == 'cudnn'
-      return 'none: cuDNN attends in rows of whole samples' * whole
+      return 'none; cuDNN attends in rows of whole samples alone' * whole
     if self.cfg.kind != 'tokens':
       return 'the answers of a pair share its prompt'
     row, shares = self.cfg.batch.row_tokens, []

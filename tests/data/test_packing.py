@@ -245,22 +245,33 @@ def test_a_group_longer_than_a_row_repeats_its_prompt():
   assert batch.ids.shape == (8, 1, 32) and batch.num_micro_batches == 1
 
 
-@given(batches())
+@pytest.mark.parametrize('trained', [False, True])
+@given(case=batches())
 @settings(max_examples=80, deadline=None)
-def test_the_path_of_a_sample_in_its_tree_is_the_sample(case):
+def test_the_path_of_a_sample_in_its_tree_is_the_sample(trained, case):
   samples, shape = case
-  rng, kept = np.random.default_rng(len(samples)), {}
+  rng, kept = np.random.default_rng([len(x) for x in samples]), {}
   for index, sample in enumerate(samples):
     live = np.arange(len(sample)) >= rng.integers(0, len(sample) + 1)
     names = 'mask', *(f'{name}_weights' for name in types.COMPONENTS)
     changes = {name: getattr(sample, name) * live for name in names}
     changes['ids'] = rng.integers(0, 2, len(sample)).astype(np.int32)
     changes['ids'][-1] = 10 + index  # names the sample
-    changes['rl_weights'] = changes['rl_weights'] * changes['mask']
-    samples[index] = sample = dataclasses.replace(sample, **changes)
+    sample = dataclasses.replace(sample, **changes)
+    if index:  # most begin as another one does, some but for a stream
+      other = samples[rng.integers(index)]
+      same = rng.integers(min(len(sample), len(other)))
+      sample = dataclasses.replace(sample, env=ENVS[rng.integers(3) // 2])
+      odd = rng.integers(2 * len(types.TOKEN_FIELDS))
+      for i, name in enumerate(types.TOKEN_FIELDS):
+        if i != odd:
+          getattr(sample, name)[:same] = getattr(other, name)[:same]
+    sample.rl_weights[~sample.mask] = 0
+    sample.temperatures[sample.ce_weights != 0] = 1
+    samples[index] = sample
     if any(getattr(sample, name).any() for name in names[1:]):
       kept[10 + index] = sample
-  batch, left = pack(samples, trees=True, **shape)
+  batch, left = pack(samples, trees=True, trained=trained, **shape)
   assert [sample.ids[-1] for sample in left] == sorted(
     sample.ids[-1] for sample in left
   )
@@ -280,6 +291,7 @@ def test_the_path_of_a_sample_in_its_tree_is_the_sample(case):
   for row, segments in enumerate(rows['segment_ids']):
     here = {name: values[row] for name, values in rows.items()}
     assert not here['ends'][segments == 0].any()
+    copies = np.zeros_like(segments)
     for segment in range(1, segments.max() + 1):
       (own,) = np.nonzero(segments == segment)
       last, path = own[-1], [own[-1]]
@@ -291,14 +303,22 @@ def test_the_path_of_a_sample_in_its_tree_is_the_sample(case):
       assert np.flatnonzero(sees).tolist() == path
       assert here['positions'][path].tolist() == list(range(len(sample)))
       np.testing.assert_array_equal(here['ids'][path], sample.ids)
+      copies[path] += 1
+      assert copies[last] == 1
+      trains = np.any([getattr(sample, name) for name in names], axis=0)
+      trains[len(path) - len(own) :] = True  # its own
+      path = np.array(path)
+      assert trained or path[trains].tolist() == own.tolist()
+      assert set(here['env_ids'][path[trains]]) == {ENVS.index(sample.env)}
       for name in types.TOKEN_FIELDS:
-        values = getattr(sample, name)[len(path) - len(own) :]
-        np.testing.assert_array_equal(here[name][own], values, err_msg=name)
-      for name in names:
-        assert not here[name][path[: -len(own)]].any()
-      assert here['copies'][last] == 1 and np.all(
-        np.diff(here['copies'][path]) <= 0
-      )
+        values = here[name][path]
+        wanted = getattr(sample, name)
+        np.testing.assert_array_equal(
+          values[trains], wanted[trains], err_msg=name
+        )
+        if name in names:  # nothing else trains
+          assert not values[~trains].any()
+    np.testing.assert_array_equal(here['copies'], copies)
   assert not kept
 
 

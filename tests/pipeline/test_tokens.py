@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import types
+import typing
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from posttrain.envs import registry
 from posttrain.metrics import statistics
 from posttrain.pipeline import batches, environments
 from posttrain.pipeline import tokens as token_pipeline
+from posttrain.schema import objective
 from tests import fixtures
+from tests.data import test_packing
 
 
 def _pipeline(
@@ -50,6 +53,42 @@ def test_a_batch_holds_every_completion_token_once():
   assert (batch.versions == -1).all()  # nobody sampled it
   starts = (batch.positions == 0) & (batch.segment_ids > 0)
   assert starts.sum() == 8
+
+
+# Whether a token's loss depends on no other one of its sample, by type and by
+# option: so it may be computed once for all samples that have it.
+PER_TOKEN = {
+  'dppo': True,
+  'ipo': True,
+  'clip': True,
+  'gspo': False,
+  'cispo': True,
+  'custom': False,
+}
+OPTIONS = [
+  ('off_policy_mask', 0.1, False),
+  *(('aggregation', x, x != 'sequence') for x in objective.AGGREGATIONS),
+  *(('sampler_is_mode', x, x == 'none') for x in objective.SAMPLER_IS_MODES),
+]
+
+
+@pytest.mark.parametrize('kind', typing.get_args(objective.RlLoss))
+@pytest.mark.parametrize('option, value, is_per_token', OPTIONS)
+def test_which_losses_share_tokens_that_train(
+  kind, option, value, is_per_token
+):
+  options = {'aggregation': 'token', 'constant_tokens': 9, option: value}
+  if kind is schema.CustomRl:
+    options['import_path'] = 'some.module:function'
+  rl = kind(**options)
+  stage = fixtures.stage(loss=schema.Loss(rl=rl))
+  batch = dataclasses.replace(stage.batch, trees=True)
+  pack = token_pipeline.Packer(dataclasses.replace(stage, batch=batch), 0)
+  sample = test_packing.make(8, env='arithmetic', start=3)
+  copies = pack([sample, sample]).copies
+  # All tokens but the last one, or those before the first that trains.
+  shared = 7 if is_per_token and PER_TOKEN[rl.type] else 3
+  assert (copies == 2).sum() == shared
 
 
 LONG = 'It is. ' * 40

@@ -106,7 +106,7 @@ def test_facts_are_model_device_seed_versions_and_times():
     'device': '2 x H200',
     'host': '16 CPU cores, Linux x86_64',
     'seed': 3,
-    'tokens trained on': '1,000',
+    'tokens of batches': '1,000',
     'training time': '1:02:05',
     'started': '2026-01-02 03:04:05 UTC, 2 starts',
     'versions': 'posttrain 0.1, jax 0.11',

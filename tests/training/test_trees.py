@@ -1,8 +1,11 @@
 """Trees: gradients and metrics are those of whole samples, to rounding."""
 
 import dataclasses
+import functools
+import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,7 +13,8 @@ from posttrain import schema, types
 from posttrain.data import packing, preferences
 from posttrain.losses import combine
 from posttrain.models import lora, transformer
-from posttrain.training import objectives, pair_objectives
+from posttrain.pipeline import batches
+from posttrain.training import objectives, pair_objectives, token_export
 from posttrain.training import step as train_step
 from tests import fixtures
 
@@ -71,7 +75,7 @@ def _samples():
   return [*samples, _sample(rng, second[:4], 5, 'a', ('ce',))]
 
 
-def _pack(samples, trees, row_tokens=64, rows=1):
+def _pack(samples, trees, row_tokens=64, rows=1, trained=False):
   batch, left = packing.pack(
     samples,
     row_tokens=row_tokens,
@@ -80,6 +84,7 @@ def _pack(samples, trees, row_tokens=64, rows=1):
     envs=ENVS,
     longest=32,
     trees=trees,
+    trained=trained,
   )
   assert not left
   return batch
@@ -98,6 +103,17 @@ def _accumulate(objective, batch, params, base=None):
 
   grads, metrics, total = jax.jit(run)(params, batch)
   return jax.device_get((grads, combine.means(metrics), total))
+
+
+def _sizes(whole, trees):
+  """Returns the tokens that trees share; checks what is counted of a batch."""
+  counts = [batches.metrics(x) for x in (whole, trees)]
+  shared = counts[1]['batch/shared_tokens']
+  assert counts[0]['batch/tokens'] == counts[1]['batch/tokens'] + shared
+  sampled = [x['batch/completion_tokens'] for x in counts]
+  mask = whole.mask[: int(whole.num_micro_batches)]
+  assert sampled[0] == sampled[1] == mask.sum() > 0
+  return shared
 
 
 def _equal(one, other):
@@ -125,37 +141,102 @@ def test_a_tree_trains_as_whole_samples_do(name):
     params = jax.tree.map(lambda x: x + 0.01, params)
     base = lora.Base(weights, lora.scale(options))
   whole, trees = _pack(samples, False, 128), _pack(samples, True, rows)
-  tokens = [int((x.segment_ids > 0).sum()) for x in (whole, trees)]
-  assert tokens[1] < tokens[0] - 30
+  assert _sizes(whole, trees) > 30
   assert trees.num_micro_batches == (3 if rows == 32 else 1)
   for count in ('rl_count', 'ce_count', 'ref_kl_count', 'rl_sequences'):
     assert getattr(whole, count) == getattr(trees, count) > 0
   _equal(*(_accumulate(objective, x, params, base) for x in (whole, trees)))
 
 
-def test_tokens_that_train_alike_count_once_for_each_sample():
-  """Two samples that differ in one advantage share less than two equal ones."""
-  (first, *others), rng = _samples(), np.random.default_rng(2)
-  turned = np.append(first.advantages[:12], -first.advantages[12:])
-  longer = _sample(rng, first.ids, 4)
-  for name in types.TOKEN_FIELDS:
-    getattr(longer, name)[: len(first)] = getattr(first, name)
-  changed = dataclasses.replace(first, advantages=turned)
-  samples = [first, first, changed, longer]
-  samples += [dataclasses.replace(others[0], env='b'), *others]
-  loss = schema.Loss(rl=schema.Clip(entropy_coef=0.1))
-  objective = objectives.TokenComponents(MODEL, ENVS, loss)
-  whole, trees = (_pack(samples, x, 256) for x in (False, 'trained'))
-  untrained = _pack(samples, True, 256)
-  # Of five tokens all but the last one, which is each sample's own, twice; and
-  # those before the advantage that differs.
-  tokens = [int((x.segment_ids > 0).sum()) for x in (trees, untrained)]
-  assert tokens[0] == tokens[1] - 4 - 4 - 3
-  for count in ('rl_count', 'ce_count', 'ref_kl_count', 'rl_sequences'):
-    assert getattr(whole, count) == getattr(trees, count) > 0
-  _equal(
-    *(_accumulate(objective, x, fixtures.params(MODEL)) for x in (whole, trees))
-  )
+class _Table(objectives.TokenComponents):
+  """Scores tokens by a table, which compiles at once."""
+
+  def _score(self, params, micro):
+    scores = params[micro.ids, micro.positions % 5]
+    return -jax.nn.softplus(scores), jnp.square(scores)
+
+
+@functools.cache
+def _alike(echo):
+  """Returns whole samples and trees of those that train alike.
+
+  Some have an advantage or version of their own, or another environment.
+
+  Args:
+    echo: whether observations are ce members, else all have ref_kl.
+  """
+  rng, samples = np.random.default_rng(5), []
+  streams = ('rl', 'ce' if echo else 'ref_kl')
+  for env, other in (ENVS, ENVS[::-1]):
+    first = _sample(rng, rng.integers(0, 250, 7), 6, env, streams, turns=echo)
+    longer = _sample(rng, first.ids, 4, env, streams)
+    for name in types.TOKEN_FIELDS:
+      getattr(longer, name)[:13] = getattr(first, name)
+    turned = np.append(first.advantages[:11], -first.advantages[11:])
+    versions = np.append(first.versions[:10], first.versions[10:] + 1)
+    samples += [first, first, longer, longer]
+    samples += [
+      dataclasses.replace(first, env=other),
+      dataclasses.replace(first, advantages=turned),
+      dataclasses.replace(first, versions=versions),
+    ]
+  whole, trees = (_pack(samples, x, 256, trained=x) for x in (False, True))
+  untrained = _sizes(whole, _pack(samples, True, 256))
+  assert _sizes(whole, trees) > untrained + 30 and trees.copies.max() > 3
+  return whole, trees
+
+
+@pytest.mark.parametrize(
+  'rl, estimator',
+  [
+    (schema.Dppo(low=1e-3, high=1e-3, entropy_coef=0.1), 'reverse'),
+    (schema.Ipo(threshold=1e-3), 'k3'),
+    (
+      schema.Clip(
+        low=0.01,
+        high=0.01,
+        delta=1.05,
+        aggregation='constant',
+        constant_tokens=9,
+      ),
+      'reverse',
+    ),
+    (schema.Cispo(low=0.5, high=0.1, entropy_coef=0.2), 'echo'),
+    pytest.param(schema.Dppo(), 'model', marks=pytest.mark.slow),
+  ],
+  ids=lambda x: getattr(x, 'type', x),
+)
+def test_tokens_that_train_alike_count_once_for_each_sample(rl, estimator):
+  ref_kl = schema.RefKl(estimator='k3' if estimator == 'k3' else 'reverse')
+  kind = objectives.TokenComponents if estimator == 'model' else _Table
+  objective = kind(MODEL, ENVS, schema.Loss(rl=rl, ref_kl=ref_kl))
+  both = _alike(estimator == 'echo')
+  params = fixtures.params(MODEL)
+  if kind is _Table:
+    params = np.random.default_rng(0).normal(3, 1, (256, 5)).astype('f4')
+  grad = jax.grad(objective, has_aux=True)
+  results = []
+  for batch in both:
+    assert batch.num_micro_batches == 1
+    micro = jax.tree.map(lambda x: x[0] if x.ndim else x, batch)
+    grads, metrics = jax.device_get(grad(params, micro))
+    results.append((grads, combine.means(metrics)))
+  _equal(*results)
+
+
+@pytest.mark.parametrize('echo', [False, True])
+def test_a_token_export_has_every_sample_whole(echo):
+  exports = []
+  for batch in _alike(echo):
+    records = []
+    for micro, ids in enumerate(batch.ids):
+      values = -ids / np.float32(50), ids / np.float32(7)
+      for record in token_export.records(batch, micro, *values, ENVS):
+        place = [record.pop(x) for x in ('micro_batch', 'row', 'segment')]
+        assert len(place) == 3
+        records.append(json.dumps(record))
+    exports.append(sorted(records))
+  assert len(exports[0]) == 14 and exports[0] == exports[1]
 
 
 @pytest.mark.parametrize(
@@ -189,6 +270,5 @@ def test_answers_share_the_prompt_of_their_pair(kind):
     )
     for trees in (False, True)
   )
-  tokens = [int((x.segment_ids > 0).sum()) for x in (whole, trees)]
-  assert tokens[1] == tokens[0] - 8 - 5 - 6
+  assert _sizes(whole, trees) == 8 + 5 + 6
   _equal(*(_accumulate(objective, x, params) for x in (whole, trees)))
