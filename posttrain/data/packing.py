@@ -81,9 +81,10 @@ def pack(
     pad_id: token id of the padding after a row's last sample. Its segment is
       0, so that nothing attends to it and no loss reads it.
     longest: the most tokens of a sample, `batch.row_tokens`; None = T.
-    trees: whether samples share the tokens that they begin with, those that no
-      loss reads.
-    trained: whether trees share tokens that train alike as well.
+    trees: whether samples that begin with the same tokens share them, up to the
+      first token that trains in either.
+    trained: whether trees also share tokens that train, where all streams are
+      equal.
 
   Returns:
     The batch, and the samples that fit into no row, in order of arrival.
@@ -134,8 +135,8 @@ def pack(
     f'{name}_count': np.count_nonzero(fields[f'{name}_weights'][segments > 0])
     for name in types.COMPONENTS
   }
-  trained = tokens.sample[(segments > 0) & (fields['rl_weights'] != 0)]
-  counts['rl_sequences'] = np.count_nonzero(np.bincount(trained))
+  is_rl = (segments > 0) & (fields['rl_weights'] != 0)
+  counts['rl_sequences'] = np.count_nonzero(np.bincount(tokens.sample[is_rl]))
   batch = types.Batch(
     **arrays,
     **{name: np.asarray(x, np.float32) for name, x in counts.items()},
@@ -226,7 +227,7 @@ def _places(
   tokens: _Tokens,
   row_tokens: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Lays the tokens of samples one after another, less those that are shared.
+  """Lays samples one after another, each without the tokens that it shares.
 
   Args:
     members: the samples in each row.
