@@ -57,7 +57,7 @@ def check(run: schema.Run) -> None:
 def problems(run: schema.Run) -> Iterator[Problem]:
   """Yields the problems of the stages, in order."""
   earlier: dict[str, str] = {}  # name -> kind of the stages before this one
-  selected: list[tuple[schema.Env, str, int]] = []  # env, stage, eval.prompts
+  selected: list[tuple[schema.Env, str, schema.Eval]] = []  # env, stage, eval
   for name, stage in run.stages.items():
     # Names that cannot be part of metric and file names.
     names = {name: name}
@@ -119,14 +119,17 @@ def problems(run: schema.Run) -> Iterator[Problem]:
     # Environments with equal options have the same evaluation tasks, in an
     # equal order: the first `eval.prompts` are reported, those after them
     # select, and no later stage may report those.
-    for env, where, prompts in selected:
+    for env, where, by in selected:
       shares = any(entry.env == env for entry in stage.envs.values())
-      if stage.kind != 'ranking' and shares and stage.eval.prompts > prompts:
-        must = f'be at most {prompts}: {where}.eval.best selects on the rest'
+      first = by.skip + by.prompts
+      again = shares and stage.eval.reports(first, by.best_prompts)
+      if stage.kind != 'ranking' and again:
+        must = f'be at most {first - stage.eval.skip}: {where}.eval.best '
+        must += f'selects on the next {by.best_prompts} tasks'
         yield f'{name}.eval.prompts', must, stage.eval.prompts
     if stage.eval.selects is not None:
       env = stage.envs[stage.eval.selects[1]].env
-      selected.append((env, name, stage.eval.prompts))
+      selected.append((env, name, stage.eval))
     earlier[name] = stage.kind
 
 

@@ -346,6 +346,9 @@ class Eval(bounds.Options):
   # Number of answers per task at temperature 1, besides the greedy answer; 0 =
   # none. Tasks have none that nothing grades.
   samples: Annotated[int, bounds.within(0, 1000)] = 8
+  # Number of held-out tasks that are left out, before the reported ones: those
+  # by which options or weights were chosen.
+  skip: Annotated[int, bounds.within(0, 10**9)] = 0
   # Values of k for pass@k and maj@k, from all subsets of k answers at
   # temperature 1; k = samples is always measured.
   ks: tuple[int, ...] = ()
@@ -426,6 +429,10 @@ class Eval(bounds.Options):
     """(metric, environment) of `best`; None = it is not of an environment."""
     match = re.fullmatch('eval/(.+)/([^/]+)', self.best or '')
     return (match[1], match[2]) if match and not self.selects_pairs else None
+
+  def reports(self, first: int, count: int) -> bool:
+    """Returns whether any of the held-out tasks from `first` on is reported."""
+    return self.skip < first + count and first < self.skip + self.prompts
 
   @property
   def selects_pairs(self) -> bool:

@@ -105,15 +105,17 @@ def stage_of(
   # Warns of tasks that `eval.best` was measured on and that are played now.
   played = run.stages[stage]
   if stage in trained and (selects := trained[stage].eval.selects) is not None:
-    env, last = selects[1], trained[stage].eval.prompts
+    env, by = selects[1], trained[stage].eval
+    first = by.skip + by.prompts
     same = env in played.envs and (
       played.envs[env].env == trained[stage].envs[env].env
     )
-    if same and played.eval.prompts > last:
+    if same and played.eval.reports(first, by.best_prompts):
       warnings.warn(
-        f'config.{stage}.eval.prompts should be at most {last}: got '
-        f'{played.eval.prompts}; the weights of stage {stage!r} were chosen by '
-        f'tasks of environment {env!r} after those',
+        f'config.{stage}.eval.prompts should be at most '
+        f'{first - played.eval.skip}: got {played.eval.prompts}; the weights '
+        f'of stage {stage!r} were chosen by tasks of environment {env!r} after '
+        'those',
         stacklevel=2,
       )
   return _with_eval(run, stage, **changes), stage

@@ -171,17 +171,25 @@ def test_metrics_of_pairs_that_select():
 
 
 @pytest.mark.parametrize(
-  ('reported', 'other', 'ok'),
-  [(500, {}, False), (100, {}, True), (500, {'max_operand': 9}, True)],
+  ('skip', 'reported', 'other', 'ok'),
+  [
+    (0, 500, {}, False),
+    (0, 100, {}, True),
+    (0, 500, {'max_operand': 9}, True),
+    (299, 500, {}, False),
+    (300, 500, {}, True),
+  ],
 )
 def test_later_stages_do_not_report_the_tasks_that_selected(
-  reported, other, ok
+  skip, reported, other, ok
 ):
-  """`sft` selects on the tasks of `a` after the first 100."""
+  """`sft` selects on the tasks of `a` from 100 to 299."""
   entry = schema.EnvEntry(env=schema.Arithmetic(**other))
   stages = {
     'sft': _stage('eval/pass_rate/a', prompts=100),
-    'grpo': schema.Stage(envs={'b': entry}, eval=schema.Eval(prompts=reported)),
+    'grpo': schema.Stage(
+      envs={'b': entry}, eval=schema.Eval(skip=skip, prompts=reported)
+    ),
   }
   keys = [key for key, *_ in checks.problems(schema.Run(stages=stages))]
   assert keys == ([] if ok else ['grpo.eval.prompts'])
