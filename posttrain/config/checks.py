@@ -34,7 +34,7 @@ _OPEN = (schema.OpenEnv, schema.Trl, schema.Verifiers, schema.CustomEnv)
 # Measures of environments, and metrics of pairs, that have a best value.
 _BEST = re.compile(
   r'(sampled_)?(pass_rate|format_rate|reward)([_/].+)?|(pass|maj)@\d+'
-  r'|nll|token_accuracy|operational|progress|answered'
+  r'|nll|token_accuracy|operational|progress|answered|derived'
 )
 _BEST_OF_PAIRS = ['eval/pairs/rewards/accuracies', 'eval/pairs/rewards/margins']
 # Modules whose public functions are made to be named by a config.

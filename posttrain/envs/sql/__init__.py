@@ -129,6 +129,7 @@ class Episode:
     )
     self._rewards: list[float] = []  # per step
     self._num_failed = self._num_unparsed = 0
+    self._results: list[database.Result] = []  # of successful queries
 
   def reset(self) -> types.Messages:
     return self._task.prompt
@@ -155,12 +156,20 @@ class Episode:
 
     `formatted` if every turn was an action. An episode without a turn is not
     scorable. Metrics: the layers (`progress` is the last query's, in [0, 1]),
-    the number of steps, and how many of them failed or could not be parsed.
+    the number of steps, and how many of them failed or could not be parsed;
+    whether a correct answer is derived or guessed, all by difficulty as well.
     """
     if not self._rewards:
       return types.Score(reward=None)
     ledger = self._ledger
     correct = bool(ledger.correct)
+    derived = correct and self._derives()
+    rates = {
+      'pass_rate': float(correct),
+      'derived': float(derived),
+      'guessed': float(correct and not derived),
+    }
+    difficulty = self._task.info['difficulty']
     return types.Score(
       reward=sum(self._rewards),
       correct=correct,
@@ -172,13 +181,33 @@ class Episode:
         'steps': float(len(self._rewards)),
         'failed': float(self._num_failed),
         'unparsed': float(self._num_unparsed),
-        f'pass_rate_{self._task.info["difficulty"]}': float(correct),
+        'derived': rates['derived'],
+        'guessed': rates['guessed'],
+        **{f'{name}_{difficulty}': value for name, value in rates.items()},
       },
     )
 
   def close(self) -> None:
     if self._database is not None:
       self._database.close()
+
+  def _derives(self) -> bool:
+    """Returns whether the values of a gold are in the result of a query.
+
+    It must read every table that the gold SQL reads. A correct answer that was
+    not shown so is guessed, also if it was counted or put together by reading.
+    """
+    info = self._task.info
+    golds = [*map(functions.texts, (info['gold_rows'], *info['other_golds']))]
+    shown = [
+      result.tables
+      for result in self._results
+      if any(gold <= functions.texts(result.rows) for gold in golds)
+    ]
+    if not shown:
+      return False
+    needed = self._database.query(info['gold_sql'], 1).tables
+    return any(needed <= tables for tables in shown)
 
   def _act(
     self, action: dialogue.Action
@@ -200,7 +229,10 @@ class Episode:
     if result.error is not None:
       return result.error, True, None
     text = self._writer.rows(result.rows, result.more)
-    return text, False, result.rows if action.type == 'QUERY' else None
+    if action.type != 'QUERY':
+      return text, False, None
+    self._results.append(result)
+    return text, False, result.rows
 
 
 def play(

@@ -83,6 +83,8 @@ class Result:
   rows: Rows = ()
   more: bool = False  # whether there were further rows
   error: str | None = None  # text for the policy; there are no rows then
+  # Lower-case names of the tables that the query reads, also through views.
+  tables: frozenset[str] = frozenset()
 
 
 class Timeout(Exception):
@@ -114,6 +116,7 @@ class Database:
     """
     self._limits, self._now = limits, now
     self._refusal: str | None = None  # why SQLite was stopped
+    self._read: set[str] = set()  # tables that the query reads
     self._spent, self._timed_out, self._start = 0, False, 0.0
     uri = ':memory:'
     if not isinstance(source, bytes):
@@ -150,7 +153,7 @@ class Database:
       raise ValueError(f'{source!s} must be a SQLite file: {error}') from error
     if not self._columns:
       raise ValueError(f'{source!s} must have tables: got none')
-    self._names = {name.lower() for name, _ in tables}  # views, too
+    self._names = {name.lower(): is_table for name, is_table in tables}
     # SQLite's own date functions, without a database.
     self._plain = sqlite3.connect(':memory:', check_same_thread=False)
     self._plain.text_factory = _decode
@@ -215,6 +218,7 @@ class Database:
     if error:
       return Result(error=error)
     self._refusal, self._timed_out = None, False
+    self._read.clear()
     self._start, self._spent = time.thread_time(), 0
     try:
       with contextlib.closing(self._connection.execute(sql)) as cursor:
@@ -225,7 +229,8 @@ class Database:
           result.append(tuple(row))
           if size > limits.result:
             return Result(error='the result is too big; select less')
-        return Result(tuple(result), cursor.fetchone() is not None)
+        more = cursor.fetchone() is not None
+        return Result(tuple(result), more, tables=frozenset(self._read))
     except MemoryError:  # from `vdbe_op` or `HEAP`
       return Result(error='the query is too complex')
     except (sqlite3.Error, sqlite3.Warning) as error:
@@ -286,6 +291,8 @@ class Database:
       is_table = second or name.startswith(('sqlite_', 'pragma_'))
       if is_table and name not in self._names:
         reason = f'no such table: {first}'
+      elif self._names.get(name):
+        self._read.add(name)
     elif action == sqlite3.SQLITE_FUNCTION:
       if second.lower() not in FUNCTIONS:
         reason = f'the function {second} is not allowed'

@@ -75,8 +75,8 @@ def progress(rows: database.Rows, gold: database.Rows) -> float:
   """
   n, m = len(rows), len(gold)
   card = 1 - abs(n - m) / max(n, m, 1)
-  texts, gold_texts = _texts(rows), _texts(gold)
-  overlap = len(texts & gold_texts) / max(len(texts | gold_texts), 1)
+  own, golds = texts(rows), texts(gold)
+  overlap = len(own & golds) / max(len(own | golds), 1)
   numbers, gold_numbers = _numbers(rows), _numbers(gold)
   near = overlap
   if gold_numbers:
@@ -153,7 +153,8 @@ class Ledger:
     return self._cfg.correctness * float(correct)
 
 
-def _texts(rows: database.Rows) -> set[str]:
+def texts(rows: database.Rows) -> set[str]:
+  """Returns the cells as lower-case text."""
   return {dialogue.cell(value).lower() for row in rows for value in row}
 
 

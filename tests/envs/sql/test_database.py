@@ -48,6 +48,22 @@ def db(tmp_path, monkeypatch):
   db.close()
 
 
+@pytest.mark.parametrize(
+  ('sql', 'tables'),
+  [
+    ('SELECT COUNT(*) FROM PET_owner', 'pet_owner'),
+    ('SELECT * FROM heavy', 'pet'),  # a view
+    ('WITH pet AS (SELECT 1) SELECT * FROM pet', ''),
+    ('WITH x AS (SELECT * FROM pet) SELECT 1 FROM x', 'pet'),
+    ('SELECT (SELECT max(x) FROM Pet_Owner) FROM pet', 'pet pet_owner'),
+    ('SELECT 1', ''),
+  ],
+)
+def test_a_result_names_the_tables_that_were_read(db, sql, tables):
+  db.query('SELECT a FROM "odd ""name""; --"', 1)
+  assert db.query(sql, 1).tables == set(tables.split())
+
+
 ONLY = 'only SELECT is allowed'
 REFUSED = {
   # The first word.

@@ -72,8 +72,44 @@ def test_an_episode_step_by_step():
     'steps': 6.0,
     'failed': 2.0,
     'unparsed': 1.0,
+    'derived': 1.0,
+    'guessed': 0.0,
     'pass_rate_medium': 1.0,
+    'derived_medium': 1.0,
+    'guessed_medium': 0.0,
   }
+
+
+# A question of H2: a is the child's table, b the parent's.
+@pytest.mark.parametrize(
+  ('queries', 'derived'),
+  [
+    (['{gold}'], True),
+    (['SELECT 1', '{gold}', 'SELECT COUNT(*) FROM {b}'], True),
+    (['SELECT MAX(x) FROM (SELECT {a}.{column} x FROM {a}, {b})'], False),
+    (['WITH x AS (SELECT * FROM {b}) SELECT {value} FROM {a}, x'], True),
+    (['SELECT {value} FROM {a} WHERE id IN (SELECT id FROM {b})'], True),
+    (['SELECT COUNT(*), {value} FROM {b}, {a}'], True),
+    (['SELECT {value} FROM {a}', 'SELECT {value} FROM {b}'], False),
+    (['SELECT 12345 FROM {a}, {b}'], False),
+    (['SELECT nothing, {value} FROM {a}, {b}'], False),  # an error
+    ([], False),
+  ],
+)
+def test_a_right_answer_is_derived_from_all_tables_or_guessed(queries, derived):
+  env, task = find('H2')
+  gold = task.info['gold_sql']
+  a, b = task.info['tables']
+  column = gold.partition('.')[2].partition(')')[0]
+  words = {'a': a, 'b': b, 'gold': gold, 'column': column, 'value': task.answer}
+  turns = [f'QUERY {x.format(**words)}' for x in queries]
+  for answer, correct in ((task.answer, True), ('no', False)):
+    _, score = play(env, task, *turns, f'ANSWER {answer}')
+    rates = [
+      score.metrics[f'{name}_hard']
+      for name in ('pass_rate', 'derived', 'guessed')
+    ]
+    assert rates == [correct, correct and derived, correct and not derived]
 
 
 def test_an_episode_without_a_right_answer():
