@@ -7,6 +7,10 @@
         --recipes=algorithms/grpo --seeds=0,1,2 \\
         --vary=main.optim.average=0.95 --vary=main.optim.lr=1e-4,3e-4 \\
         --workdir=runs/factors
+    python -m experiments.benchmarks.learning \\
+        --recipes=algorithms/grpo,algorithms/rloo --starts=0,1 \\
+        --seeds=10,11,12,13,14 --tune=optim.lr=5e-5,1e-4,2e-4,4e-4 \\
+        --config.main.envs.sums.env.eval_tasks=1250 --workdir=runs/paired
 
 1. Stages before a recipe's last one are its start. Each start runs once per
    seed, whatever recipes and variants share it.
@@ -20,9 +24,27 @@
    evaluated; learning.jsonl has the same in full. `python -m posttrain.report`
    draws the curves of WORKDIR/runs.
 
+With `--starts`, arms (recipes and variants) are compared in pairs:
+
+1. The starts, each under its own seed, `--starts`.
+2. `--tune=KEY=VALUES`: of each arm the last stage from the first start, under
+   `--tune_seed`, with each value of a key of that stage. The highest sampled
+   pass rate of what is trained wins: of the last step, on the evaluation tasks
+   of the recipe.
+3. `--equal_cpu=true`: the steps of an arm are as many as take the CPU seconds
+   of the first arm, set-up and evaluation aside, by the runs that won.
+4. Of each arm the last stage from each start under each of `--seeds`, the arms
+   in turns. Start and last step answer `--test` tasks that chose nothing: they
+   come after those of every stage (`eval.skip`).
+5. WORKDIR/paired.md: before -> after, the gain, and the difference to the first
+   arm, with 95 % intervals of differences that are paired by start, seed and
+   question, see `paired`; paired.jsonl. The answers to each question stay in
+   WORKDIR/runs/NAME/rollouts. A control is an arm.
+
 The same command continues what is left. Exit codes: those of `sweep`.
 """
 
+import argparse
 import dataclasses
 import functools
 import hashlib
@@ -40,12 +62,13 @@ from typing import Any
 
 from scipy import stats
 
-from experiments.benchmarks import timing
+from experiments.benchmarks import paired, timing
 from experiments.launch import jobs as jobs_lib
 from experiments.launch import results as results_lib
 from experiments.launch import sweep
 from posttrain import config, schema
 from posttrain import main as program
+from posttrain.envs import registry
 from posttrain.metrics import writers
 
 Row = Mapping[str, Any]
@@ -60,6 +83,8 @@ MEASURES = {
   'accuracy': 'accuracy',
 }
 PAIRS = 'eval/pairs/rewards/accuracies'
+# The measures that are compared in pairs.
+PAIRED = ('sampled_pass_rate', 'pass_rate', 'derived', 'guessed')
 # Files of a start that its branches do not take over.
 _OWN = ('finished.json', 'lock', 'log.txt', 'config.json')
 
@@ -381,6 +406,229 @@ def write_rows(path: pathlib.Path, rows: Iterable[Row]) -> None:
   path.write_text(''.join(f'{writers.dumps(row)}\n' for row in rows))
 
 
+# Arms from shared starts, compared in pairs.
+
+
+def continued(
+  trial: Trial, start: jobs_lib.Job, seed: int, values: Row, folder: str
+) -> jobs_lib.Job:
+  """Returns the job of a last stage alone, from a finished start.
+
+  It selects nothing, and is evaluated at its start and end.
+
+  Args:
+    trial: the trial; its seed is the start's.
+    start: the start; references to earlier stages become paths to its own.
+    seed: the seed of this job.
+    values: changes of the stage, key -> text.
+    folder: the folder of all runs.
+  """
+  stages = {trial.stage: trial.run.stages[trial.stage]}
+  run = dataclasses.replace(trial.run, seed=seed, stages=stages)
+  text = json.dumps(config.to_dict(run))
+  for name in trial.start.stages:
+    path = os.path.abspath(os.path.join(start.workdir, 'checkpoints', name))
+    text = text.replace(f'"stage:{name}"', json.dumps(path))
+  node = config.from_dict(json.loads(text))
+  last = dict.fromkeys(('eval.best', 'eval.patience', 'eval.every'), 'None')
+  changes = {**last, **values}.items()
+  config.override_all(node, [(f'{trial.stage}.{k}', x) for k, x in changes])
+  words = [trial.recipe, trial.change, f'start={trial.seed}', f'seed={seed}']
+  name = '_'.join(filter(None, [*words, *(f'{k}={values[k]}' for k in values)]))
+  return make_job(jobs_lib.safe_name(name, name), config.build(node), folder)
+
+
+def num_choosing(trials: Sequence[Trial], test: int) -> int:
+  """Returns the number of evaluation tasks that may choose, in any stage.
+
+  Raises:
+    ValueError: an environment has fewer than `test` tasks after those.
+  """
+  first = max(
+    cfg.skip + cfg.prompts + (cfg.best is not None) * cfg.best_prompts
+    for trial in trials
+    for cfg in (stage.eval for stage in trial.run.stages.values())
+  )
+  for trial in trials:
+    for name, entry in trial.run.stages[trial.stage].envs.items():
+      count = len(registry.make(name, entry.env).source('eval', 0))
+      if count < first + test:
+        raise ValueError(
+          f'config.{trial.stage}.envs.{name}.env must have {first + test} '
+          f'evaluation tasks, --test={test} after {first}: got {count}'
+        )
+  return first
+
+
+def step_seconds(rows: Sequence[Row]) -> float:
+  """Returns the CPU seconds per step, without the first and the last row."""
+  inner = rows[1:-1]
+  growing = inner[-1]['time/cpu'] - inner[0]['time/cpu']
+  return growing / (len(inner) - 1)
+
+
+@dataclasses.dataclass
+class Arm:
+  """A recipe or a variant of it, from each start."""
+
+  trials: Sequence[Trial]  # one per start
+  values: dict[str, str]  # changes of the stage: what was tuned, and the steps
+  choice: str = ''  # how they were chosen
+  # Of each start and seed.
+  before: paired.Runs = ()
+  after: paired.Runs = ()
+  seconds: float = 0.0  # CPU seconds of a run's stage, the mean
+
+  def tune(self, tried: Mapping[str, Sequence[Row]], key: str, seed: int):
+    """Takes the text with the best sampled pass rate; returns its rows.
+
+    Args:
+      tried: text of the value -> the rows of its run.
+      key: the key that is tuned, '' = none.
+      seed: the seed of these runs.
+    """
+    stage = self.trials[0].run.stages[self.trials[0].stage]
+    trained = [name for name, entry in stage.envs.items() if entry.ratio]
+    scores = {
+      text: statistics.fmean(
+        value(rows[-1], 'sampled_pass_rate', env) for env in trained
+      )
+      for text, rows in tried.items()
+    }
+    best = max(scores, key=scores.__getitem__)
+    if key:
+      self.values[key] = best
+      all_scores = ', '.join(f'{k}: {x:.3f}' for k, x in scores.items())
+      self.choice = f'{key}={best} (seed {seed}: {all_scores})'
+    return tried[best]
+
+  def measure(self, jobs: Sequence[Sequence[jobs_lib.Job]]) -> None:
+    """Reads the answers of the runs, [starts, seeds]."""
+    stage = self.trials[0].stage
+    rows = [[read(job) for job in own] for own in jobs]
+    self.before, self.after = (
+      [
+        [
+          paired.outcomes(job.workdir, stage, x[end]['step'])
+          for job, x in zip(*both, strict=True)
+        ]
+        for both in zip(jobs, rows, strict=True)
+      ]
+      for end in (0, -1)
+    )
+    self.seconds = statistics.fmean(
+      seconds(x, stage, 'time/cpu') for own in rows for x in own
+    )
+
+  def results(self, first: 'Arm') -> list[dict[str, Any]]:
+    """Returns a row per environment and measure, against the first arm."""
+    trial = self.trials[0]
+    known = self.after[0][0].keys() & first.after[0][0].keys()
+    rows = []
+    for env, name in itertools.product(
+      trial.run.stages[trial.stage].envs, PAIRED
+    ):
+      if (env, name) not in known:
+        continue
+      before, after, base = paired.grids(
+        (self.before, self.after, first.after), (env, name)
+      )
+      gain, difference = map(paired.interval, (after - before, after - base))
+      rows.append(
+        {
+          **{'recipe': trial.recipe, 'change': trial.change, 'env': env},
+          **{'choice': self.choice, 'measure': name, 'shape': after.shape},
+          **{'before': before.mean(), 'after': after.mean(), 'gain': gain},
+          **{'difference': difference, 'cpu_s': self.seconds},
+        }
+      )
+    return rows
+
+
+def compare(
+  trials: Sequence[Trial],
+  starts: Mapping[str, jobs_lib.Job],
+  skip: int,
+  args: argparse.Namespace,
+) -> int:
+  """Tunes, runs and compares arms; returns the exit code.
+
+  Args:
+    trials: one per arm and start, arm by arm.
+    starts: name of a trial -> its start, finished.
+    skip: number of evaluation tasks before those of the test.
+    args: of the command.
+  """
+  seeds, folder = list(map(int, args.seeds.split(','))), args.workdir
+  key, texts = jobs_lib.parse_sweep(args.tune) if args.tune else ('', ('',))
+  test = {'eval.skip': str(skip), 'eval.prompts': str(args.test)}
+  groups = itertools.groupby(trials, lambda x: (x.recipe, x.change))
+  arms = [Arm(list(own), {}) for _, own in groups]
+
+  def job(trial: Trial, seed: int, values: Row) -> jobs_lib.Job:
+    return continued(trial, starts[trial.name], seed, values, folder)
+
+  if args.tune or args.equal_cpu == 'true':
+    tried = [
+      [
+        job(x.trials[0], args.tune_seed, {key: text} if key else {})
+        for x in arms
+      ]
+      for text in texts
+    ]
+    if code := sweep.play([x for own in tried for x in own], args.jobs):
+      return code
+    budget = math.nan
+    for arm, own in zip(arms, zip(*tried, strict=True), strict=True):
+      rows = dict(zip(texts, map(read, own), strict=True))
+      best = arm.tune(rows, key, args.tune_seed)
+      if args.equal_cpu == 'true':
+        trial, each = arm.trials[0], step_seconds(best)
+        if math.isnan(budget):
+          budget = each * trial.run.stages[trial.stage].steps
+        arm.values['steps'] = str(round(budget / each))
+        arm.choice = f'{arm.choice} {arm.values["steps"]} steps'.strip()
+  # The arms in turns, so that the machine's other work is shared by all.
+  jobs = [
+    [[job(x.trials[i], seed, x.values | test) for x in arms] for seed in seeds]
+    for i in range(len(arms[0].trials))
+  ]
+  unique = {x.name: x for a in jobs for b in a for x in b}
+  if code := sweep.play(list(unique.values()), args.jobs):
+    return code
+  for i, arm in enumerate(arms):
+    arm.measure([[x[i] for x in own] for own in jobs])
+  results = [row for arm in arms for row in arm.results(arms[0])]
+  write(folder, 'paired', paired_table(results), results)
+  return 0
+
+
+def paired_table(results: Sequence[Row]) -> list[str]:
+  """Returns the lines of a Markdown table of `Arm.results`."""
+
+  def cell(values: Sequence[float]) -> str:
+    mean, low, high = values
+    return f'{mean:+.3f} [{low:+.3f}, {high:+.3f}]'
+
+  header = ['recipe', 'change', 'chosen', 'environment', 'measure']
+  header += ['starts x seeds x questions', 'before -> after', 'gain']
+  header += ['minus the first arm', 'CPU s']
+  lines = []
+  for row in results:
+    is_first = all(row[x] == results[0][x] for x in ('recipe', 'change'))
+    lines.append(
+      [
+        *(row[x] for x in ('recipe', 'change', 'choice', 'env', 'measure')),
+        ' x '.join(map(str, row['shape'])),
+        f'{row["before"]:.3f} -> {row["after"]:.3f}',
+        cell(row['gain']),
+        '' if is_first else cell(row['difference']),
+        f'{row["cpu_s"]:.0f}',
+      ]
+    )
+  return results_lib.markdown(header, lines)
+
+
 # The command.
 
 
@@ -453,26 +701,34 @@ def guarded(run: Callable[..., int]) -> Callable[..., int]:
 @guarded
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns the exit code."""
-  parser = timing.parser(__doc__, seeds='0,1,2', jobs=1)
+  parser = timing.parser(
+    __doc__, seeds='0,1,2', jobs=1, test=1000, tune_seed=99
+  )
   add = parser.add_argument
   add('--recipes', required=True, help='files in configs/, without .py')
   add('--workdir', required=True, help='the folder of all runs')
   add('--vary', action='append', default=[], metavar='KEY=VALUE,VALUE')
   add('--control', default='true', choices=('true', 'false'))
+  add('--starts', help='seeds of shared starts; compares arms in pairs')
+  add('--tune', metavar='KEY=VALUE,VALUE', help='a key of the last stage')
+  add('--equal_cpu', default='false', choices=('true', 'false'))
   args, rest = parser.parse_known_args(argv)
   parsed = map(jobs_lib.parse_sweep, args.vary)
   trials = expand(
     args.recipes.split(','),
-    list(map(int, args.seeds.split(','))),
+    list(map(int, (args.starts or args.seeds).split(','))),
     [(key, text) for key, texts in parsed for text in texts],
     overrides_of(rest),
   )
   folder = args.workdir
   starts = {x.name: start_job(x, folder) for x in trials}
-  jobs = [make_job(x.name, x.run, folder) for x in trials]
   unique = {job.name: job for job in starts.values()}
+  skip = num_choosing(trials, args.test) if args.starts else 0
   if code := sweep.play(list(unique.values()), args.jobs):
     return code
+  if args.starts:
+    return compare(trials, starts, skip, args)
+  jobs = [make_job(x.name, x.run, folder) for x in trials]
   for trial, job in zip(trials, jobs, strict=True):
     branch(starts[trial.name], job)
   code = sweep.play(jobs, args.jobs)

@@ -1,6 +1,7 @@
 """The benches of learning and of sanity: their runs, and their tables."""
 
 import json
+import pathlib
 
 import pytest
 
@@ -58,6 +59,53 @@ def test_a_bench_of_two_recipes_and_one_change(tmp_path, capsys):
   lines = capsys.readouterr().out.splitlines()
   assert len(lines) == 2 + 4 + 1  # four variants, and one control
   assert len(list((tmp_path / 'runs').iterdir())) == 2 + 8 + 2
+
+
+def test_arms_continue_from_shared_starts_under_other_seeds(tmp_path):
+  """Later stages are paths into the start; what selects is not reported."""
+  (trial,) = learning.expand(['algorithms/retention:tiny'], [3])
+  start = learning.start_job(trial, str(tmp_path))
+  values = {'optim.lr': '3e-4', 'eval.skip': '8'}
+  job = learning.continued(trial, start, 7, values, str(tmp_path))
+  saved = json.loads(pathlib.Path(job.config).read_text())
+  assert saved['seed'] == 7 and saved['stages'] == ['main']
+  assert saved['main']['init'] == f'{start.workdir}/checkpoints/start'
+  assert saved['main']['optim']['lr'] == 3e-4
+  assert saved['main']['eval']['skip'] == 8
+  assert 'stage:' not in json.dumps(saved)
+
+
+def test_a_test_needs_tasks_that_chose_nothing():
+  """`sums` has 250 evaluation tasks, of which 8 are evaluated."""
+  trials = learning.expand(TINY[:1], [0])
+  assert learning.num_choosing(trials, 242) == 8
+  with pytest.raises(ValueError, match='must have 251 evaluation tasks'):
+    learning.num_choosing(trials, 243)
+
+
+def test_an_arm_takes_the_value_with_the_best_last_rate():
+  (trial,) = learning.expand(TINY[:1], [0])
+  tried = {
+    text: [_row('main', 1, **{'sampled_pass_rate/sums': x})]
+    for text, x in (('1e-4', 0.3), ('2e-4', 0.5), ('4e-4', 0.4))
+  }
+  arm = learning.Arm([trial], {})
+  assert arm.tune(tried, 'optim.lr', 9) == tried['2e-4']
+  assert arm.values == {'optim.lr': '2e-4'}
+  assert 'seed 9: 1e-4: 0.300' in arm.choice
+
+
+@pytest.mark.slow
+def test_arms_are_compared_in_pairs(tmp_path, capsys):
+  """Two starts, one value tuned, and equal CPU seconds."""
+  words = [f'--recipes={",".join(TINY)}', '--starts=0,1', '--seeds=5']
+  words += ['--tune=optim.lr=1e-4,1e-3', '--equal_cpu=true', '--test=12']
+  for _ in range(2):
+    assert learning.main([*words, f'--workdir={tmp_path}']) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 + 2 * 2  # both measures of both arms
+  assert '| 2 x 1 x 12 |' in lines[-1]
+  assert len(list((tmp_path / 'runs').iterdir())) == 2 + 4 + 4
 
 
 def test_every_loss_of_the_repository_is_tried():
