@@ -253,3 +253,52 @@ def shrink_arithmetic_reward_model(rm: ml_collections.ConfigDict) -> None:
   rm.batch.micro_batch_tokens = 480
   rm.optim.warmup_steps = 5
   rm.eval.every = 5
+
+
+def published_task(
+  argument: str,
+  stages: dict[str, schema.Stage],
+  max_tokens: int,
+  row_tokens: int,
+) -> tuple[ml_collections.ConfigDict, str | None, bool]:
+  """Returns SFT, then GRPO, of a small model on bytes or of a directory.
+
+  Args:
+    argument: '', `tiny`, or a HuggingFace directory and `tiny`.
+    stages: `sft` and `grpo`, for a small model.
+    max_tokens: longest turn of a directory's model.
+    row_tokens: its longest episode.
+
+  Returns:
+    The config, the directory or None, and whether it is `tiny`.
+  """
+  folder, words = None, set()
+  if argument:
+    folder, words = arguments.parse_folder(argument, ('tiny',))
+  config = run_from(folder, stages, 'tiny' if words else 'small')
+  for name, lr in (('sft', 1e-5), ('grpo', 1e-6)) if folder else ():
+    stage = config[name]
+    stage.optim.lr = lr
+    stage.batch.row_tokens = row_tokens
+    stage.batch.micro_batch_tokens = 8 * row_tokens
+    stage.eval.max_tokens = max_tokens
+    stage.eval.max_episode_tokens = row_tokens // 2
+    stage.eval.suite = ENGLISH_SUITE
+    for entry in stage.envs.values() if name == 'grpo' else ():
+      entry.sampler.max_tokens = max_tokens
+      entry.sampler.max_episode_tokens = row_tokens // 2
+  for stage in (config.sft, config.grpo) if words else ():
+    stage.rollout.slots = 16
+    stage.rollout.prefill_rows = 8
+    stage.steps = 2
+    stage.optim.warmup_steps = 0
+    stage.batch.prompts_per_step = 4
+    stage.batch.micro_batch_tokens = 2 * stage.batch.row_tokens
+    stage.eval.every = 1
+    stage.eval.prompts = stage.eval.samples = 2
+    stage.eval.best_prompts = 2
+    for entry in stage.envs.values() if stage is config.grpo else ():
+      # No answer is right: with pruning, no token would train.
+      entry.algorithm.prune_zero_advantage = False
+      entry.group_size = 2
+  return config, folder, bool(words)

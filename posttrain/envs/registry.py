@@ -20,7 +20,16 @@ its defaults for the optional attributes that it lacks.
 from collections.abc import Mapping
 
 from posttrain import schema
-from posttrain.envs import arithmetic, base, gsm8k, rows, sql, text_games
+from posttrain.envs import (
+  arithmetic,
+  base,
+  countdown,
+  gsm8k,
+  rows,
+  sql,
+  text_games,
+  wordle,
+)
 from posttrain.envs.adapters import openenv, trl_env, verifiers_v1
 from posttrain.util import errors, imports
 
@@ -63,6 +72,8 @@ TYPES = {
   'arithmetic': arithmetic.Arithmetic,
   'reverse_text': text_games.ReverseText,
   'alphabet_sort': text_games.AlphabetSort,
+  'countdown': countdown.Countdown,
+  'wordle': wordle.Wordle,
   'gsm8k': gsm8k.Gsm8k,
   'rows': rows.Rows,
   'sql': sql.Sql,

@@ -27,6 +27,7 @@ Tasks are distinct keys of numbered spaces:
    depend on the seed of the source, which shuffles their order too.
 """
 
+import bisect
 import dataclasses
 import functools
 import hashlib
@@ -114,13 +115,28 @@ def _shuffled(size: int, seed: tuple[int, ...]) -> Iterator[int]:
       yield index
 
 
+def subset(index: int, size: int, below: int) -> list[int]:
+  """Returns the set of `size` integers below `below` with a number, ascending.
+
+  By the combinatorial number system: there are C(c, k) sets of k integers below
+  c; the largest integer is the last c for which that is at most the number.
+  """
+  integers = []
+  for k in range(size, 0, -1):
+    counts = [math.comb(c, k) for c in range(below)]
+    below = bisect.bisect(counts, index) - 1
+    index -= counts[below]
+    integers.append(below)
+  return integers[::-1]
+
+
 class Draws:
   """Distinct tasks of an environment, equally many from each space."""
 
   def __init__(
     self,
     name: str,
-    cfg: schema.ReverseText | schema.AlphabetSort,
+    cfg: schema.ReverseText | schema.AlphabetSort | schema.Countdown,
     spaces: Sequence[Space],
   ):
     """Checks that both splits have enough keys.
@@ -287,18 +303,8 @@ class AlphabetSort(base.Env):
       )
 
     def key(index: int) -> str:
-      """Returns the set of names with a number: sorted, joined by commas.
-
-      By the combinatorial number system: there are C(c, k) sets of k names
-      below name c; the largest name is the last c for which that is at most
-      the number.
-      """
-      names, top = [], len(NAMES)
-      for k in range(cfg.first, 0, -1):
-        top = next(c for c in reversed(range(top)) if math.comb(c, k) <= index)
-        index -= math.comb(top, k)
-        names.append(NAMES[top])
-      return ','.join(reversed(names))
+      """Returns the set of names with a number: sorted, joined by commas."""
+      return ','.join(NAMES[i] for i in subset(index, cfg.first, len(NAMES)))
 
     space = Space(math.comb(len(NAMES), cfg.first), key)
     self._draws = Draws(name, cfg, [space])

@@ -400,6 +400,9 @@ class Eval(bounds.Options):
   # Number of evaluations in a row without a new best after which the stage
   # ends; None = it lasts `steps`.
   patience: bounds.CountOrNone = None
+  # The value of `best` at whose first evaluation the stage ends, as where a
+  # start for RL should solve a given share; None = no such value.
+  stop_at: float | None = None
 
   def __post_init__(self):
     super().__post_init__()
@@ -421,6 +424,13 @@ class Eval(bounds.Options):
       'patience',
       'be None',
       self.patience,
+      'set best and every, too',
+    )
+    bounds.require(
+      self.stop_at is None or None not in (self.best, self.every),
+      'stop_at',
+      'be None',
+      self.stop_at,
       'set best and every, too',
     )
 

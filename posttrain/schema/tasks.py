@@ -397,6 +397,61 @@ class AlphabetSort(bounds.Options):
   eval_tasks: bounds.Count = 500
 
 
+class Countdown(bounds.Options):
+  """An expression of given numbers, from 1 to 99, that equals a target."""
+
+  # Which environment this is; fixed.
+  type: str = 'countdown'
+  # How many numbers a task has; all are equally frequent.
+  sizes: Annotated[tuple[int, ...], bounds.some_of(2, 3, 4, 5, 6)] = (3, 4)
+  # Largest target; the smallest is 1.
+  max_target: Annotated[int, bounds.within(99, 10_000)] = 100
+  # The prompt, with {numbers} and {target}.
+  prompt: Annotated[
+    str,
+    bounds.Rule(
+      'hold {numbers} and {target}, each once',
+      lambda x: x.count('{numbers}') == x.count('{target}') == 1,
+    ),
+  ] = (
+    'Use each of the numbers {numbers} once, with + - * / and parentheses, to '
+    'write an expression that equals {target}. Put it in \\boxed{}.'
+  )
+  # Demonstrations have the values of the expression's parts before it.
+  worked: bool = True
+  # Reward of a wrong answer that is an expression; TinyZero's is 0.1.
+  format_reward: bounds.Share = 0.0
+  # Number of distinct multisets of numbers in the training split.
+  train_tasks: bounds.Count = 20_000
+  # Number of multisets in the evaluation split, none in training.
+  eval_tasks: bounds.Count = 1000
+
+
+class Wordle(bounds.Options):
+  """A secret word of five letters, guessed turn by turn."""
+
+  # Which environment this is; fixed.
+  type: str = 'wordle'
+  # File of words between white space, of which those of five letters are used;
+  # None = 679 common words.
+  path: bounds.FileOrNone = None
+  # Largest number of guesses.
+  guesses: Annotated[int, bounds.within(1, 20)] = 6
+  # Style of the messages: 'compact' (`cXrYaGnXeX`, for small models), or
+  # 'verbose' (the rules, and marks below letters, for language models).
+  style: Annotated[str, bounds.one_of('compact', 'verbose')] = 'verbose'
+  # Role of the feedback: 'user', or 'tool'.
+  role: Annotated[str, bounds.one_of('user', 'tool')] = 'user'
+  # 'solved' (1 for the secret, else 0), or 'published' (verifiers: 1 and 1 /
+  # guesses for the secret, else 0.2 per G and 0.1 per Y of the last guess; 0.2
+  # if every guess can be read).
+  reward: Annotated[str, bounds.one_of('solved', 'published')] = 'solved'
+  # Number of games in the training split; their secrets repeat.
+  train_tasks: bounds.Count = 8000
+  # Number of games in the evaluation split, each with a secret of its own.
+  eval_tasks: bounds.Count = 100
+
+
 class CustomEnv(bounds.Options):
   """An environment of yours: a class by import path, see `envs.registry`."""
 
@@ -412,6 +467,8 @@ Env = (
   Arithmetic
   | ReverseText
   | AlphabetSort
+  | Countdown
+  | Wordle
   | Gsm8k
   | Rows
   | Sql

@@ -220,6 +220,7 @@ def _reporting(run: schema.Run, name: str) -> schema.Run:
     best=None,
     best_prompts=schema.Eval.best_prompts,
     patience=None,
+    stop_at=None,
     max_sampled_tokens=2**40,  # as many prompts as it says
   )
 

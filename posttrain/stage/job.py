@@ -344,7 +344,7 @@ class Job:
     )
 
   def end(self, step: int) -> None:
-    """Ends the stage at a step: prints the best one, if patience ended it.
+    """Ends the stage at a step: prints the best one, if evaluations ended it.
 
     Also checks that the stage had rewards, and logs hints about them.
 
@@ -354,8 +354,8 @@ class Job:
     best = self.selection
     if best is not None and best.is_over and processes.is_first():
       print(
-        f'stage {self.name} ends at step {step}: no evaluation after step '
-        f'{best.step} was better',
+        f'stage {self.name} ends at step {step}: step {best.step} has the best '
+        f'evaluation, {best.cfg.best}={best.value}',
         file=sys.stderr,
       )
     tally = self.sampling.pipeline.tally

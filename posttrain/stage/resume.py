@@ -8,8 +8,9 @@
    last one. With it, every evaluation measures the metric on tasks of its own,
    `select/...`; a step with a new best is saved, and stays until there is a
    better one (step 0, the start, counts as well); after `patience` evaluations
-   without a new best the stage ends. Every checkpoint names the best step so
-   far: `checkpoints.store.find` follows it, for commands and later stages.
+   without a new best, or one that reaches `stop_at`, the stage ends. Every
+   checkpoint names the best step so far: `checkpoints.store.find` follows it,
+   for commands and later stages.
 """
 
 import dataclasses
@@ -63,7 +64,7 @@ def end_of(cfg: schema.Run, name: str, workdir: str) -> int | None:
   before = host.get('config', {}).get(name, {}).get('steps', steps)
   if host.get('finished') and before < steps and processes.is_first():
     print(
-      f'stage {name} stays finished: its patience ended at step '
+      f'stage {name} stays finished: its evaluations ended it at step '
       f'{host["step"]}, so config.{name}.steps={steps} changes nothing',
       file=sys.stderr,
     )
@@ -176,8 +177,7 @@ class Selection:
         )
       self.waited += 1
       return {'select/best_step': self.step}
-    sign = -1.0 if best.startswith('eval/nll/') else 1.0
-    if self.value is None or sign * value > sign * self.value:
+    if self.value is None or self._sign * (value - self.value) > 0:
       self.step, self.value, self.waited = step, value, 0
     else:
       self.waited += 1
@@ -186,8 +186,16 @@ class Selection:
 
   @property
   def is_over(self) -> bool:
-    """Whether `patience` evaluations in a row had no new best."""
+    """Whether `stop_at` is reached, or `patience` is over."""
+    if self.value is not None and self.cfg.stop_at is not None:
+      if self._sign * self.value >= self._sign * self.cfg.stop_at:
+        return True
     return self.cfg.patience is not None and self.waited >= self.cfg.patience
+
+  @property
+  def _sign(self) -> float:
+    """-1 where a small value is a good one."""
+    return -1.0 if str(self.cfg.best).startswith('eval/nll/') else 1.0
 
   def state(self) -> dict[str, Any]:
     """Returns the part of a checkpoint that restores it, JSON-able."""

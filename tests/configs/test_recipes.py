@@ -101,6 +101,20 @@ def test_tiny_with_a_directory_is_smaller_and_keeps_its_model(path, folder):
   assert _build(f'{path}:tiny').model == schema.PRESETS['tiny']
 
 
+@pytest.mark.parametrize('name', ['countdown', 'reverse', 'wordle'])
+def test_tasks_that_others_publish_take_a_directory(name, folder):
+  """Their start is the first evaluation with a pass rate that is given."""
+  run, tiny = _build(f'{name}:{folder}'), _build(f'{name}:{folder},tiny')
+  _assert_smaller(tiny, run)
+  assert run.stages['sft'].init == run.tokenizer.path == str(folder)
+  assert run.stages['grpo'].init == 'stage:sft'
+  for stage, lr in zip(run.stages.values(), (1e-5, 1e-6), strict=True):
+    assert stage.optim.lr == lr and stage.eval.max_tokens >= 64
+  rule = run.stages['sft'].eval
+  assert rule.best == f'eval/sampled_pass_rate/{name}'
+  assert rule.stop_at == (0.05 if name == 'wordle' else 0.2)
+
+
 @pytest.mark.parametrize(
   'path', [x for x in (*PRETRAINED, *OWN) if x != 'configs/reward_model.py']
 )

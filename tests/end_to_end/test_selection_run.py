@@ -230,12 +230,13 @@ def test_a_stage_on_pairs_is_selected_by_half_of_those_held_out(tmp_path):
     ([0.5, 0.6, 0.6, 0.1], 2, [0, 1, 1, 1], True),
     ([0.5, 0.6, 0.6, 0.7], 2, [0, 1, 1, 3], False),
     ([0.5, None, None], 2, [0, 0, 0], True),
+    ([0.5, 0.6, 0.75], 2, [0, 1, 2], True),  # stop_at
   ],
 )
 def test_the_first_of_equals_is_the_best_within_patience(
   values, patience, best, is_over
 ):
-  cfg = schema.Eval(every=1, best='eval/x/e', patience=patience)
+  cfg = schema.Eval(every=1, best='eval/x/e', patience=patience, stop_at=0.75)
   made, steps = resume.Selection('s', cfg), []
   for step, value in enumerate(values):
     metrics = {} if value is None else {'select/x/e': value}

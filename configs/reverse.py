@@ -1,0 +1,73 @@
+r"""SFT, then GRPO, on texts of 8 to 16 letters to reverse.
+
+    python -m posttrain.main --config=configs/reverse.py --workdir=DIR
+
+TODO
+"""
+
+import dataclasses
+
+import ml_collections
+
+from configs import common
+from posttrain import schema
+
+# What is learned: texts of 8 to 16 random letters, none twice.
+ENV = schema.ReverseText(
+  min_length=8, max_length=16, train_tasks=60_000, eval_tasks=1000
+)
+ENTRY = schema.EnvEntry(env=ENV)
+
+# How answers are decoded and measured, in both stages.
+ROLLOUT = schema.Rollout(slots=512, prefill_rows=64, prefill_tokens=32)
+EVAL = schema.Eval(
+  prompts=500,
+  samples=1,
+  max_tokens=20,
+  suite=('Reverse: abc', 'Reverse: posttraining', 'Hello.'),
+)
+BATCH = schema.Batch(
+  prompts_per_step=64, row_tokens=64, micro_batch_tokens=1024
+)
+
+# Stage 1: SFT, up to the first evaluation with a sampled pass rate of 0.2.
+SFT = schema.Stage(
+  envs={'reverse': ENTRY},
+  rollout=ROLLOUT,
+  steps=1000,
+  batch=BATCH,
+  optim=schema.Optim(lr=2e-3, schedule='constant', warmup_steps=20),
+  eval=dataclasses.replace(
+    EVAL,
+    every=25,
+    best='eval/sampled_pass_rate/reverse',
+    best_prompts=500,
+    stop_at=0.2,
+  ),
+)
+
+# Stage 2: GRPO.
+GRPO = schema.Stage(
+  init='stage:sft',
+  envs={
+    'reverse': dataclasses.replace(
+      ENTRY,
+      algorithm=schema.Grpo(),
+      sampler=schema.Policy(temperature=1.0, max_tokens=20),
+      group_size=8,
+    )
+  },
+  rollout=ROLLOUT,
+  steps=60,
+  batch=BATCH,
+  loss=schema.Loss(rl=schema.Clip(low=0.2, high=0.28)),
+  optim=schema.Optim(
+    lr=4e-4, schedule='linear', warmup_steps=5, beta2=0.99, weight_decay=0.0
+  ),
+  eval=dataclasses.replace(EVAL, samples=16, every=30),
+)
+
+
+def get_config(argument: str = '') -> ml_collections.ConfigDict:
+  stages = {'sft': SFT, 'grpo': GRPO}
+  return common.published_task(argument, stages, 64, 256)[0]

@@ -1,0 +1,80 @@
+r"""SFT, then GRPO, on wordle: a secret word in six guesses, with feedback.
+
+    python -m posttrain.main --config=configs/wordle.py --workdir=DIR
+
+TODO
+"""
+
+import dataclasses
+
+import ml_collections
+
+from configs import common
+from posttrain import schema
+
+# What is learned: 679 words, of which 128 are never secret in training.
+ENV = schema.Wordle(
+  style='compact', reward='published', train_tasks=40_000, eval_tasks=128
+)
+ENTRY = schema.EnvEntry(env=ENV)
+
+# How episodes are decoded and measured, in both stages.
+ROLLOUT = schema.Rollout(slots=256, prefill_rows=64, prefill_tokens=16, chunk=4)
+EVAL = schema.Eval(
+  prompts=96,
+  samples=4,
+  max_tokens=6,
+  max_episode_tokens=120,
+  suite=('wordle', 'crane', 'hello'),
+)
+BATCH = schema.Batch(
+  prompts_per_step=64, row_tokens=144, micro_batch_tokens=2304
+)
+
+# Stage 1: SFT on games of a consistent guesser, up to the first evaluation with
+# a sampled pass rate of 0.05.
+SFT = schema.Stage(
+  envs={'wordle': ENTRY},
+  rollout=ROLLOUT,
+  steps=1000,
+  batch=BATCH,
+  optim=schema.Optim(lr=2e-3, schedule='constant', warmup_steps=20),
+  eval=dataclasses.replace(
+    EVAL,
+    every=50,
+    best='eval/sampled_pass_rate/wordle',
+    best_prompts=32,
+    stop_at=0.05,
+  ),
+)
+
+# Stage 2: GRPO.
+GRPO = schema.Stage(
+  init='stage:sft',
+  envs={
+    'wordle': dataclasses.replace(
+      ENTRY,
+      algorithm=schema.Grpo(),
+      sampler=schema.Policy(
+        temperature=1.0, max_tokens=6, max_episode_tokens=120
+      ),
+      group_size=8,
+    )
+  },
+  rollout=ROLLOUT,
+  steps=40,
+  batch=BATCH,
+  loss=schema.Loss(rl=schema.Clip(low=0.2, high=0.28)),
+  optim=schema.Optim(
+    lr=4e-4, schedule='linear', warmup_steps=5, beta2=0.99, weight_decay=0.0
+  ),
+  eval=dataclasses.replace(EVAL, samples=16, every=20),
+)
+
+
+def get_config(argument: str = '') -> ml_collections.ConfigDict:
+  stages = {'sft': SFT, 'grpo': GRPO}
+  config, folder, _ = common.published_task(argument, stages, 512, 4096)
+  for name in config.stages if folder else ():
+    config[name].envs.wordle.env.style = 'verbose'
+  return config
