@@ -30,7 +30,12 @@ from posttrain.envs import (
   text_games,
   wordle,
 )
-from posttrain.envs.adapters import openenv, trl_env, verifiers_v1
+from posttrain.envs.adapters import (
+  openenv,
+  reasoning_gym_env,
+  trl_env,
+  verifiers_v1,
+)
 from posttrain.util import errors, imports
 
 
@@ -80,6 +85,7 @@ TYPES = {
   'openenv': openenv.OpenEnv,
   'trl': trl_env.Trl,
   'verifiers': verifiers_v1.Verifiers,
+  'reasoning_gym': reasoning_gym_env.ReasoningGym,
   'custom': custom,
 }
 

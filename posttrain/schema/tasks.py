@@ -152,6 +152,24 @@ class Verifiers(bounds.Options):
   blocking: bool = False
 
 
+class ReasoningGym(bounds.Options):
+  """A task of the package reasoning-gym, generated and scored in process."""
+
+  # Which environment this is; fixed.
+  type: str = 'reasoning_gym'
+  # The task's name, as 'leg_counting'.
+  dataset: str = 'leg_counting'
+  # Options of the task's config.
+  options: dict[str, Any] = dataclasses.field(default_factory=dict)
+  # Text of the prompt after the question; '' = none.
+  instruction: str = 'Give the answer in <answer> </answer> tags.'
+  # Number of tasks that are generated for training; repeated questions, and
+  # those of evaluation, are left out.
+  train_tasks: bounds.Count = 8000
+  # Number of tasks in the evaluation split.
+  eval_tasks: bounds.Count = 500
+
+
 class SqlSynth(bounds.Options):
   """Generated databases, each with questions of every difficulty."""
 
@@ -475,5 +493,6 @@ Env = (
   | OpenEnv
   | Trl
   | Verifiers
+  | ReasoningGym
   | CustomEnv
 )

@@ -1,0 +1,89 @@
+"""Tasks of reasoning-gym, generated and scored in process.
+
+1. The data set of evaluation has a seed of its own, that of training the seed
+   of the source. Questions that repeat, or are those of evaluation, are left
+   out of training.
+2. An answer is the last `<answer>...</answer>` outside of thoughts, or the
+   whole turn. Its reward is `score_answer`; it is correct if that is 1.
+3. The demonstration is the entry's answer in tags.
+"""
+
+import functools
+import re
+from typing import Any
+
+from posttrain import schema, types
+from posttrain.chat import tool_calls
+from posttrain.data import sources
+from posttrain.envs import adapters, base
+
+EVAL_SEED = 2**31 - 1
+_ANSWER = re.compile(r'<answer>(.*?)</answer>', re.DOTALL)
+
+
+class ReasoningGym(base.Env):
+  """`schema.ReasoningGym`, single turn."""
+
+  max_turns = 1
+
+  def __init__(self, name: str, cfg: schema.ReasoningGym):
+    """Generates the tasks of evaluation.
+
+    Raises:
+      ValueError: `reasoning-gym` is not installed, or it has no such task or
+        option.
+    """
+    adapters.load('reasoning_gym', 'reasoning_gym', name)
+    self.name, self._cfg = name, cfg
+    self._data = functools.cache(self._generate)
+    self._held_out = {x['question'] for x in self._data(EVAL_SEED)}
+
+  def source(self, split: str, seed: int) -> base.Source:
+    """Returns the tasks of a split; those of evaluation ignore the seed."""
+    key = EVAL_SEED if split == 'eval' else seed
+    questions = {x['question']: i for i, x in enumerate(self._data(key))}
+    if split == 'train':
+      questions = {
+        x: i for x, i in questions.items() if x not in self._held_out
+      }
+    tasks = [self._task(f'{key}:{i}') for i in questions.values()]
+    fingerprint = sources.fingerprint(*map(str.encode, questions))
+    return sources.Shuffled(tasks, seed, fingerprint)
+
+  def make(self, task: types.Task) -> base.OneTurn:
+    key, index = map(int, task.id.split(':'))
+    data = self._data(key)
+
+    def grade(text: str, truncated: bool) -> types.Score:
+      text = tool_calls.outside_thoughts(text)
+      tagged = _ANSWER.findall(text)
+      answer = (tagged[-1] if tagged else text).strip()
+      reward = float(data.score_answer(answer, data[index]))
+      return types.Score(reward, reward == 1, formatted=bool(tagged))
+
+    return base.OneTurn(task, grade)
+
+  def _generate(self, seed: int) -> Any:
+    import reasoning_gym
+
+    cfg = self._cfg
+    size = cfg.eval_tasks if seed == EVAL_SEED else cfg.train_tasks
+    return base.build(
+      f'envs.{self.name}.env.dataset',
+      lambda: reasoning_gym.create_dataset(
+        cfg.dataset, seed=seed, size=size, **cfg.options
+      ),
+    )
+
+  def _task(self, id: str) -> types.Task:
+    key, index = map(int, id.split(':'))
+    entry = self._data(key)[index]
+    shown = f'<answer>{entry["answer"]}</answer>'
+    prompt = f'{entry["question"]}\n\n{self._cfg.instruction}'.strip()
+    return types.Task(
+      id=id,
+      env=self.name,
+      prompt=({'role': 'user', 'content': prompt},),
+      answer=entry['answer'],
+      demonstration=({'role': 'assistant', 'content': shown},),
+    )
