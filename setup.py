@@ -63,7 +63,7 @@ EXTRAS = {
   'launch': ['xmanager'],
   'openenv': OPENENV,
   'verifiers': ['verifiers>=0.4,<0.5'],
-  'reasoning_gym': ['reasoning-gym>=0.1.25'],
+  'reasoning-gym': ['reasoning-gym>=0.1.25'],
   'cluster': ['ray>=2.50'],
 }
 # What a wheel installs at the top level; not experiments, tests or docs.

@@ -4,7 +4,7 @@
     openenv    a server of OpenEnv, over its WebSocket      openenv
     verifiers  a v1 taskset of `verifiers`, in one turn     verifiers
     trl        a class of TRL's `environment_factory`       -
-    reasoning_gym  a task of reasoning-gym, by its name     reasoning_gym
+    reasoning_gym  a task of reasoning-gym, by its name     reasoning-gym
 
 Not supported:
 

@@ -33,7 +33,7 @@ class ReasoningGym(base.Env):
       ValueError: `reasoning-gym` is not installed, or it has no such task or
         option.
     """
-    adapters.load('reasoning_gym', 'reasoning_gym', name)
+    adapters.load('reasoning_gym', 'reasoning-gym', name)
     self.name, self._cfg = name, cfg
     self._data = functools.cache(self._generate)
     self._held_out = {x['question'] for x in self._data(EVAL_SEED)}

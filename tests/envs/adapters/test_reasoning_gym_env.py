@@ -10,7 +10,7 @@ from posttrain.envs import registry
 
 def test_a_missing_package_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, 'reasoning_gym', None)
-  with pytest.raises(ValueError, match=r'for envs\.e\.env.*reasoning_gym'):
+  with pytest.raises(ValueError, match=r'for envs\.e\.env.*reasoning-gym'):
     registry.make('e', schema.ReasoningGym())
 
 
