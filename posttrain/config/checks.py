@@ -164,6 +164,16 @@ def _entry(
   if sampler.type not in fitting:
     must = f'be one of {fitting} for algorithm {algorithm.type!r}'
     yield f'{path}.sampler.type', must, sampler.type
+  # A curriculum learns from grades, a replay is corrected by the rl loss; held
+  # groups are drawn again on a resume, from the present pass rates.
+  for key, ok, must in (
+    ('curriculum', sampler.type != 'dataset', 'with a dataset sampler'),
+    ('replay', kind.component == 'rl', f'for algorithm {algorithm.type!r}'),
+    ('curriculum', not stage.rollout.in_flight, 'with rollout.in_flight'),
+    ('replay', not stage.rollout.in_flight, 'with rollout.in_flight'),
+  ):
+    if getattr(entry, key) is not None and not ok:
+      yield f'{path}.{key}', f'be None {must}', getattr(entry, key).type
   row = stage.batch.row_tokens
   if isinstance(sampler, schema.Dataset):
     if entry.group_size != 1:

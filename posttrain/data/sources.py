@@ -118,3 +118,9 @@ def permutation(length: int, *seed: int) -> np.ndarray:
   """
   words = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(length)
   return np.argsort(words, kind='stable')
+
+
+def uniform(count: int, *seed: int) -> np.ndarray:
+  """Returns random numbers in [0, 1): f64[count]; of raw words as well."""
+  words = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(count)
+  return (words >> np.uint64(11)) * 2.0**-53

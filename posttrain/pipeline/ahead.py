@@ -73,7 +73,7 @@ class Ahead(batches.Pipeline):
     self._pipeline, self._use, self._stop = pipeline, use, stop
     self._scorer, self._share = scorer, cfg.rounding_share
     self.max_lag, self._steps, self._in_thread = cfg.max_lag, steps, in_thread
-    self._ages = cfg.in_flight or cfg.max_lag > 0
+    self._ages = cfg.in_flight or cfg.max_lag > 0 or pipeline.replays
     self._clock = clock or watchdog.Timers()
     self.learns_by_trial = pipeline.learns_by_trial
     self.tally = batches.Tally(pipeline.learns_by_trial)

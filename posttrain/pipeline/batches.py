@@ -43,7 +43,8 @@ class Played(NamedTuple):
 
   groups: Sequence[Sequence[types.Rollout]]  # all
   trained: Sequence[Sequence[types.Rollout]]  # those whose samples follow
-  samples: Sequence[types.Sample]  # with streams, in order
+  # With streams, in order; then those of replayed groups.
+  samples: Sequence[types.Sample]
   tokenizer: tokenizers.Tokenizer
 
 
@@ -389,6 +390,7 @@ class Pipeline:
     uses_policy: whether batches depend on the policy's weights.
     can_prefetch: whether a batch can be built during a step: it needs no model.
     repeats: whether a batch that is made again is the same.
+    replays: whether groups of earlier steps are in a batch.
     learns_by_trial: environments that train on rewards of the policy's
       rollouts.
     tally: counts of the stage's rewards; None for pairs.
@@ -400,6 +402,7 @@ class Pipeline:
   uses_policy: bool = False
   can_prefetch: bool = True
   repeats: bool = True
+  replays: bool = False
   learns_by_trial: Collection[str] = ()
   tally: Tally | None = None
   held_out: types.PairBatch | None = None

@@ -239,6 +239,27 @@ class Environment:
     ]
     return Graded(groups, usable, metrics, errors)
 
+  def update_source(self, usable: Groups) -> dict[str, float]:
+    """Tells the source how finished groups went; returns its metrics.
+
+    A group's pass rate is the mean of its rollouts: 1 for a correct one; where
+    the environment does not tell, its reward, cut to [0, 1].
+
+    Args:
+      usable: groups of `grade`, in the order of their draws.
+    """
+    rates = []
+    for group in usable:
+      passed = [
+        min(max(x.reward, 0.0), 1.0) if x.correct is None else x.correct
+        for x in (rollout.score for rollout in group)
+        if x.correct is not None or x.reward is not None
+      ]
+      if passed:
+        rates.append((group[0].task.id, float(np.mean(passed))))
+    metrics = self.source.observe(rates)
+    return {f'curriculum/{k}/{self.name}': x for k, x in metrics.items()}
+
   def lacks_credit(self, group: Sequence[types.Rollout]) -> bool:
     """Whether it trains on rewards, and the group's advantages are all 0."""
     if not self.learns_by_trial:

@@ -5,6 +5,7 @@
 1. For each of `prompts_per_step` groups an environment is chosen and a task
    drawn from its source; with `max_draws` further ones in place of groups whose
    advantages are all 0.
+   A stored group may take the place of one, see `replay`.
 2. The samplers make the rollouts; episodes of all environments are played at
    once. As soon as the last rollout of a group has ended, judges and references
    on servers begin with the group. Failed rollouts, and those that cannot be
@@ -28,10 +29,10 @@ import numpy as np
 from posttrain import algorithms, processes, schema, types
 from posttrain.algorithms import streams
 from posttrain.chat import rendering
-from posttrain.data import packing
+from posttrain.data import curricula, packing
 from posttrain.envs import base
 from posttrain.metrics import statistics
-from posttrain.pipeline import batches, environments
+from posttrain.pipeline import batches, environments, replay
 from posttrain.rollout import (
   calls,
   env_calls,
@@ -77,16 +78,18 @@ class TokenData(batches.StageData):
     for name, entry in stage.envs.items():
       # Another order for every stage and environment, from one seed.
       order = np.random.SeedSequence([seed, index, zlib.crc32(name.encode())])
+      number = int(order.generate_state(1)[0])
+      source = env_calls.Source(
+        envs[name], 'train', number, stage.rollout.env_timeout
+      )
+      if entry.curriculum is not None:
+        key = f'envs.{name}.curriculum'
+        source = curricula.Curriculum(source, entry.curriculum, number, key)
       self.environments[name] = environments.Environment(
         name,
         entry,
         envs[name],
-        env_calls.Source(
-          envs[name],
-          'train',
-          int(order.generate_state(1)[0]),
-          stage.rollout.env_timeout,
-        ),
+        source,
         samplers.TYPES[entry.sampler.type](
           entry.sampler, envs[name], renderer, stage.batch.row_tokens
         ),
@@ -191,6 +194,12 @@ class TokenPipeline(batches.Pipeline):
           'rollout.in_flight must be False with several processes: got True'
         )
       self._flight = groups.GroupsInFlight(self._players['policy'], data.stage)
+    self._replays = {
+      name: replay.Replay(cfg, self._seed, data.stage.batch.prompts_per_step)
+      for name, environment in data.environments.items()
+      if (cfg := environment.entry.replay) is not None
+    }
+    self.replays = bool(self._replays)
     ratios = np.array([x.entry.ratio for x in data.environments.values()])
     self._ratios = np.cumsum(ratios) / ratios.sum()
     self.uses_policy, self.repeats = data.uses_policy, data.repeats
@@ -213,9 +222,18 @@ class TokenPipeline(batches.Pipeline):
         graded.groups, kept, stamped[name], self._data.tokenizer
       )
       metrics |= environment.metrics(graded, stamped[name])
+      metrics |= environment.update_source(graded.usable)
       if self._stage.batch.max_draws is not None:
         metrics[f'rollout/draws/{name}'] = len(graded.groups)
-    samples = self._score(stamped, begun)
+    scored = self._score(stamped, begun)
+    metrics |= self._replay(scored, played)
+    distilled = {
+      name
+      for name in scored
+      if self._environments[name].algorithm.component == 'ref_kl'
+    }
+    apart = streams.apart(scored, distilled)
+    samples = [sample for samples in apart.values() for sample in samples]
     batch = self._pack(samples)
     metrics |= {'batch/samples': len(samples), **batches.metrics(batch)}
     for component in types.COMPONENTS:
@@ -240,8 +258,8 @@ class TokenPipeline(batches.Pipeline):
     self,
     stamped: dict[str, list[types.Sample]],
     begun: Mapping[str, list[streams.StartedScores]],
-  ) -> list[types.Sample]:
-    """Returns all samples with reference logprobs, in the same order.
+  ) -> dict[str, list[types.Sample]]:
+    """Returns the samples with reference logprobs, in the same order.
 
     Args:
       stamped: environment -> its samples.
@@ -263,13 +281,37 @@ class TokenPipeline(batches.Pipeline):
       with self._clock('scoring'):
         scored = [result.result() for result in side_by_side.run(tasks)]
       stamped = {**stamped, **dict(zip(names, scored, strict=True))}
-    distilled = {
-      name
-      for name in stamped
-      if self._environments[name].algorithm.component == 'ref_kl'
-    }
-    apart = streams.apart(stamped, distilled)
-    return [sample for samples in apart.values() for sample in samples]
+    return stamped
+
+  def _replay(
+    self,
+    scored: dict[str, list[types.Sample]],
+    played: dict[str, batches.Played],
+  ) -> dict[str, float]:
+    """Adds the samples of stored groups, and stores those of the step.
+
+    Args:
+      scored: environment -> its samples, to which others are added.
+      played: environment -> its groups, to which the samples are added.
+
+    Returns:
+      Metrics.
+    """
+    metrics = {}
+    for name, store in self._replays.items():
+      empty = batches.Played((), (), (), self._data.tokenizer)
+      step, own = played.get(name, empty), scored.get(name, [])
+      each = iter(own)
+      samples, counts = store.finish(
+        [
+          [next(each) for rollout in group for _ in rollout.samples]
+          for group in step.trained
+        ]
+      )
+      scored[name] = [*own, *samples]
+      played[name] = step._replace(samples=[*step.samples, *samples])
+      metrics |= {f'replay/{k}/{name}': x for k, x in counts.items()}
+    return metrics
 
   def _play_step(
     self,
@@ -345,7 +387,9 @@ class TokenPipeline(batches.Pipeline):
     """
     if self._flight is not None:
       return self._flight.next(self._draw_in_flight)
-    drawn = processes.together(lambda: [self._draw(x) for x in to_draw])
+    drawn = processes.together(
+      lambda: [group for x in to_draw if (group := self._draw(x))]
+    )
     groups.sample(drawn, self._players)
     return drawn
 
@@ -362,14 +406,20 @@ class TokenPipeline(batches.Pipeline):
   def _draw_in_flight(self) -> groups.Group:
     """Draws a group; keeps the state of the sources before."""
     sources = {k: x.source.get_state() for k, x in self._environments.items()}
-    return dataclasses.replace(self._draw(), sources=sources)
+    group = self._draw()
+    assert group is not None, 'no replay in flight, see `config.checks`'
+    return dataclasses.replace(group, sources=sources)
 
-  def _draw(self, name: str | None = None) -> groups.Group:
+  def _draw(self, name: str | None = None) -> groups.Group | None:
     """Draws one of an environment's tasks, and the group's uids.
 
     Args:
       name: the environment; None = one is drawn as well.
+
+    Returns:
+      The group; None if a stored one takes its place.
     """
+    is_first = name is None
     if name is None:
       # By their ratios, from (seed, next uid) alone.
       names, place = list(self._environments), 0
@@ -379,8 +429,12 @@ class TokenPipeline(batches.Pipeline):
       name = names[place]
     environment = self._environments[name]
     uids = range(self._uid, self._uid + environment.entry.group_size)
-    task = environment.draw()
+    store = self._replays.get(name) if is_first else None
+    is_replayed = store is not None and store.pick(uids.start)
+    task = None if is_replayed else environment.draw()
     self._uid = uids.stop
+    if task is None:
+      return None
     return groups.Group(task, environment.sampler, uids, self._grade)
 
   def get_state(self) -> dict[str, Any]:
@@ -394,6 +448,7 @@ class TokenPipeline(batches.Pipeline):
       'tally': self.tally.get_state(),
       **self._data.get_state(),
       'widths': self._pack.widths.get_state(),
+      'replays': {k: x.get_state() for k, x in self._replays.items()},
     }
     if self._flight is not None:
       held = self._flight.groups
@@ -414,6 +469,8 @@ class TokenPipeline(batches.Pipeline):
     self.tally.set_state(state.get('tally', {}))
     self._data.set_state(state)
     self._pack.widths.set_state(state.get('widths', [0.0]))
+    for name, store in self._replays.items():
+      store.set_state(state['replays'][name])
     if self._flight is not None and (flight := state.get('flight')):
       self._flight.round = flight['round']
       self._flight.groups.clear()

@@ -29,6 +29,8 @@ PANELS = (  # title, metric or its prefix, how it is drawn
   ('Format rate', 'eval/format_rate/', 'rate'),
   ('Reward of rollouts', 'rollout/reward/', 'noisy'),
   ('Groups with credit', 'rollout/mixed_groups/', 'rate'),
+  ('Draws of the curriculum', 'curriculum/draws/', 'rate'),
+  ('Pass rates of its pools', 'curriculum/pass_rate/', 'rate'),
   ('Entropy, nats per token', 'eval/entropy/', 'plain'),
   ('Length of answers, tokens', 'eval/length/', 'plain'),
   ('KL to the start, nats per token', 'eval/kl/', 'plain'),

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from posttrain import types
@@ -313,6 +313,18 @@ class Source:
     place = (count, start) if start else (count,)  # others may have no start
     tasks = self._call(lambda: tuple(self._source.take(*place)))
     return tuple(map(self._checked, tasks))
+
+  def observe(self, results: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """Passes on what finished groups came to, if the source observes.
+
+    Args:
+      results: task's id and pass rate of a step's groups, as drawn.
+
+    Returns:
+      The source's metrics.
+    """
+    observe = getattr(self._source, 'observe', None)
+    return self._call(lambda: observe(results)) if observe else {}
 
   def get_state(self) -> dict[str, Any]:
     """Returns the position, JSON-able."""

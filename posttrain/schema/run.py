@@ -121,6 +121,11 @@ class EnvEntry(bounds.Options):
   algorithm: signals.Algorithm = signals.Sft()
   # Source of the rollouts.
   sampler: signals.Sampler = signals.Dataset()
+  # Order of the tasks: by recent pass rates ('pass_rate'); None = shuffled.
+  curriculum: signals.Curriculum | None = None
+  # Trains on recent groups again ('groups'), with an algorithm on rewards; None
+  # = never.
+  replay: signals.Replay | None = None
   # Name -> summand of the reward; {} = the environment's own grade.
   rewards: dict[str, signals.RewardFn] = dataclasses.field(default_factory=dict)
   # Model that the environment grades with, if it supports one; None = none.

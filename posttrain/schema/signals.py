@@ -170,6 +170,58 @@ class Frozen(_Episodes):
 Sampler = Dataset | Policy | Frozen
 
 
+class Curriculum(bounds.Options):
+  """Draws tasks by their recent pass rates, see `posttrain.data.curricula`."""
+
+  # Which curriculum this is; fixed.
+  type: str = 'pass_rate'
+  # Key of the tasks' `info` whose values are the pools, each with a pass rate,
+  # as 'length' of reverse_text or 'difficulty' of sql. None = each task has its
+  # own.
+  pool: str | None = None
+  # Smallest pass rate of the target band, which is drawn most. A pool below it
+  # is drawn in proportion to its pass rate.
+  low: bounds.Share = 0.2
+  # Largest pass rate of the band. A pool above it is drawn in proportion to its
+  # rate of failures.
+  high: bounds.Share = 0.8
+  # Share of the draws that are uniform over all tasks, so that solved ones are
+  # retained, and unsolved ones are tried again.
+  floor: bounds.Share = 0.1
+  # Share of the draws among tasks that were solved, but have a pass rate below
+  # `low`.
+  rare: bounds.Share = 0.0
+  # Number of latest groups of a task, or pool, that its pass rate is about the
+  # mean of; 1 = the latest group alone.
+  memory: bounds.Count = 8
+
+  def __post_init__(self):
+    super().__post_init__()
+    bounds.require(
+      self.low <= self.high, 'low', f'be <= high={self.high}', self.low
+    )
+    bounds.require(
+      self.floor + self.rare <= 1,
+      'rare',
+      f'be at most 1 - floor={1 - self.floor:g}',
+      self.rare,
+    )
+
+
+class Replay(bounds.Options):
+  """Trains on recent groups again, see `posttrain.pipeline.replay`."""
+
+  # Which replay this is; fixed.
+  type: str = 'groups'
+  # Share of the environment's groups that are taken from earlier steps, and not
+  # sampled; fewer where no group is left.
+  share: Annotated[float, bounds.Rule('be in (0, 1)', lambda x: 0 < x < 1)] = (
+    0.25
+  )
+  # A group is trained again at most so many steps after its own, and once.
+  max_age: bounds.Count = 4
+
+
 class RewardFn(bounds.Options):
   """One summand: a function, or a reward model.
 

@@ -237,6 +237,9 @@ def test_every_key_is_read(tmp_path, monkeypatch):
     ),
   }
   stage = _stage(envs, steps=2, optim=schema.Optim(average=0.9))
+  play = dataclasses.replace(
+    envs['play'], curriculum=schema.Curriculum(), replay=schema.Replay()
+  )
   pairs = [
     {'prompt': f'q{i}', 'chosen': 'yes', 'rejected': 'no'} for i in range(9)
   ]
@@ -250,7 +253,7 @@ def test_every_key_is_read(tmp_path, monkeypatch):
   )
   run = toys.run(
     {
-      'warm': stage,
+      'warm': dataclasses.replace(stage, envs={**envs, 'play': play}),
       'main': dataclasses.replace(
         stage,
         init='stage:warm',
