@@ -29,8 +29,8 @@ With `--starts`, arms (recipes and variants) are compared in pairs:
 1. The starts, each under its own seed, `--starts`.
 2. `--tune=KEY=VALUES`: of each arm the last stage from the first start, under
    `--tune_seed`, with each value of a key of that stage. The highest sampled
-   pass rate of what is trained wins: of the last step, on the evaluation tasks
-   of the recipe.
+   pass rate of the last step wins: the mean over the environments that train,
+   over all where one of those is not evaluated; on the recipe's own tasks.
 3. `--equal_cpu=true`: the steps of an arm are as many as take the CPU seconds
    of the first arm, set-up and evaluation aside, by the runs that won.
 4. Of each arm the last stage from each start under each of `--seeds`, the arms
@@ -452,7 +452,7 @@ def num_choosing(trials: Sequence[Trial], test: int) -> int:
   for trial in trials:
     for name, entry in trial.run.stages[trial.stage].envs.items():
       count = len(registry.make(name, entry.env).source('eval', 0))
-      if count < first + test:
+      if 0 < count < first + test:  # 0: it is not evaluated
         raise ValueError(
           f'config.{trial.stage}.envs.{name}.env must have {first + test} '
           f'evaluation tasks, --test={test} after {first}: got {count}'
@@ -487,14 +487,17 @@ class Arm:
       key: the key that is tuned, '' = none.
       seed: the seed of these runs.
     """
-    stage = self.trials[0].run.stages[self.trials[0].stage]
-    trained = [name for name, entry in stage.envs.items() if entry.ratio]
-    scores = {
-      text: statistics.fmean(
-        value(rows[-1], 'sampled_pass_rate', env) for env in trained
-      )
-      for text, rows in tried.items()
-    }
+    entries = self.trials[0].run.stages[self.trials[0].stage].envs
+    scores = {}
+    for text, rows in tried.items():
+      measured = {
+        env: x
+        for env in entries
+        if not math.isnan(x := value(rows[-1], 'sampled_pass_rate', env))
+      }
+      trained = {env for env in entries if entries[env].ratio}
+      used = trained if trained <= measured.keys() else measured
+      scores[text] = statistics.fmean(measured[env] for env in used)
     best = max(scores, key=scores.__getitem__)
     if key:
       self.values[key] = best

@@ -93,6 +93,12 @@ def test_an_arm_takes_the_value_with_the_best_last_rate():
   assert arm.tune(tried, 'optim.lr', 9) == tried['2e-4']
   assert arm.values == {'optim.lr': '2e-4'}
   assert 'seed 9: 1e-4: 0.300' in arm.choice
+  # `medium` trains and is not evaluated: the mean of `sql` and `sql_hard`.
+  (trial,) = learning.expand(['sql:medium'], [0])
+  rates = {'sampled_pass_rate/sql': 0.5, 'sampled_pass_rate/sql_hard': 0.1}
+  arm = learning.Arm([trial], {})
+  arm.tune({'1e-4': [_row('grpo', 1, **rates)]}, 'optim.lr', 9)
+  assert '1e-4: 0.300' in arm.choice
 
 
 @pytest.mark.slow
