@@ -105,6 +105,32 @@ def _predicting(hidden, parents) -> tuple[jax.Array, int]:
   return copies.astype(hidden.dtype), 0
 
 
+def values(
+  critic: Any,
+  hidden: jax.Array,
+  positions: jax.Array,
+  parents: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+  """Computes a critic's values before and after each token.
+
+  Args:
+    critic: parameters of a reward model.
+    hidden: float[B, T, D] from `transformer.trunk`.
+    positions: as in `score`.
+    parents: as in `score`.
+
+  Returns:
+    (value of the segment before each token, 0 for its first one; value of the
+    segment up to and with each token), f32[B, T] each.
+  """
+  after = transformer.rewards(critic, hidden)
+  if parents is None:
+    before = jnp.roll(after, 1, axis=1)
+  else:
+    before = jnp.take_along_axis(after, parents, axis=1)
+  return jnp.where(positions > 0, before, 0.0), after
+
+
 def is_top(
   params: Any,
   cfg: schema.Model,

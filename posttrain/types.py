@@ -120,6 +120,10 @@ class Sample:
   ce_weights: np.ndarray | None = None  # f32
   ref_kl_weights: np.ndarray | None = None  # f32
   ref_logprobs: np.ndarray | None = None  # f32, nats
+  # Of algorithms with a critic, see `VALUE_FIELDS`.
+  rewards: np.ndarray | None = None  # f32
+  value_weights: np.ndarray | None = None  # f32
+  bootstraps: np.ndarray | None = None  # f32
 
   def __len__(self) -> int:
     return len(self.ids)
@@ -216,6 +220,13 @@ TOKEN_FIELDS = {
   'ref_logprobs': np.float32,
 }
 
+# Those that a stage with a critic has beside them: the reward of each token;
+# the weight of its value, not 0 where the critic gives the advantage; and 1 at
+# the last of these in a sample if the value after it stands for what follows.
+VALUE_FIELDS = dict.fromkeys(
+  ('rewards', 'value_weights', 'bootstraps'), np.float32
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
@@ -249,6 +260,12 @@ class Batch:
   parents: Array | None = None  # i32, index in the row of the token before
   ends: Array | None = None  # i32, one past the last token of the subtree
   copies: Array | None = None  # i32, samples that have the token
+  # Of a stage with a critic, see `VALUE_FIELDS`; the tokens with a value are rl
+  # members, whose advantages the train step computes.
+  rewards: Array | None = None  # f32
+  value_weights: Array | None = None  # f32
+  bootstraps: Array | None = None  # f32
+  value_count: Array | None = None  # f32[]
 
   @property
   def members(self) -> Array:

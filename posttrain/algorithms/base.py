@@ -9,7 +9,8 @@ samples:
 2. `assign(group)`: credit of a complete group.
 3. `rescale(groups, credits)`: credit adjusted over all groups (default:
    unchanged).
-4. `score(samples, scorer)`: logprobs under a reference, before packing.
+4. `rewards(rollout)`: reward of each token, for a critic (default: none).
+5. `score(samples, scorer)`: logprobs under a reference, before packing.
 
 Below the class: what several algorithms compute of a group or a rollout.
 """
@@ -24,7 +25,8 @@ from posttrain import schema, types
 _ASSISTANT = types.ROLES.index('assistant')
 # Attributes of an algorithm that its options may have.
 _OPTIONS = (
-  'weight kl_beta reference prune_zero_advantage mask_truncated'.split()
+  'weight kl_beta reference prune_zero_advantage mask_truncated '
+  'bootstrap'.split()
 )
 
 # Credit of a rollout: a scalar for all its completion tokens, an array over the
@@ -79,6 +81,9 @@ class Algorithm:
   prune_zero_advantage: bool = True
   # Whether rollouts that a token budget cut off train nothing.
   mask_truncated: bool = False
+  # With `rewards`, whether a value stands for what follows a rollout that a
+  # token budget cut off.
+  bootstrap: bool = False
 
   def __init__(self, cfg: Any):
     """Reads the options.
@@ -112,6 +117,14 @@ class Algorithm:
   def assign(self, group: Group) -> Sequence[Credit]:
     """Returns the credit of each rollout of a complete group."""
     return [None] * len(group)
+
+  def rewards(self, rollout: types.Rollout) -> Sequence[np.ndarray] | None:
+    """Returns one f32[T] per sample of rewards, for a critic.
+
+    The critic's advantages replace the credit in the train step. None = no
+    critic.
+    """
+    del rollout
 
   def rescale(
     self, groups: Sequence[Group], credits: Sequence[Sequence[Credit]]

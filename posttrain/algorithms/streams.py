@@ -98,10 +98,11 @@ def _stamp(
   what = 'observation_weights must span the tokens of each sample of task '
   sizes = [len(weights) for weights in observed]
   base.require_equal(f'{what}{rollout.task.id}', sizes, lengths)
+  rewards = algorithm.rewards(rollout)
   trains_by_kl = algorithm.component == 'ref_kl'
   kl = algorithm.weight * trains_by_kl + algorithm.kl_beta
-  for sample, credits, weights in zip(
-    rollout.samples, advantages, observed, strict=True
+  for i, (sample, credits, weights) in enumerate(
+    zip(rollout.samples, advantages, observed, strict=True)
   ):
     member = sample.mask & trains
     member[:1] = False
@@ -115,8 +116,21 @@ def _stamp(
     ce[:1] = 0
     if algorithm.component == 'ce':
       ce = np.where(member, np.float32(algorithm.weight), ce)
+    valued = {}
+    if rewards is not None:
+      # A later sample goes on where this one ends: its rewards follow.
+      goes_on = i + 1 < len(lengths)
+      goes_on |= algorithm.bootstrap and rollout.is_truncated
+      bootstraps = np.zeros_like(zeros)
+      bootstraps[np.flatnonzero(member)[-1:]] = goes_on
+      valued = {
+        'rewards': rewards[i],
+        'value_weights': action,
+        'bootstraps': bootstraps,
+      }
     yield dataclasses.replace(
       sample,
+      **valued,
       advantages=credits,
       rl_weights=rl,
       ce_weights=ce,

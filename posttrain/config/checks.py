@@ -83,6 +83,30 @@ def problems(run: schema.Run) -> Iterator[Problem]:
     if stage.lora.rank and (stage.init == 'random' or stage.kind == 'ranking'):
       must = "be 0 where init is 'random' or kind is 'ranking'"
       yield f'{name}.lora.rank', must, stage.lora.rank
+    # A critic, and what learns from it.
+    kind, valued = (
+      stage.critic.kind,
+      [
+        f'{name}.envs.{env}.algorithm'
+        for env, entry in stage.envs.items()
+        if stage.kind == 'tokens'
+        and entry.ratio
+        and algorithms.kind(
+          entry.algorithm, f'config.{name}.envs.{env}.algorithm'
+        ).rewards
+        != algorithms.base.Algorithm.rewards
+      ],
+    )
+    if valued and kind == 'none':
+      yield f'{name}.critic.kind', f"be 'head' or 'model' for {valued[0]}", kind
+    if kind != 'none' and not valued:
+      must = "be 'none' without an environment of algorithm ppo"
+      yield f'{name}.critic.kind', must, kind
+    if kind == 'model' and stage.lora.rank:
+      yield f'{name}.critic.kind', "be 'head' with lora.rank > 0", kind
+    if stage.critic.warmup_steps >= updates:
+      must = f"be < the stage's {updates} updates"
+      yield f'{name}.critic.warmup_steps', must, stage.critic.warmup_steps
     # References to earlier stages, of a reward model or of a policy.
     for key, text, reach in texts(stage, name):
       if reach == 'folder' and text.startswith('stage:'):

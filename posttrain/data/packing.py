@@ -39,7 +39,7 @@ _PADS = {'temperatures': 1, 'versions': -1, 'env_ids': -1}
 # The weights of the tokens that need a stream; others may be None.
 _READERS = {'advantages': 'rl_weights', 'ref_logprobs': 'ref_kl_weights'}
 _PLACES = ('segment_ids', 'positions', 'env_ids')
-_FIELDS = (*types.TOKEN_FIELDS, 'roles', 'is_content')
+_FIELDS = (*types.TOKEN_FIELDS, *types.VALUE_FIELDS, 'roles', 'is_content')
 # What tokens that train must have in common to be shared, as 32 bits each; the
 # first one differs most between samples that begin alike.
 _STREAMS = {
@@ -65,6 +65,7 @@ def pack(
   longest: int | None = None,
   trees: bool = False,
   trained: bool = False,
+  critic: bool = False,
 ) -> tuple[types.Batch, list[types.Sample]]:
   """Packs samples into `[micro_batches, rows, row_tokens]`.
 
@@ -85,6 +86,7 @@ def pack(
       first token that trains in either.
     trained: whether trees also share tokens that train, where all streams are
       equal.
+    critic: whether the batch has `types.VALUE_FIELDS`.
 
   Returns:
     The batch, and the samples that fit into no row, in order of arrival.
@@ -120,6 +122,7 @@ def pack(
     'positions': tokens.position,
   }
   dtypes = {**types.TOKEN_FIELDS, **dict.fromkeys(_PLACES, np.int32)}
+  dtypes |= types.VALUE_FIELDS if critic else {}
   shape = micro_batches, rows, row_tokens
   arrays = {}
   for name, dtype in dtypes.items():
@@ -133,7 +136,7 @@ def pack(
       link(row_lengths, *links[:, *divmod(row, rows)])
   counts = {
     f'{name}_count': np.count_nonzero(fields[f'{name}_weights'][segments > 0])
-    for name in types.COMPONENTS
+    for name in (*types.COMPONENTS, *(['value'] if critic else []))
   }
   is_rl = (segments > 0) & (fields['rl_weights'] != 0)
   counts['rl_sequences'] = np.count_nonzero(np.bincount(tokens.sample[is_rl]))
@@ -171,7 +174,10 @@ def _join(samples: Sequence[types.Sample]) -> _Tokens:
     for sample, length in zip(samples, lengths, strict=True):
       value = getattr(sample, name)
       if value is None:
-        assert not getattr(sample, _READERS[name]).any(), f'{name}: no stream'
+        reader = _READERS.get(name)
+        assert not (reader and getattr(sample, reader).any()), (
+          f'{name}: no stream'
+        )
         value = none[:length]
       assert np.shape(value) == (length,), f'{name} must be aligned'
       parts.append(value)

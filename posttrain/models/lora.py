@@ -65,7 +65,10 @@ class Base:
 
 def whole(params: Params | Adapter, base: Base | None) -> Params:
   """Returns the whole model from the trained parameters; copies no array."""
-  return params if base is None else base.attach(params)
+  if base is None:
+    return params
+  critic = {k: x for k, x in params.items() if k == 'critic'}
+  return {**base.attach(params), **critic}
 
 
 def scale(cfg: schema.Lora) -> float:

@@ -282,6 +282,31 @@ def add_reward(params: Params, keep_lm_head: bool = False) -> Params:
   return {**trunk, 'reward': {'kernel': jnp.zeros(width, jnp.float32)}}
 
 
+def add_critic(params: Params, model: Params, kind: str) -> Params:
+  """Returns trained parameters with those of a critic, under `critic`.
+
+  A critic is a reward model, whose trunk is the policy's where it has none.
+
+  Args:
+    params: those of the policy that train.
+    model: the policy's, all of them.
+    kind: 'none', 'head' or 'model'.
+  """
+  if kind == 'none':
+    return params
+  critic = add_reward(jax.tree.map(jnp.copy, model))
+  if kind == 'head':
+    critic = {'reward': critic['reward']}
+  return {**params, 'critic': critic}
+
+
+def without_critic(params: Params) -> Params:
+  """Returns what trains of the policy alone."""
+  if 'critic' not in params:
+    return params
+  return {name: x for name, x in params.items() if name != 'critic'}
+
+
 def reward_shapes(cfg: schema.Model, keep_lm_head: bool = False) -> Params:
   """Returns the parameters as `jax.ShapeDtypeStruct`s; allocates nothing."""
   return jax.eval_shape(lambda p: add_reward(p, keep_lm_head), shapes(cfg))

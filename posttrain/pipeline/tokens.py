@@ -537,7 +537,9 @@ class Packer:
     self._micro_batches, self._rows, _ = shape(stage)
     self._longest = stage.batch.row_tokens
     self._trees = bool(stage.batch.trees)
-    self._trained = stage.loss.rl.is_per_token
+    self._critic = stage.critic.kind != 'none'
+    # An advantage depends on what follows in its own sample.
+    self._trained = stage.loss.rl.is_per_token and not self._critic
     self.widths = batches.widths(stage, self._micro_batches)
 
   def __call__(self, samples: Sequence[types.Sample]) -> types.Batch:
@@ -554,6 +556,7 @@ class Packer:
         longest=self._longest,
         trees=self._trees,
         trained=self._trained,
+        critic=self._critic,
       )
       if not leftover:
         return batch

@@ -264,6 +264,29 @@ class RefKl(bounds.Options):
   max_log_ratio: LogRatio = 20.0
 
 
+class Value(bounds.Options):
+  """Advantages by a critic (GAE), and the critic's loss."""
+
+  # Discount of rewards per sampled token.
+  gamma: bounds.Share = 1.0
+  # Weight of longer sums of rewards in an advantage: 1 = the sum of all later
+  # rewards less the value, 0 = the next value stands for them.
+  gae_lambda: bounds.Share = 1.0
+  # Advantages less their mean, divided by their standard deviation, over the
+  # tokens of the batch that have a value.
+  normalize_advantages: bool = True
+  # Divides the loss by the variance of the batch's returns, so that it does not
+  # depend on the scale of the rewards.
+  normalize_returns: bool = False
+  # Largest change of a value within a batch's updates that its loss rewards, in
+  # units of reward; None = no bound. It has no effect with
+  # updates_per_rollout=1.
+  clip: Annotated[float | None, bounds.Rule('be > 0', lambda x: x > 0)] = 0.2
+  # Factor of the critic's loss. With critic.kind='head' it also trains the
+  # policy's trunk.
+  coef: bounds.NonNegative = 0.5
+
+
 class Loss(bounds.Options):
   """Options of all losses."""
 
@@ -272,6 +295,8 @@ class Loss(bounds.Options):
   rl: RlLoss = Dppo()
   # The KL to a reference.
   ref_kl: RefKl = RefKl()
+  # The critic's loss, and the advantages that it gives.
+  value: Value = Value()
   # The loss of a stage of kind 'preference', a node with a `type`: 'sigmoid'
   # (DPO), 'sigmoid_norm', 'ipo', 'ipo_norm', 'simpo' or 'kto'.
   preference: PreferenceLoss = Sigmoid()

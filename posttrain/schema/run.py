@@ -108,6 +108,26 @@ class Optim(bounds.Options):
       )
 
 
+class Critic(bounds.Options):
+  """The model of values that algorithm ppo needs, with its own optimizer.
+
+  Options of the optimizer that are not here are those of `optim`.
+  """
+
+  # 'none', 'head' (a linear head on the policy's trunk) or 'model' (a
+  # transformer of its own that begins as the policy, with such a head).
+  kind: Annotated[str, bounds.one_of('none', 'head', 'model')] = 'none'
+  # Peak learning rate.
+  lr: bounds.Positive = 3e-4
+  # Length of its linear warm-up, in updates.
+  lr_warmup_steps: bounds.CountOrZero = 0
+  # Largest norm of its gradient; a larger gradient is scaled down to it.
+  clip_norm: bounds.Positive = 1.0
+  # Number of updates at the start of the stage in which it alone learns, and
+  # the policy does not move.
+  warmup_steps: bounds.CountOrZero = 0
+
+
 KINDS = ('tokens', 'preference', 'ranking')
 
 
@@ -155,10 +175,10 @@ class Batch(bounds.Options):
   # devices.
   prompts_per_step: bounds.Count = 64
   # Dynamic sampling: where an algorithm trains on rewards (grpo, rloo, max_rl,
-  # echo, reward, custom), a group all of whose advantages are 0 is replaced by
-  # another task of its environment, played within the same step, until none is
-  # left or so many tasks are drawn (Yu et al., DAPO, arXiv 2503.14476). None =
-  # never.
+  # echo, reward, ppo, custom), a group all of whose advantages are 0 (with ppo:
+  # rewards) is replaced by another task of its environment, played within the
+  # same step, until none is left or so many tasks are drawn (Yu et al., DAPO,
+  # arXiv 2503.14476). None = never.
   max_draws: int | None = None
   # Length of a row, in tokens: of the longest sample that can train, or the
   # longest pair, which repeats the prompt before each of its answers.
@@ -492,6 +512,8 @@ class Stage(bounds.Options):
   updates_per_rollout: bounds.Count = 1
   # The optimizer, which has a new state in every stage.
   optim: Optim = Optim()
+  # The critic of algorithm ppo.
+  critic: Critic = Critic()
   # Evaluation on held-out tasks.
   eval: Eval = Eval()
 

@@ -423,6 +423,23 @@ class Reward(_PolicyGradient):
   type: str = 'reward'
 
 
+class Ppo(bounds.Options):
+  """Policy gradient with a critic (PPO); its options are `loss.value`."""
+
+  # Which algorithm this is; fixed.
+  type: str = 'ppo'
+  # Weight of the KL to `reference`, see `Grpo`.
+  kl_beta: bounds.NonNegative = 0.0
+  # Reference model of the KL, see `Grpo`.
+  reference: Reference = 'init'
+  # Leaves rollouts that a token budget cut off out of the loss.
+  mask_truncated: bool = False
+  # Whether the critic's value stands for what would follow a rollout that a
+  # token budget cut off. False = its end counts as the episode's end, because
+  # its reward is for the text as it is.
+  bootstrap: bool = False
+
+
 class Custom(_PolicyGradient):
   """Advantages of the user's function, or all hooks of the user's class."""
 
@@ -529,4 +546,6 @@ class Opsd(bounds.Options):
   mask_truncated: bool = False
 
 
-Algorithm = Sft | Grpo | MaxRl | Rloo | Reward | Custom | Echo | Opd | Opsd
+Algorithm = (
+  Sft | Grpo | MaxRl | Rloo | Reward | Ppo | Custom | Echo | Opd | Opsd
+)

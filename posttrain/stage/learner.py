@@ -28,7 +28,8 @@ class NonFiniteError(RuntimeError):
 
 def weights_of(state: arrays.TrainState) -> dict[str, Any]:
   """Returns what trains, with its EMAs and snapshots, by reference name."""
-  return {'policy': state.params, **(state.ema_and_snapshots or {})}
+  policy = transformer.without_critic(state.params)
+  return {'policy': policy, **(state.ema_and_snapshots or {})}
 
 
 def _copies(weights: Any, dtype: str) -> Any:
@@ -235,7 +236,9 @@ def make_spec(
     ValueError: a weight does not divide over the mesh.
     FieldError: LoRA does not fit the model.
   """
-  optimizer = optim.make(stage.optim, stage.steps * stage.updates_per_rollout)
+  optimizer = optim.make_all(
+    stage.optim, stage.critic, stage.steps * stage.updates_per_rollout
+  )
   state_like, weights_like = step.state_shapes(stage, model, optimizer, mesh)
   return LearnerSpec(
     name=name,

@@ -25,10 +25,14 @@ jax.tree_util.register_dataclass(PairBatch)
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ProximalBatch(Batch):
-  """A batch with logprobs under the parameters before a step's updates."""
+class ScoredBatch(Batch):
+  """A batch with what the parameters before a step's updates say of it."""
 
-  proximal_logprobs: jax.Array  # f32, nats
+  proximal_logprobs: jax.Array | None = None  # f32, nats
+  # With a critic, whose advantages the batch has.
+  values: jax.Array | None = None  # f32
+  returns: jax.Array | None = None  # f32
+  return_scale: jax.Array | None = None  # f32[], see `Value.normalize_returns`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +75,8 @@ jax.tree_util.register_pytree_with_keys(
 class Objective(Protocol):
   """A loss of a batch, as a sum over its micro-batches.
 
-  1. `before_updates` adds values of the parameters before several updates;
+  1. `before_updates` adds what the parameters before the updates give, where
+     there are several, or a critic;
   2. `prepare` adds to the batch the values that need the whole batch;
   3. the call returns one micro-batch's share of the loss, and its metrics;
   4. `unmeasured` names the metrics of the step without a measurement.
@@ -87,10 +92,12 @@ class Objective(Protocol):
     del loss
     return params
 
-  def before_updates(self, params: Params, batch: AnyBatch) -> AnyBatch:
-    """Returns the batch of several updates, called before the first one."""
+  def before_updates(
+    self, params: Params, batch: AnyBatch
+  ) -> tuple[AnyBatch, dict[str, jax.Array]]:
+    """Returns the batch of the updates, and metrics, before the first one."""
     del params
-    return batch
+    return batch, {}
 
   def prepare(self, params: Params, batch: AnyBatch) -> AnyBatch:
     """Returns the batch, with the values that need the whole batch."""

@@ -14,14 +14,17 @@ import jax
 import jax.numpy as jnp
 
 from posttrain import schema, scoring, types
-from posttrain.losses import ce, combine, ratios, ref_kl, rl
+from posttrain.losses import ce, combine, gae, ratios, ref_kl, rl, value
+from posttrain.models import transformer
 from posttrain.training import arrays, pair_objectives
 
 
 class TokenComponents(arrays.Objective):
   """Sum of the token components, each over its own global member count.
 
-      rl / N_rl + ce / N_ce + ref_kl / N_ref_kl
+      rl / N_rl + ce / N_ce + ref_kl / N_ref_kl + value / N_value
+
+  The last one only where the batch has values, see `types.VALUE_FIELDS`.
 
   All are computed for every batch: a component without members adds 0, and
   costs a few element-wise operations. The rl component may be a mean over
@@ -52,21 +55,77 @@ class TokenComponents(arrays.Objective):
     loss = loss or schema.Loss()
     self._rl = loss.rl
     self._ref_kl = vars(loss.ref_kl)
+    self._value = loss.value
 
   def before_updates(
     self, params: arrays.Params, batch: arrays.AnyBatch
-  ) -> arrays.AnyBatch:
-    """Adds the logprobs of the proximal policy, where `rl.loss` reads them."""
-    if self._rl.sampler_is_mode == 'none':
-      return batch
+  ) -> tuple[arrays.AnyBatch, dict[str, jax.Array]]:
+    """Adds the proximal policy's logprobs, and a critic's advantages.
 
-    def score(i, logprobs):
+    The logprobs are those that `rl.loss` reads. The metrics are the critic's.
+    """
+    is_proximal = self._rl.sampler_is_mode != 'none'
+    if not is_proximal and batch.rewards is None:
+      return batch, {}
+
+    def score(i, before):
       micro = jax.tree.map(lambda x: x[i] if x.ndim else x, batch)
-      return logprobs.at[i].set(self._score(params, micro)[0])
+      logprobs, _, *values = self._score(params, micro)
+      return [
+        x.at[i].set(y) for x, y in zip(before, (logprobs, *values), strict=True)
+      ]
 
-    logprobs = jnp.zeros_like(batch.sampler_logprobs)
-    logprobs = jax.lax.fori_loop(0, batch.num_micro_batches, score, logprobs)
-    return arrays.ProximalBatch(**vars(batch), proximal_logprobs=logprobs)
+    zeros = jnp.zeros_like(batch.sampler_logprobs)
+    zeros = [zeros] * (1 if batch.rewards is None else 3)
+    logprobs, *values = jax.lax.fori_loop(
+      0, batch.num_micro_batches, score, zeros
+    )
+    fields, metrics = vars(batch), {}
+    if is_proximal:
+      fields = {**fields, 'proximal_logprobs': logprobs}
+    if values:
+      credit, metrics = self._credit(batch, *values)
+      fields = {**fields, **credit}
+    return arrays.ScoredBatch(**fields), metrics
+
+  def _credit(
+    self, batch: arrays.AnyBatch, before: jax.Array, after: jax.Array
+  ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """Returns the fields of a batch that a critic fills, and its metrics."""
+    cfg, member = self._value, batch.value_weights != 0
+    values = jnp.where(member, before, 0.0)
+    advantages = gae.advantages(
+      batch.rewards,
+      values,
+      batch.bootstraps * after,
+      member,
+      batch.segment_ids,
+      gamma=cfg.gamma,
+      gae_lambda=cfg.gae_lambda,
+    )
+    returns = advantages + values
+
+    def moments(x):
+      count = jnp.maximum(jnp.sum(member), 1)
+      mean = jnp.sum(jnp.where(member, x, 0.0)) / count
+      return mean, jnp.sum(jnp.where(member, (x - mean) ** 2, 0.0)) / count
+
+    mean, variance = moments(advantages)
+    return_mean, spread = moments(returns)
+    if cfg.normalize_advantages:
+      advantages = (advantages - mean) / (jnp.sqrt(variance) + 1e-8)
+    explained = 1 - variance / jnp.where(spread > 0, spread, 1.0)
+    fields = {
+      'advantages': jnp.where(member, advantages, batch.advantages),
+      'values': values,
+      'returns': returns,
+      'return_scale': spread + 1e-8 if cfg.normalize_returns else jnp.ones(()),
+    }
+    return fields, {
+      'value/mean': moments(values)[0],
+      'value/return_mean': return_mean,
+      'value/explained_variance': jnp.where(spread > 0, explained, 0.0),
+    }
 
   def unmeasured(
     self, batch: types.Batch, metrics: Mapping[str, float]
@@ -75,7 +134,7 @@ class TokenComponents(arrays.Objective):
     # the batch or in an environment, has metrics of 0.
     prefixes = tuple(
       prefix
-      for name in types.COMPONENTS
+      for name in (*types.COMPONENTS, 'value')
       if not getattr(batch, f'{name}_count')
       for prefix in (f'{name}/', f'loss/{name}')
     )
@@ -98,8 +157,18 @@ class TokenComponents(arrays.Objective):
   def __call__(
     self, params: arrays.Params, micro: arrays.AnyBatch
   ) -> tuple[jax.Array, combine.Metrics]:
-    logprobs, entropy = self._score(params, micro)
+    logprobs, entropy, *values = self._score(params, micro)
     components = self._components(micro, logprobs, entropy)
+    if values:
+      terms, metrics = value.loss(
+        values[0],
+        micro.values,
+        micro.returns,
+        micro.value_weights,
+        clip=self._value.clip,
+      )
+      terms *= self._value.coef / micro.return_scale
+      components['value'] = terms, metrics
     if micro.copies is not None:
       components = {
         name: (terms * micro.copies, metrics)
@@ -114,6 +183,7 @@ class TokenComponents(arrays.Objective):
       ),
       'ce': micro.ce_count,
       'ref_kl': micro.ref_kl_count,
+      'value': micro.value_count,
     }
     loss, metrics = combine.total(components, counts)
     if len(self._envs) > 1:
@@ -124,17 +194,25 @@ class TokenComponents(arrays.Objective):
 
   def _score(
     self, params: arrays.Params, micro: arrays.AnyBatch
-  ) -> tuple[jax.Array, jax.Array]:
-    """Returns logprobs and entropy of each token, f32[B, T]."""
-    return scoring.score(
-      params,
-      self._model,
-      micro.ids,
-      micro.positions,
-      micro.segment_ids,
-      micro.temperatures,
-      micro.parents,
-      micro.ends,
+  ) -> tuple[jax.Array, ...]:
+    """Returns logprobs and entropy of each token, f32[B, T].
+
+    With a critic also the values before and after it.
+    """
+    places = micro.ids, micro.positions, micro.segment_ids
+    hidden, _ = transformer.trunk(params, self._model, *places, ends=micro.ends)
+    scores = scoring.score_hidden(
+      params, self._model, hidden, *places, micro.temperatures, micro.parents
+    )
+    if micro.rewards is None:
+      return scores
+    critic = params['critic']
+    if 'layers' in critic:  # it has a trunk of its own
+      hidden, _ = transformer.trunk(
+        critic, self._model, *places, ends=micro.ends
+      )
+    return *scores, *scoring.values(
+      critic, hidden, micro.positions, micro.parents
     )
 
   def _components(

@@ -1,5 +1,6 @@
 """Optax chains from options: clip, AdamW with a schedule and a decay mask."""
 
+import dataclasses
 import functools
 import re
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import numpy as np
 import optax
 
 from posttrain import schema, tree
+from posttrain.models import transformer
 
 
 class Numbers(NamedTuple):
@@ -35,7 +37,7 @@ class Optimizer(NamedTuple):
 
   init: Callable[[Any], Any]
   update: Callable[..., tuple[Any, Any]]
-  numbers: Numbers
+  numbers: Any  # `Numbers`; with a critic a pair of them
 
 
 def numbers(cfg: schema.Optim, steps: int) -> Numbers:
@@ -90,6 +92,51 @@ def make(cfg: schema.Optim, steps: int) -> Optimizer:
     return _chain(cfg, numbers).update(grads, state, params)
 
   return Optimizer(_chain(cfg, own).init, update, own)
+
+
+def make_all(cfg: schema.Optim, critic: schema.Critic, steps: int) -> Optimizer:
+  """Builds the optimizer of a policy, or of a policy with its critic.
+
+  In the critic's warm-up neither the policy nor its optimizer's state changes.
+
+  Args:
+    cfg: the policy's options, and the critic's where `critic` has none.
+    critic: the critic's.
+    steps: as in `make`.
+  """
+  if critic.kind == 'none':
+    return make(cfg, steps)
+  own = dataclasses.replace(
+    cfg,
+    lr=critic.lr,
+    warmup_steps=critic.lr_warmup_steps,
+    clip_norm=critic.clip_norm,
+  )
+  policy, values = make(cfg, steps - critic.warmup_steps), make(own, steps)
+
+  def split(params):
+    return transformer.without_critic(params), params['critic']
+
+  def init(params):
+    first, second = split(params)
+    return {'policy': policy.init(first), 'critic': values.init(second)}
+
+  def update(grads, state, params, numbers=(policy.numbers, values.numbers)):
+    grads, params = split(grads), split(params)
+    changes, new = policy.update(
+      grads[0], state['policy'], params[0], numbers=numbers[0]
+    )
+    change, other = values.update(
+      grads[1], state['critic'], params[1], numbers=numbers[1]
+    )
+    moves = state['critic'][1].count >= critic.warmup_steps
+    changes = jax.tree.map(lambda x: jnp.where(moves, x, 0), changes)
+    new = jax.tree.map(
+      lambda x, y: jnp.where(moves, x, y), new, state['policy']
+    )
+    return {**changes, 'critic': change}, {'policy': new, 'critic': other}
+
+  return Optimizer(init, update, (policy.numbers, values.numbers))
 
 
 def _chain(cfg: schema.Optim, n: Numbers) -> optax.GradientTransformation:
@@ -155,5 +202,7 @@ def stored(
 
 
 def learning_rate(opt_state: Any) -> jax.Array:
-  """Returns the learning rate of the last update, f32[]."""
+  """Returns the policy's learning rate in the last update, f32[]."""
+  if isinstance(opt_state, dict):
+    opt_state = opt_state['policy']
   return opt_state[1].hyperparams['learning_rate']

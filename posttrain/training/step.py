@@ -60,6 +60,9 @@ def state_shapes(
     params = lora.shapes(stage.lora, params)
   init_params = objectives.TYPES[stage.kind].init_params
   params = jax.eval_shape(lambda x: init_params(x, stage.loss), params)
+  params = jax.eval_shape(
+    lambda x, y: transformer.add_critic(x, y, stage.critic.kind), params, whole
+  )
   state = jax.eval_shape(
     lambda: _make(
       stage,
@@ -96,13 +99,23 @@ def fresh_state(
   places = jax.tree.map(lambda x: x.sharding, like)
   if base is not None:
     return jax.jit(
-      lambda: _make(stage, optimizer, lora.init(key, stage.lora, base.params)),
+      lambda: _make(
+        stage,
+        optimizer,
+        transformer.add_critic(
+          lora.init(key, stage.lora, base.params),
+          base.params,
+          stage.critic.kind,
+        ),
+      ),
       out_shardings=places,
     )()
 
   def begin(params):
     init_params = objectives.TYPES[stage.kind].init_params
-    return _make(stage, optimizer, init_params(params, stage.loss))
+    trained = init_params(params, stage.loss)
+    trained = transformer.add_critic(trained, params, stage.critic.kind)
+    return _make(stage, optimizer, trained)
 
   return jax.jit(begin, out_shardings=places, donate_argnums=0)(load())
 
@@ -138,13 +151,14 @@ def init_state(
     ema_and_snapshots: names of the references to keep, see
       `update_ema_and_snapshots`.
   """
+  policy = transformer.without_critic(params)
   return arrays.TrainState(
     step=jnp.zeros((), jnp.int32),
     params=params,
     opt_state=optimizer.init(params),
-    average=jax.tree.map(jnp.copy, params) if average else None,
+    average=jax.tree.map(jnp.copy, policy) if average else None,
     ema_and_snapshots={
-      x: jax.tree.map(jnp.copy, params) for x in ema_and_snapshots
+      x: jax.tree.map(jnp.copy, policy) for x in ema_and_snapshots
     }
     or None,
     skipped=jnp.zeros((), jnp.int32),
@@ -256,7 +270,7 @@ def make_train_step(
         averaged = jax.tree.map(
           lambda a, p: jnp.where(ok, decay * a + (1 - decay) * p, a),
           averaged,
-          params,
+          transformer.without_critic(params),
         )
       new = dataclasses.replace(
         state,
@@ -277,10 +291,13 @@ def make_train_step(
       }
 
     state = dataclasses.replace(state, step=state.step + 1)
+    before = {}
+    if updates > 1 or getattr(batch, 'rewards', None) is not None:
+      whole = lora.whole(state.params, base)
+      batch, before = objective.before_updates(whole, batch)
     if updates == 1:
       state, metrics = once(state, batch)
     else:
-      batch = objective.before_updates(lora.whole(state.params, base), batch)
       state, metrics = jax.lax.scan(
         lambda s, _: once(s, batch), state, length=updates
       )
@@ -288,11 +305,13 @@ def make_train_step(
     state = dataclasses.replace(
       state,
       ema_and_snapshots=update_ema_and_snapshots(
-        state.ema_and_snapshots, state.params, state.step
+        state.ema_and_snapshots,
+        transformer.without_critic(state.params),
+        state.step,
       ),
     )
     # A scan may choose a layout of its own, and the next call would compile.
-    return place(state), metrics
+    return place(state), metrics | before
 
   def update(
     state: arrays.TrainState, batch: Batch, base: Any, numbers: optim.Numbers

@@ -93,7 +93,7 @@ def _pack(samples, trees, row_tokens=64, rows=1, trained=False):
 def _accumulate(objective, batch, params, base=None):
   def run(params, batch):
     whole = lora.whole(params, base)
-    batch = objective.before_updates(whole, batch)
+    batch, _ = objective.before_updates(whole, batch)
     batch = objective.prepare(whole, batch)
     return train_step.accumulate(
       lambda params, micro: objective(lora.whole(params, base), micro),
