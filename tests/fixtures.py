@@ -135,11 +135,13 @@ def make(
   updates=1,
   ema_and_snapshots=(),
   init=None,
+  critic=None,
   **options,
 ):
   """(step, fresh state) of the tiny model on a mesh."""
   mesh = sharding.make_mesh(mesh or schema.Mesh())
-  optimizer = optim.make(cfg, steps=10 * updates)
+  critic = critic or schema.Critic()
+  optimizer = optim.make_all(cfg, critic, 10 * updates + critic.warmup_steps)
   step = train_step.make_train_step(
     objective or objectives.TokenComponents(MODEL, ('arithmetic',)),
     optimizer,

@@ -129,11 +129,13 @@ def make_all(cfg: schema.Optim, critic: schema.Critic, steps: int) -> Optimizer:
     change, other = values.update(
       grads[1], state['critic'], params[1], numbers=numbers[1]
     )
-    moves = state['critic'][1].count >= critic.warmup_steps
-    changes = jax.tree.map(lambda x: jnp.where(moves, x, 0), changes)
-    new = jax.tree.map(
-      lambda x, y: jnp.where(moves, x, y), new, state['policy']
-    )
+    if critic.warmup_steps:
+      moves = state['critic'][1].count >= critic.warmup_steps
+      changes, new = jax.tree.map(
+        lambda x, y: jnp.where(moves, x, y),
+        (changes, new),
+        (jax.tree.map(jnp.zeros_like, changes), state['policy']),
+      )
     return {**changes, 'critic': change}, {'policy': new, 'critic': other}
 
   return Optimizer(init, update, (policy.numbers, values.numbers))

@@ -46,6 +46,7 @@ ROWS = {
   ),
   'rloo': Row(schema.Rloo(), (1, -1), rl=ONE),
   'reward': Row(schema.Reward(), (1, 0), rl=ONE, prunes=True),
+  'ppo': Row(schema.Ppo(), (1, 0), rl=ONE),
   'custom': Row(
     schema.Custom(import_path=f'{CREDITS}:centered', kwargs={'scale': 3}),
     (1.5, -1.5),
