@@ -38,8 +38,8 @@ from posttrain.training import objectives
 Mesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
 # Bytes per token of `types.Batch`: ten arrays of the sample, three of packing;
-# and three of trees.
-BATCH_TOKEN_BYTES, TREE_BYTES = 12 * 4 + 1, 3 * 4
+# three of trees; and six with a critic, with its values, returns, advantages.
+BATCH_TOKEN_BYTES, TREE_BYTES, VALUE_BYTES = 12 * 4 + 1, 3 * 4, 6 * 4
 # Copies of an MLP's activations that one layer's backward pass, and a forward
 # pass without one, hold at a time, with everything else that has no name here.
 # Fitted to programs that jax 0.10.2 compiled for H100. The planned bytes of a
@@ -396,7 +396,12 @@ def make(
     sleep_bytes=cache if rollout.sleep and sampler is mesh else 0,
     reference_bytes=4 * load.references // weight_ways,
     past_bytes=past,
-    update_bytes=(BATCH_TOKEN_BYTES + TREE_BYTES * bool(batch.trees)) * local
+    update_bytes=local
+    * (
+      BATCH_TOKEN_BYTES
+      + TREE_BYTES * bool(batch.trees)
+      + VALUE_BYTES * (stage.critic.kind != 'none')
+    )
     + _update_bytes(model, mesh, batch, state.params, whole, frozen),
     rollout_bytes=work,
     eval_bytes=work + other,
@@ -504,6 +509,8 @@ def _update_bytes(
     kept += width * model.embed_dim
   elif model.remat == 'attention':
     kept += model.heads * (width * model.head_dim + 4) // tensor
+  if 'layers' in params.get('critic', {}):
+    kept *= 2
   gradient = (4 if frozen is None else width) * _head(model, mesh)
   work = _work(model, mesh, local, BACKWARD)
   return held + model.layers * local * kept + gradient + work

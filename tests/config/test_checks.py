@@ -90,6 +90,9 @@ def test_valid_combinations_pass():
         },
       )
     ),
+    # Critics.
+    ('grpo.critic.kind', 'head'),
+    ('dpo.critic.kind', 'model'),
     # Losses.
     ('grpo.loss.rl', {'type': 'custom', 'import_path': 'no.such:loss'}),
     ('grpo.loss.rl', {'type': 'clip', 'aggregation': 'constant'}),
@@ -116,6 +119,16 @@ def test_what_is_impossible_is_refused_by_key(key, value):
   with pytest.raises(ValueError, match=rf'^config\.{key}') as error:
     _resolve((key, value))
   assert '\n' not in str(error.value)
+
+
+def test_a_critic_needs_ppo_and_ppo_a_critic():
+  ppo, kind = (ALGORITHM, {'type': 'ppo'}), 'grpo.critic.kind'
+  for more in ([], [(kind, 'model'), ('grpo.lora.rank', '2')]):
+    with pytest.raises(ValueError, match=rf'^config\.{kind} must be .head'):
+      _resolve(ppo, *more)
+  with pytest.raises(ValueError, match=r'^config\.grpo\.critic\.warmup_steps'):
+    _resolve(ppo, (kind, 'head'), ('grpo.critic.warmup_steps', '1000'))
+  _resolve(ppo, (kind, 'head'), ('grpo.lora.rank', '2'))
 
 
 def test_a_group_of_one_rollout_may_train_without_its_reward():

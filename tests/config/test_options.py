@@ -88,7 +88,7 @@ def test_override_sets_the_parsed_value(key, text, value):
     *(('seed', x, '') for x in ('1.5', 'true', 'None', '-1')),
     ('model', 'qwen', ''),
     ('model', '{"layer": 1}', 'config.model.layers'),
-    ('sft.envs.a.algorithm', 'ppo', 'algorithm.type'),
+    ('sft.envs.a.algorithm', 'a2c', 'algorithm.type'),
     ('sft.envs.a.env.ops', '(1,)', ''),
     ('sft.envs', '{}', ''),
     ('sft.batch.micro_batch_tokens', '100', 'row_tokens=256'),

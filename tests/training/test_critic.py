@@ -14,14 +14,15 @@ from posttrain.training import objectives
 from tests import fixtures
 from tests.training import test_trees as trees
 
+pytestmark = pytest.mark.slow  # each compiles a train step
 MODEL, ENVS = trees.MODEL, trees.ENVS
 PLAIN = schema.Value(normalize_advantages=False, coef=0.0)
 
 
-def _samples():
+def samples():
   """Groups whose environment `a` has a critic, and `b` has none."""
   rng = np.random.default_rng(3)
-  samples = []
+  chosen = []
   for i, sample in enumerate(trees._samples()):
     if sample.env == 'a' and sample.rl_weights.any():
       ends = np.flatnonzero(sample.mask)[-1:]
@@ -33,8 +34,8 @@ def _samples():
         value_weights=sample.rl_weights,
         bootstraps=bootstraps,
       )
-    samples.append(sample)
-  return samples
+    chosen.append(sample)
+  return chosen
 
 
 def _params(kind, scale=0.1):
@@ -58,15 +59,13 @@ def _credit(batch, kind='head', **value):
   )
 
 
-@pytest.mark.parametrize(
-  'kind', ['head', pytest.param('model', marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize('kind', ['head', 'model'])
 def test_a_critic_trains_alike_in_trees_and_micro_batches(kind):
   """Trees share prompts alone; one wide row equals several micro-batches."""
   objective = _objective(gamma=0.9, gae_lambda=0.8, normalize_returns=True)
   outcomes = []
   for options in ({}, {'trees': True}, {'row_tokens': 128}):
-    batch = _pack(_samples(), **options)
+    batch = pack(samples(), **options)
     grads, metrics, total = trees._accumulate(objective, batch, _params(kind))
     outcomes.append((grads, metrics, total))
     assert metrics['value/loss'] > 0
@@ -75,11 +74,11 @@ def test_a_critic_trains_alike_in_trees_and_micro_batches(kind):
   trees._equal(outcomes[0], outcomes[2])
 
 
-def _pack(samples, trees=False, row_tokens=32):
+def pack(samples, trees=False, row_tokens=32, rows=1):
   batch, left = packing.pack(
     samples,
     row_tokens=row_tokens,
-    rows=1,
+    rows=rows,
     micro_batches=8,
     envs=ENVS,
     longest=32,
@@ -92,7 +91,7 @@ def _pack(samples, trees=False, row_tokens=32):
 
 def test_the_credit_of_a_batch():
   """Values, returns and metrics, from a plain loop over the samples."""
-  batch = _pack(_samples())
+  batch = pack(samples())
   values = dict(gamma=0.9, gae_lambda=0.8, normalize_advantages=False)
   scored, metrics = _credit(batch, **values)
   before, after = _forward(batch)
@@ -161,19 +160,19 @@ def _adapter(base):
 
 def test_without_values_ppo_is_reward_to_the_bit():
   """gamma = lambda = 1, a critic of 0 that does not count."""
-  samples = _samples()
+  valued = samples()
   plain = [
     x
     if x.rewards is None
     else dataclasses.replace(
       x, advantages=np.where(x.mask, x.rewards.sum(), 0).astype('f4')
     )
-    for x in samples
+    for x in valued
   ]
-  batch = _pack(samples)
+  batch = pack(valued)
   off = dataclasses.replace(batch, bootstraps=np.zeros_like(batch.bootstraps))
   other = dataclasses.replace(
-    _pack(plain),
+    pack(plain),
     rewards=None,
     value_weights=None,
     bootstraps=None,
@@ -193,13 +192,11 @@ def test_without_values_ppo_is_reward_to_the_bit():
   jax.tree.map(np.testing.assert_array_equal, policy, base_state.params)
 
 
-@pytest.mark.parametrize(
-  'kind', ['head', pytest.param('model', marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize('kind', ['head', 'model'])
 def test_the_policy_waits_and_the_critic_learns(kind):
   value = schema.Value(normalize_advantages=False, coef=1.0, clip=None)
   step, state = _step(kind, value, warmup_steps=20)
-  batch, losses = _pack(_samples()), []
+  batch, losses = pack(samples()), []
   for i in range(22):
     before = jax.device_get(transformer.without_critic(state.params))
     state, metrics = step(state, batch)
@@ -213,6 +210,6 @@ def test_a_head_trains_beside_an_adapter():
   base = lora.Base(fixtures.params(MODEL), 2.0)
   step, state = _step('head', schema.Value(), base)
   for _ in range(2):
-    state, metrics = step(state, _pack(_samples()))
+    state, metrics = step(state, pack(samples()))
   assert np.abs(state.params['critic']['reward']['kernel']).max() > 0
   assert np.isfinite(metrics['value/explained_variance'])

@@ -17,6 +17,7 @@ from posttrain.models import lora, transformer
 from posttrain.training import objectives, optim
 from posttrain.training import step as train_step
 from tests import fixtures
+from tests.training import test_critic as critics
 from tests.training import test_pair_objectives as pairs
 from tests.training import test_trees as trees
 
@@ -32,7 +33,7 @@ MODEL = dataclasses.replace(
 )
 OPTIM = dataclasses.replace(fixtures.OPTIM, eps=1e-3)  # not to magnify rounding
 CFG = schema.Lora(rank=4, alpha=8.0)
-KINDS = ('tokens', 'trees', 'lora', 'sigmoid', 'kto', 'ranking')
+KINDS = ('tokens', 'trees', 'lora', 'critic', 'sigmoid', 'kto', 'ranking')
 REDUCE = ('micro_batch', 'update')
 REFERENCES = ('ema:0.9', 'snapshot:2')
 SIZES = ((8, 1, 1), (1, 8, 1), (1, 2, 4), (2, 2, 2))
@@ -49,7 +50,7 @@ def _objective(kind):
     return objectives.TYPES['ranking'](MODEL, (), loss)
   mode = 'token_truncate' if kind in ('tokens', 'trees') else 'none'
   loss = schema.Loss(rl=schema.Clip(sampler_is_mode=mode))
-  envs = trees.ENVS if kind == 'trees' else ('arithmetic',)
+  envs = trees.ENVS if kind in ('trees', 'critic') else ('arithmetic',)
   return objectives.TokenComponents(MODEL, envs, loss)
 
 
@@ -58,6 +59,8 @@ def _batch(kind):
     return pairs._pack(pairs._choices(16), pairs._choices(4, seed=1), rows=8)
   if kind == 'trees':
     return trees._pack(trees._samples(), True, 32, rows=8)
+  if kind == 'critic':
+    return critics.pack(critics.samples(), trees=True, rows=8)
   return fixtures.sampled(*fixtures.batches(1, micro_batch_tokens=512))
 
 
@@ -72,10 +75,13 @@ def _adapter(base, key):
 def outcome(kind, mesh, reduce='micro_batch'):
   """Returns the metrics and the state of two steps of two updates."""
   rules, key = transformer.SHARDING_RULES, jax.random.key(0)
-  optimizer, objective = optim.make(OPTIM, 10), _objective(kind)
+  critic = schema.Critic(kind='model' if kind == 'critic' else 'none')
+  optimizer = optim.make_all(OPTIM, critic, 10)
+  objective = _objective(kind)
   params, base = transformer.init(key, MODEL), None
   if kind == 'ranking':
     params = transformer.add_reward(params, keep_lm_head=True)
+  params = transformer.add_critic(params, params, critic.kind)
   if kind == 'lora':
     params, base = _adapter(params, key), params
     base = jax.device_put(base, sharding.shardings(base, rules, mesh))

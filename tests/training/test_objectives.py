@@ -241,7 +241,7 @@ def test_several_updates_are_relative_to_the_policy_before_them(monkeypatch):
     return jax.device_get(state.params), measured
 
   logprobs = np.where(batch.positions > 0, params['policy'][batch.ids], 0.0)
-  outside = arrays.ProximalBatch(**vars(batch), proximal_logprobs=logprobs)
+  outside = arrays.ScoredBatch(**vars(batch), proximal_logprobs=logprobs)
   both, (metrics,) = train(batch, updates=2)
   expected, (first, second) = train(outside, updates=1)
   assert fixtures.worst(expected, both) < 1e-6
