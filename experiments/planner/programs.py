@@ -32,6 +32,7 @@ from posttrain.training import step as train_step
 STOP_IDS = 4
 STEPS = 1000  # of the stage; the length of the schedule is no part of a shape
 STAGE = schema.Stage(envs={'tokens': schema.EnvEntry()})
+_LINKS = 'parents', 'ends', 'copies'
 _SCALARS = ('rl_count', 'ce_count', 'ref_kl_count', 'rl_sequences')
 
 
@@ -183,7 +184,10 @@ class _Builder:
         )
         for field in dataclasses.fields(types.Batch)
         if field.name not in counts
-        and (field.default is not None or self.stage.batch.trees)
+        and (
+          field.default is not None
+          or (self.stage.batch.trees and field.name in _LINKS)
+        )
       },
       **{
         name: jax.ShapeDtypeStruct((), dtype, sharding=self._whole)

@@ -200,12 +200,11 @@ class TokenComponents(arrays.Objective):
     With a critic also the values before and after it.
     """
     places = micro.ids, micro.positions, micro.segment_ids
-    hidden, _ = transformer.trunk(params, self._model, *places, ends=micro.ends)
-    scores = scoring.score_hidden(
-      params, self._model, hidden, *places, micro.temperatures, micro.parents
-    )
+    links = micro.temperatures, micro.parents
     if micro.rewards is None:
-      return scores
+      return scoring.score(params, self._model, *places, *links, micro.ends)
+    hidden, _ = transformer.trunk(params, self._model, *places, ends=micro.ends)
+    scores = scoring.score_hidden(params, self._model, hidden, *places, *links)
     critic = params['critic']
     if 'layers' in critic:  # it has a trunk of its own
       hidden, _ = transformer.trunk(

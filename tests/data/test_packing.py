@@ -286,7 +286,7 @@ def test_the_path_of_a_sample_in_its_tree_is_the_sample(trained, case):
   rows = {
     name: values.reshape(-1, shape['row_tokens'])
     for name, values in vars(batch).items()
-    if values.ndim
+    if values is not None and values.ndim
   }
   for row, segments in enumerate(rows['segment_ids']):
     here = {name: values[row] for name, values in rows.items()}
