@@ -192,12 +192,12 @@ def _entry(
   # groups are drawn again on a resume, from the present pass rates.
   for key, ok, must in (
     ('curriculum', sampler.type != 'dataset', 'with a dataset sampler'),
-    ('replay', kind.component == 'rl', f'for algorithm {algorithm.type!r}'),
-    ('curriculum', not stage.rollout.in_flight, 'with rollout.in_flight'),
-    ('replay', not stage.rollout.in_flight, 'with rollout.in_flight'),
+    ('replay', kind.component == 'rl', 'without an algorithm on rewards'),
   ):
-    if getattr(entry, key) is not None and not ok:
-      yield f'{path}.{key}', f'be None {must}', getattr(entry, key).type
+    node = getattr(entry, key)
+    if node is not None and (stage.rollout.in_flight or not ok):
+      must = f'be None with rollout.in_flight, and {must}'
+      yield f'{path}.{key}', must, node.type
   row = stage.batch.row_tokens
   if isinstance(sampler, schema.Dataset):
     if entry.group_size != 1:

@@ -30,35 +30,7 @@ from posttrain import schema, types
 from posttrain.data import sources
 
 MAX_POOLS = 12  # with metrics of their own
-CHUNK = 2000  # tasks that are read at a time
 _BINS = ('new', 'unsolved', 'below', 'band', 'above')
-
-
-class Rates:
-  """Recent pass rates: of tasks, or of pools."""
-
-  def __init__(self, length: int, memory: int):
-    """Starts without any; `memory`: the largest n."""
-    self.counts = np.zeros(length, np.int64)  # n; 0 = p is not known
-    self.rates = np.zeros(length)  # p
-    self._memory = memory
-
-  def observe(self, index: int, rate: float) -> None:
-    """Adds the pass rate of a group."""
-    self.counts[index] = min(self.counts[index] + 1, self._memory)
-    self.rates[index] += (rate - self.rates[index]) / self.counts[index]
-
-  def get_state(self) -> list[list[Any]]:
-    """Returns [index, n, p] of all known ones."""
-    known = np.flatnonzero(self.counts)
-    columns = known, self.counts[known], self.rates[known]
-    return [list(x) for x in zip(*(x.tolist() for x in columns), strict=True)]
-
-  def set_state(self, state: Sequence[Sequence[Any]]) -> None:
-    """Continues from a state of `get_state`."""
-    self.counts[:], self.rates[:] = 0, 0
-    for index, count, rate in state:
-      self.counts[index], self.rates[index] = count, rate
 
 
 class Curriculum:
@@ -78,47 +50,37 @@ class Curriculum:
     """
     self._source, self._cfg, self._seed = source, cfg, seed
     count = len(source)
-    self.pools, pool_of = [], np.arange(count)
+    self.pools, self._pool_of = [], np.arange(count)  # pool of each task
     if cfg.pool is not None:
-      infos = [
-        task.info
-        for start in range(0, count, CHUNK)
-        for task in source.take(min(start + CHUNK, count), start)
-      ]
-      if not any(cfg.pool in info for info in infos):
-        known = sorted({x for info in infos for x in info})
+      infos = [task.info for task in source.take(count)]
+      known = sorted(set().union(*infos))
+      if cfg.pool not in known:
         raise ValueError(
           f"{key}.pool must be a key of the tasks' info, one of {known}: got "
           f'{cfg.pool!r}'
         )
       values = [str(info.get(cfg.pool)) for info in infos]
-      self.pools = sorted(set(values), key=lambda x: (len(x), x))
-      index = {value: i for i, value in enumerate(self.pools)}
-      pool_of = np.array([index[value] for value in values])
-    self._pool_of = pool_of
-    self._order = np.argsort(pool_of, kind='stable')  # the tasks, by pool
-    self._starts = np.searchsorted(
-      pool_of[self._order], np.arange(pool_of.max(initial=-1) + 2)
-    )
-    self._tasks = Rates(count, cfg.memory)
-    self._rates = self._tasks
-    if cfg.pool is not None:
-      self._rates = Rates(len(self.pools), cfg.memory)
+      pools, self._pool_of = np.unique(values, return_inverse=True)
+      self.pools = pools.tolist()
+    # Index of a task, or of a pool, as text -> [n, p].
+    self._tasks: dict[str, list[Any]] = {}
+    self._pools: dict[str, list[Any]] = {}
     self._draw = 0
     self._drawn: dict[str, int] = {}  # task's id -> its index, of a step
     self._update()
 
   def _update(self) -> None:
     """Computes what the draws need from the pass rates."""
-    low, high, p = self._cfg.low, self._cfg.high, self._rates.rates
-    weights = np.minimum(
-      np.minimum(p / low if low else 1.0, 1),
-      (1 - p) / (1 - high) if high < 1 else 1.0,
-    )
-    weights = np.where(self._rates.counts == 0, 1.0, weights)
-    self._sums = np.cumsum(weights)
-    p = self._tasks.rates
-    self._rare = np.flatnonzero((p > 0) & (p < low))
+    low, high = self._cfg.low, self._cfg.high
+    known = self._pools if self.pools else self._tasks
+    self._p = np.full(len(self.pools or self._pool_of), np.nan)
+    self._p[[int(i) for i in known]] = [p for _, p in known.values()]
+    below = self._p / low if low else 1.0
+    above = (1 - self._p) / (1 - high) if high < 1 else 1.0
+    weights = np.minimum(1.0, np.minimum(below, above))
+    self._sums = np.cumsum(np.where(np.isnan(self._p), 1.0, weights))
+    rare = (int(i) for i, (_, p) in self._tasks.items() if 0 < p < low)
+    self._rare = sorted(rare)
 
   def __len__(self) -> int:
     """Returns the number of tasks."""
@@ -130,12 +92,12 @@ class Curriculum:
   def __next__(self) -> types.Task:
     which, pool, place = sources.uniform(3, self._seed, self._draw)
     self._draw += 1
-    tasks, cfg = self._order, self._cfg
+    tasks, cfg = np.arange(len(self._pool_of)), self._cfg
     if cfg.floor <= which < cfg.floor + cfg.rare and len(self._rare):
       tasks = self._rare
     elif which >= cfg.floor and self._sums[-1] > 0:
       i = np.searchsorted(self._sums, pool * self._sums[-1], side='right')
-      tasks = tasks[self._starts[i] : self._starts[i + 1]]
+      tasks = np.flatnonzero(self._pool_of == i)
     index = int(tasks[int(place * len(tasks))])
     (task,) = self._source.take(index + 1, index)
     self._drawn[task.id] = index
@@ -158,29 +120,28 @@ class Curriculum:
       were drawn (`draws/new`), or one of 0 (`draws/unsolved`), `below`, in the
       `band` or `above` it.
     """
-    cfg, rates = self._cfg, self._rates
+    cfg, memory = self._cfg, self._cfg.memory
     indices = [self._drawn[id] for id, _ in results]
     pools = self._pool_of[indices]
-    names = _BINS
-    if 0 < len(self.pools) <= MAX_POOLS:
-      names, bins = self.pools, pools
-    else:
-      p = rates.rates[pools]
+    names, bins = self.pools, pools
+    if not 0 < len(names) <= MAX_POOLS:
+      p, names = self._p[pools], _BINS
       bins = 1 + (p > 0) + (p >= cfg.low) * (p > 0) + (p > cfg.high)
-      bins = np.where(rates.counts[pools] == 0, 0, bins)
+      bins = np.where(np.isnan(p), 0, bins)
     shares = np.bincount(bins, minlength=len(names)) / max(len(results), 1)
-    for index, (_, rate) in zip(indices, results, strict=True):
-      self._tasks.observe(index, rate)
-      if rates is not self._tasks:
-        rates.observe(self._pool_of[index], rate)
+    for index, pool, (_, x) in zip(indices, pools, results, strict=True):
+      for rates, i in ((self._tasks, index), (self._pools, pool)):
+        if rates is self._tasks or self.pools:
+          n, p = rates.get(str(i), (0, 0.0))
+          n = min(n + 1, memory)
+          rates[str(i)] = [n, p + (x - p) / n]
     self._update()
     self._drawn.clear()
-    metrics = dict(
-      zip((f'draws/{x}' for x in names), shares.tolist(), strict=True)
-    )
+    metrics = dict(zip(names, shares.tolist(), strict=True))
+    metrics = {f'draws/{x}': share for x, share in metrics.items()}
     if names is self.pools:
-      for pool in np.flatnonzero(rates.counts):
-        metrics[f'pass_rate/{names[pool]}'] = float(rates.rates[pool])
+      for i, (_, p) in self._pools.items():
+        metrics[f'pass_rate/{names[int(i)]}'] = p
     return metrics
 
   def get_state(self) -> dict[str, Any]:
@@ -188,15 +149,13 @@ class Curriculum:
     return {
       'fingerprint': self._source.get_state().get('fingerprint'),
       'draw': self._draw,
-      'tasks': self._tasks.get_state(),
-      'pools': self._rates.get_state() if self.pools else [],
+      'tasks': dict(self._tasks),
+      'pools': dict(self._pools),
     }
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Continues where `get_state` was called, with the same tasks and seed."""
     self._draw = state['draw']
-    self._tasks.set_state(state['tasks'])
-    if self.pools:
-      self._rates.set_state(state['pools'])
+    self._tasks, self._pools = dict(state['tasks']), dict(state['pools'])
     self._drawn.clear()
     self._update()

@@ -80,11 +80,11 @@ def test_a_group_counts_by_its_correct_rollouts():
   prompts = toys.Letters.prompts
   # All of a step are at most `memory` = 2 groups per task, or the latest weigh
   # one half.
-  for index, count, rate in state['tasks']:
-    mean = seen[prompts[index]][0]
-    for x in seen[prompts[index]][1:]:
-      mean += (x - mean) / 2
-    assert (count, rate) == (min(2, len(seen[prompts[index]])), mean)
+  for index, (count, rate) in state['tasks'].items():
+    first, *others = seen[prompts[int(index)]]
+    for x in others:
+      first += (x - first) / 2
+    assert (count, rate) == (min(2, 1 + len(others)), first)
   assert len(state['tasks']) == len(seen)
 
 
