@@ -51,7 +51,8 @@ class Replay:
     Args:
       uid: the first one that the new group would have.
     """
-    share, place = sources.uniform(2, self._seed, uid)
+    # (seed, uid) alone has drawn the environment.
+    share, place = sources.uniform(2, self._seed, uid, 1)
     if share >= self._cfg.share or not self._groups:
       return False
     _, samples = self._groups.pop(int(place * len(self._groups)))

@@ -1,5 +1,6 @@
 """Runs that sample ahead: in turns, in a thread, delayed, and resumed."""
 
+import dataclasses
 import random
 import time
 
@@ -113,13 +114,21 @@ def test_a_thread_changes_no_bit_of_episodes_in_flight(
 
 
 def test_a_resumed_run_samples_with_past_versions(tmp_path):
-  truth = _run(tmp_path / 'whole', max_lag=3)
+  """And draws the same tasks and groups by their past pass rates."""
+  again = dataclasses.replace(
+    toys.entry(group_size=4, max_tokens=4),
+    curriculum=schema.Curriculum(rare=0.2),
+    replay=schema.Replay(share=0.5),
+  )
+  options = {'max_lag': 3, 'more': {'again': again}}
+  truth = _run(tmp_path / 'whole', **options)
+  assert sum(x.get('replay/groups/again', 0) for x in truth['rows']) > 2
   for stop in (2, 7):
     with pytest.MonkeyPatch.context() as patch:
       toys.stop_at(patch, stop)
       with pytest.raises(preemption.Preempted, match=f'step {stop}'):
-        _run(tmp_path / 'parts', max_lag=3)
-  other = _run(tmp_path / 'parts', max_lag=3)
+        _run(tmp_path / 'parts', **options)
+  other = _run(tmp_path / 'parts', **options)
   assert not kill_resume.differences(truth, other)
 
 
