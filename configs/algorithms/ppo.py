@@ -5,6 +5,14 @@
 As grpo.py, with a critic of the policy's size that begins as the policy and
 learns alone for the first steps. --config.main.critic.kind=head puts a linear
 head on the policy's trunk instead.
+
+Tried: 40 steps of 32 questions from grpo.py's start of seed 0, one seed,
+  warm-up 5; sampled 0.566 before; CPU seconds of the whole run on a busy EPYC:
+    model   0.733, greedy 0.964, 123 s;  explained variance 0.00
+    head    0.653, greedy 0.960,  88 s;  -0.08: lr 3e-3, coef 1: 0.698, -0.02
+    grpo    0.742, greedy 0.976,  50 s
+    reward  0.772, greedy 0.984,  48 s
+  On one terminal reward the critic learns the mean reward and no more.
 """
 
 import dataclasses

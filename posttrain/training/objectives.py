@@ -71,21 +71,22 @@ class TokenComponents(arrays.Objective):
     def score(i, before):
       micro = jax.tree.map(lambda x: x[i] if x.ndim else x, batch)
       logprobs, _, *values = self._score(params, micro)
-      return [
-        x.at[i].set(y) for x, y in zip(before, (logprobs, *values), strict=True)
-      ]
+      scores = [logprobs] * is_proximal + values
+      return [x.at[i].set(y) for x, y in zip(before, scores, strict=True)]
 
     zeros = jnp.zeros_like(batch.sampler_logprobs)
-    zeros = [zeros] * (1 if batch.rewards is None else 3)
-    logprobs, *values = jax.lax.fori_loop(
-      0, batch.num_micro_batches, score, zeros
+    scores = jax.lax.fori_loop(
+      0,
+      batch.num_micro_batches,
+      score,
+      [zeros] * (is_proximal + 2 * (batch.rewards is not None)),
     )
-    fields, metrics = vars(batch), {}
+    fields, metrics = dict(vars(batch)), {}
     if is_proximal:
-      fields = {**fields, 'proximal_logprobs': logprobs}
-    if values:
-      credit, metrics = self._credit(batch, *values)
-      fields = {**fields, **credit}
+      fields['proximal_logprobs'] = scores.pop(0)
+    if scores:
+      credit, metrics = self._credit(batch, *scores)
+      fields |= credit
     return arrays.ScoredBatch(**fields), metrics
 
   def _credit(
