@@ -23,8 +23,8 @@ million tokens are decoded and trained on, hours on one such chip.
 The prompt in which verl publishes figures ends in another line, whose `#### N`
 is read as well:
 
-    --config.grpo.envs.gsm8k.env.instruction='Let\'s think step by step and
-    output the final answer after "####".'
+    --config.grpo.envs.gsm8k.env.instruction="Let's think step by step and \
+output the final answer after \"####\"."
 
 Targets, greedy, on the 1,319 test questions, none of them measured here: 0.6B
 from 0.55 to 0.70, 1.7B from 0.70 to 0.80. Published, from pretrained instruct

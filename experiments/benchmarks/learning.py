@@ -430,8 +430,8 @@ def continued(
     path = os.path.abspath(os.path.join(start.workdir, 'checkpoints', name))
     text = text.replace(f'"stage:{name}"', json.dumps(path))
   node = config.from_dict(json.loads(text))
-  last = dict.fromkeys(('eval.best', 'eval.patience', 'eval.every'), 'None')
-  changes = {**last, **values}.items()
+  last = ('eval.best', 'eval.patience', 'eval.stop_at', 'eval.every')
+  changes = {**dict.fromkeys(last, 'None'), **values}.items()
   config.override_all(node, [(f'{trial.stage}.{k}', x) for k, x in changes])
   words = [trial.recipe, trial.change, f'start={trial.seed}', f'seed={seed}']
   name = '_'.join(filter(None, [*words, *(f'{k}={values[k]}' for k in values)]))
@@ -727,6 +727,12 @@ def main(argv: Sequence[str] | None = None) -> int:
   starts = {x.name: start_job(x, folder) for x in trials}
   unique = {job.name: job for job in starts.values()}
   skip = num_choosing(trials, args.test) if args.starts else 0
+  seeds = sorted({x.seed for x in trials})
+  if args.starts and len(unique) != len(seeds):
+    raise ValueError(
+      f'--starts={args.starts} must be shared by all arms, with equal options '
+      f'before the last stage: got {len(unique)} starts'
+    )
   if code := sweep.play(list(unique.values()), args.jobs):
     return code
   if args.starts:

@@ -35,7 +35,9 @@ OPERATIONS = {
   ast.Mult: operator.mul,
   ast.Div: operator.truediv,
 }
-_ANSWER = re.compile(r'<answer>([^<]*)</answer>|\\boxed\{([^{}]*)\}')
+_ANSWER = re.compile(
+  r'<answer>((?:(?!\\boxed)[^<])*)</answer>|\\boxed\{([^{}]*)\}'
+)
 _EXPRESSION = re.compile('[0-9+*/() -]+')
 _SIGNS = {'\\times': '*', '\\div': '/', '×': '*', '÷': '/'}
 

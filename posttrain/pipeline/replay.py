@@ -8,7 +8,7 @@
 2. `finish` returns the samples of the picked groups, and stores those of the
    step's own groups, at most as many as a step takes by its share: so there are
    at most max_age times as many. Groups without an rl member that has an
-   advantage are not stored.
+   advantage are not stored; with a critic all are, as it gives the advantages.
 
 The samples keep their streams, versions and logprobs, of the policy that
 sampled them and of the reference that scored them then. So every type of
@@ -71,14 +71,7 @@ class Replay:
     metrics = {'groups': len(self._picked), 'stored': len(self._groups)}
     oldest = self._step + 1 - self._cfg.max_age  # of those for the next step
     self._groups = [x for x in self._groups if x[0] >= oldest]
-    fit = [
-      group
-      for group in groups
-      if any(
-        x.advantages is not None and np.any(x.advantages * x.rl_weights)
-        for x in group
-      )
-    ]
+    fit = [group for group in groups if any(map(_has_credit, group))]
     self._groups += [
       (self._step, list(map(_store, group))) for group in fit[: self._most]
     ]
@@ -93,6 +86,13 @@ class Replay:
     """Continues from a state of `get_state`."""
     self._step, self._picked = state['step'], []
     self._groups = [(step, samples) for step, samples in state['groups']]
+
+
+def _has_credit(sample: types.Sample) -> bool:
+  credit = sample.advantages
+  if credit is not None:
+    credit = credit * sample.rl_weights
+  return any(x is not None and x.any() for x in (credit, sample.value_weights))
 
 
 def _store(sample: types.Sample) -> _Stored:

@@ -43,6 +43,7 @@ def test_what_is_no_expression_has_no_value(text):
     (r'\boxed{(44-19)*35}', False, True),
     ('so <answer> 44 + 19 + 35 </answer>.', True, True),
     (r'\boxed{44 + 19 + 35}', True, True),
+    (r'<answer> $\boxed{44 + 19 + 35}$ </answer>', True, True),
     (r'\boxed{35 \times 44 / 19}', False, True),
     # Each number once.
     (r'\boxed{98}', False, True),

@@ -83,6 +83,14 @@ def test_a_test_needs_tasks_that_chose_nothing():
     learning.num_choosing(trials, 243)
 
 
+def test_arms_from_other_starts_are_refused(tmp_path, capsys):
+  words = [f'--recipes={TINY[0]}', '--starts=0', '--seeds=5', '--test=12']
+  words += ['--vary=start.optim.lr=1e-4', f'--workdir={tmp_path}']
+  assert learning.main(words) == 2
+  assert '--starts=0 must be shared by all arms' in capsys.readouterr().err
+  assert not (tmp_path / 'runs').exists()
+
+
 def test_an_arm_takes_the_value_with_the_best_last_rate():
   (trial,) = learning.expand(TINY[:1], [0])
   tried = {

@@ -123,6 +123,17 @@ def test_groups_are_trained_once_more_while_they_are_young():
   assert not store.get_state()['groups']  # but not in step 6
 
 
+def test_with_a_critic_failures_train_once_more_as_well():
+  """A reward of 0 is credit there: else successes alone would be replayed."""
+  store = replay.Replay(schema.Replay(share=0.5), 0, 4)
+  made = test_packing.make(8, env='toy')
+  zeros, ones = np.zeros(8, np.float32), np.ones(8, np.float32)
+  made = dataclasses.replace(made, advantages=zeros, rl_weights=ones)
+  valued = dataclasses.replace(made, value_weights=ones)
+  store.finish([[made], [valued]])
+  assert len(store.get_state()['groups']) == 1
+
+
 @pytest.mark.parametrize(
   'key, entry, rollout',
   [
