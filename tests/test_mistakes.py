@@ -50,7 +50,7 @@ MISTAKES = (
   ('arithmetic --config.optim.lr=1e-4', 'config.sft.optim.lr'),
   ('arithmetic --learning_rate=1e-4', '--config.STAGE.optim.lr'),
   ('arithmetic --config.grpo.steps=1e3', 'config.grpo.steps'),
-  ('arithmetic --config.grpo.envs.arithmetic.algorithm=ppo', "'ppo'"),
+  ('arithmetic --config.grpo.envs.arithmetic.algorithm=a2c', "'a2c'"),
   ('arithmetc', '--config', "'arithmetc'", 'did you mean arithmetic?'),
   ("""arithmetic --config.stages='("grpo",)'""", 'config.grpo.init'),
   ('sft:small,row.jsonl', "'row.jsonl'", 'did you mean rows.jsonl?'),

@@ -257,6 +257,11 @@ def test_every_key_is_read(tmp_path, monkeypatch):
       'main': dataclasses.replace(
         stage,
         init='stage:warm',
+        envs={
+          **envs,
+          'play': dataclasses.replace(envs['play'], algorithm=schema.Ppo()),
+        },
+        critic=schema.Critic(kind='head', warmup_steps=1),
         loss=schema.Loss(rl=schema.Clip()),
         lora=schema.Lora(rank=2),
         rollout=dataclasses.replace(
@@ -352,10 +357,19 @@ def _ask_the_rest(path, folder):
     episode.close()
   custom = schema.CustomEnv(import_path='tests.envs.echoes:Echo')
   rows = schema.Rows(path=path, eval_fraction=0.5)
-  for cfg in (schema.ReverseText(), schema.AlphabetSort(), custom, rows):
+  words = schema.Wordle(train_tasks=9, eval_tasks=9)
+  others = (
+    schema.ReverseText(),
+    schema.AlphabetSort(),
+    schema.Countdown(),
+    words,
+  )
+  for cfg in (*others, custom, rows):
     env = registry.make('a', cfg)
     for split in ('train', 'eval'):
-      env.make(next(env.source(split, 0)))
+      episode = env.make(next(env.source(split, 0)))
+      episode.step('', False)
+      episode.grade()
   priced = (
     schema.Grpo(length_penalty=penalty)
     for penalty in (schema.Efficiency(), schema.Linear(), schema.Overlong())

@@ -233,14 +233,15 @@ def test_every_nth_step_is_exported_with_the_whole_model(
     )(),
     logbook=types.SimpleNamespace(clock=watchdog.Timers()),
     learner=types.SimpleNamespace(
-      base=types.SimpleNamespace(attach=lambda params: ('whole', params))
+      base=types.SimpleNamespace(attach=lambda params: {'whole': params})
     ),
   )
-  state = types.SimpleNamespace(params='adapter')
+  state = types.SimpleNamespace(params={'a': 1})
   item = types.SimpleNamespace(batch=_batch())
   for step in (1, 2, 3, 4):
     job.Job.export_tokens(spy, step, state, item)
-  assert calls == [(step, ('whole', 'adapter'), item.batch) for step in steps]
+  whole = {'whole': {'a': 1}}
+  assert calls == [(step, whole, item.batch) for step in steps]
   assert not (tmp_path / 'token_exports').exists()
 
 

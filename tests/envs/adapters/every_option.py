@@ -1,5 +1,8 @@
 """Reads every option of the adapters, for `test_runs`."""
 
+import sys
+import types
+
 import pytest
 
 from posttrain import schema
@@ -20,6 +23,18 @@ def read_options():
     patch.setattr(verifiers_v1, 'load_taskset', lambda kind, options, key: [])
     env = registry.make('a', schema.Verifiers(taskset='builtins:list'))
     assert not len(env.source('train', 0)) and not len(env.source('eval', 0))
+    package = types.SimpleNamespace(create_dataset=_tasks)
+    patch.setitem(sys.modules, 'reasoning_gym', package)
+    _play(schema.ReasoningGym(train_tasks=5, eval_tasks=3))
+
+
+class _Tasks(list):
+  def score_answer(self, answer, entry):
+    return answer == entry['answer']
+
+
+def _tasks(name, *, seed, size, **options):
+  return _Tasks({'question': f'{seed} {i}', 'answer': 'a'} for i in range(size))
 
 
 def _play(cfg):
