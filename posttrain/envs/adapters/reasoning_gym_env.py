@@ -5,7 +5,8 @@
    out of training.
 2. An answer is the last `<answer>...</answer>` outside of thoughts, or the
    whole turn. Its reward is `score_answer`; it is correct if that is 1.
-3. The demonstration is the entry's answer in tags.
+3. The demonstration is the entry's answer in tags; there is none where any
+   answer of a kind is right (`rush_hour`, `graph_color`).
 """
 
 import functools
@@ -78,12 +79,13 @@ class ReasoningGym(base.Env):
   def _task(self, id: str) -> types.Task:
     key, index = map(int, id.split(':'))
     entry = self._data(key)[index]
-    shown = f'<answer>{entry["answer"]}</answer>'
+    text = f'<answer>{entry["answer"]}</answer>'
+    shown = ({'role': 'assistant', 'content': text},)
     prompt = f'{entry["question"]}\n\n{self._cfg.instruction}'.strip()
     return types.Task(
       id=id,
       env=self.name,
       prompt=({'role': 'user', 'content': prompt},),
       answer=entry['answer'],
-      demonstration=({'role': 'assistant', 'content': shown},),
+      demonstration=None if entry['answer'] is None else shown,
     )

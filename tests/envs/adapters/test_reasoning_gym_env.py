@@ -40,8 +40,17 @@ def test_tasks_are_generated_and_scored():
       episode.step(text, False)
       assert episode.grade().correct is correct
   again = registry.make('e', cfg).source('train', 3)
-  assert again.fingerprint == train.fingerprint
-  assert env.source('train', 4).fingerprint != train.fingerprint
+  assert again.get_state() == train.get_state()
+  # Entry i of seed s is entry i - 1 of seed s + 1: neighbours are no test.
+  other, state = env.source('train', 999).get_state(), train.get_state()
+  assert other['fingerprint'] != state['fingerprint']
+
+
+def test_a_task_without_an_answer_has_no_demonstration():
+  pytest.importorskip('reasoning_gym')
+  cfg = schema.ReasoningGym(dataset='rush_hour', train_tasks=2, eval_tasks=1)
+  (task,) = registry.make('e', cfg).source('eval', 0).take(1)
+  assert task.answer is None and task.demonstration is None
 
 
 def test_unknown_tasks_are_refused():
