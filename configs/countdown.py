@@ -2,7 +2,19 @@ r"""SFT, then GRPO, on countdown: an expression of given numbers with a value.
 
     python -m posttrain.main --config=configs/countdown.py --workdir=DIR
 
-TODO
+3 or 4 numbers from 1 to 99, each used once; targets up to 100. Demonstrations
+show the value of every part, then the expression: `31+26=57, 57-14=43,
+\boxed{31+26-14}`. No multiset of numbers is in training and in evaluation.
+
+Expected, on 500 unseen questions, seed 0: not run to its end yet; during SFT
+the sampled pass rate is 0.010, 0.036, 0.088 at steps 200, 300, 400, after 132,
+188, 246 CPU seconds. A random valid expression solves 0.068 of 500 questions
+of 3 numbers, 0.018 of 4 (`experiments.benchmarks.controls`).
+
+`countdown.py:DIR` is for a HuggingFace directory. Published, from a pretrained
+model: pass@1 0.30, then 0.64, pass@16 0.75, then 0.78, 100 steps x 128
+(Qwen2.5-0.5B, SFT, then RLOO; the CS224R default project). `:tiny` runs every
+part and learns nothing.
 """
 
 import dataclasses

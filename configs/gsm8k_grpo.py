@@ -20,16 +20,12 @@ memory, by `--dry_run --devices=gpu:1`: 36.0 GiB for Qwen3-0.6B (LoRA: 25.7),
 `rollout.slots` or smaller micro-batches need less. Time, estimated: some 40
 million tokens are decoded and trained on, hours on one such chip.
 
-The prompt in which verl publishes figures ends in another line, whose `#### N`
-is read as well:
-
-    --config.grpo.envs.gsm8k.env.instruction="Let's think step by step and \
-output the final answer after \"####\"."
-
-Targets, greedy, on the 1,319 test questions, none of them measured here: 0.6B
-from 0.55 to 0.70, 1.7B from 0.70 to 0.80. Published, from pretrained instruct
-models: Qwen2.5 0.5B 0.496 to 0.543 (LoRA) or 0.567 (PPO), verl's
-docs/algo/baseline.md; Qwen2.5 1.5B 0.796 after 140 steps, SkyRL's recipes.
+`:DIR,verl` asks in the words in which verl publishes figures: the answer is
+after `####`, which is read as well. Published, greedy, from pretrained instruct
+models: Qwen2.5 0.5B 0.496, then 0.543 (LoRA) or 0.567 (PPO), in verl's
+docs/algo/baseline.md; Qwen2.5 1.5B 0.796 after 140 steps, in SkyRL's recipes.
+Aims on the 1,319 test questions, of models of that age or later, neither
+measured here: 0.65 for 0.6B, 0.80 for 1.7B.
 
 `:tiny` runs every part on bytes and random weights and learns nothing;
 `:DIR,tiny` does so with the directory's model and tokenizer.
@@ -39,6 +35,8 @@ import ml_collections
 
 from configs import arguments, common
 from posttrain import schema
+
+VERL = 'Let\'s think step by step and output the final answer after "####".'
 
 GRPO = schema.Stage(
   # What is learned: the questions, and the reward of an answer.
@@ -72,8 +70,10 @@ GRPO = schema.Stage(
 
 
 def get_config(argument: str = ''):
-  folder, words = arguments.parse_folder(argument, ('tiny', 'lora'))
+  folder, words = arguments.parse_folder(argument, ('tiny', 'lora', 'verl'))
   config = common.run_from(folder, {'grpo': GRPO})
+  if 'verl' in words:
+    config.grpo.envs.gsm8k.env.instruction = VERL
   if 'lora' in words:
     common.use_lora(config.grpo, lr=1e-5)
   if 'tiny' in words:

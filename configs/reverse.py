@@ -2,7 +2,18 @@ r"""SFT, then GRPO, on texts of 8 to 16 letters to reverse.
 
     python -m posttrain.main --config=configs/reverse.py --workdir=DIR
 
-TODO
+Letters are bytes. GRPO's reward is the ratio of the longest common subsequence,
+as published; an answer is correct if every letter is.
+
+Expected, on 500 unseen texts, seed 0: sampled pass rate 0.238 after SFT (which
+ends at step 275, the first evaluation of 0.2 or more), 0.678 after GRPO; greedy
+0.422, then 0.850; any of 16 answers 0.716, then 0.960. Two cores of an AMD EPYC
+beside much other work: 255 CPU seconds.
+
+`reverse.py:DIR` is for a HuggingFace directory. Published, from a pretrained
+model and on paragraphs: reward 0.05, then about 0.8 after SFT and 20 steps
+(Qwen3-0.6B, prime-rl's examples/basic/reverse-text). `:tiny` runs every part
+and learns nothing.
 """
 
 import dataclasses

@@ -2,7 +2,21 @@ r"""SFT, then GRPO, on wordle: a secret word in six guesses, with feedback.
 
     python -m posttrain.main --config=configs/wordle.py --workdir=DIR
 
-TODO
+679 words, a fifth of which are secret in evaluation alone. Demonstrations are
+games of a random guesser whose guesses agree with all feedback. GRPO's reward
+is the published sum: 1 and 1 / guesses for the secret, else 0.2 per G and 0.1
+per Y of the last guess, 0.2 if every guess can be read; a game is correct if it
+is solved.
+
+Expected, on 96 secrets that are none of training, seed 0: not run to its end
+yet; during SFT the sampled pass rate is 0.031, 0.042, 0.076 at steps 200, 250,
+350, after 148, 176, 234 CPU seconds. A consistent guesser solves all of 128 in
+3.58 guesses in the mean; six fixed guesses solve six of the 679 words
+(`experiments.benchmarks.controls`).
+
+`wordle.py:DIR` is for a HuggingFace directory. Published, from a pretrained
+model: 0, then some 0.60 of the games, reward 0.2, then 1.5, 100 steps
+(prime-rl's examples/basic/wordle). `:tiny` runs every part and learns nothing.
 """
 
 import dataclasses

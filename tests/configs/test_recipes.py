@@ -115,6 +115,12 @@ def test_tasks_that_others_publish_take_a_directory(name, folder):
   assert rule.stop_at == (0.05 if name == 'wordle' else 0.2)
 
 
+def test_gsm8k_is_asked_in_the_words_of_verl(folder):
+  run = _build(f'configs/gsm8k_grpo.py:{folder},verl')
+  instruction = run.stages['grpo'].envs['gsm8k'].env.instruction
+  assert instruction.endswith('output the final answer after "####".')
+
+
 @pytest.mark.parametrize(
   'path', [x for x in (*PRETRAINED, *OWN) if x != 'configs/reward_model.py']
 )
