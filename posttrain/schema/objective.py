@@ -282,8 +282,8 @@ class Value(bounds.Options):
   # units of reward; None = no bound. It has no effect with
   # updates_per_rollout=1.
   clip: Annotated[float | None, bounds.Rule('be > 0', lambda x: x > 0)] = 0.2
-  # Factor of the critic's loss. With critic.kind='head' it also trains the
-  # policy's trunk.
+  # Factor of the critic's loss, which with critic.kind='head' also trains the
+  # policy's trunk; 0 = the critic does not train.
   coef: bounds.NonNegative = 0.5
 
 

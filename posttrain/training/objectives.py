@@ -160,7 +160,7 @@ class TokenComponents(arrays.Objective):
   ) -> tuple[jax.Array, combine.Metrics]:
     logprobs, entropy, *values = self._score(params, micro)
     components = self._components(micro, logprobs, entropy)
-    if values:
+    if values and self._value.coef:
       terms, metrics = value.loss(
         values[0],
         micro.values,
