@@ -6,10 +6,12 @@ r"""SFT, then GRPO, on countdown: an expression of given numbers with a value.
 show the value of every part, then the expression: `31+26=57, 57-14=43,
 \boxed{31+26-14}`. No multiset of numbers is in training and in evaluation.
 
-Expected, on 500 unseen questions, seed 0: not run to its end yet; during SFT
-the sampled pass rate is 0.010, 0.036, 0.088 at steps 200, 300, 400, after 132,
-188, 246 CPU seconds. A random valid expression solves 0.068 of 500 questions
-of 3 numbers, 0.018 of 4 (`experiments.benchmarks.controls`).
+Expected, on 500 unseen questions, seed 0: sampled pass rate 0.200 after SFT,
+0.349 after GRPO; greedy 0.280, then 0.410; any of 16 answers 0.740, then 0.724.
+SFT ran all its 1,000 steps: on the questions of the rule its best was 0.170.
+A random valid expression solves 0.068 of 500 questions of 3 numbers, 0.018 of 4
+(`experiments.benchmarks.controls`). Two cores of an AMD EPYC beside much other
+work: 840 CPU seconds, of which SFT takes 590.
 
 `countdown.py:DIR` is for a HuggingFace directory. Published, from a pretrained
 model: pass@1 0.30, then 0.64, pass@16 0.75, then 0.78, 100 steps x 128
