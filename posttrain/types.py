@@ -220,7 +220,7 @@ TOKEN_FIELDS = {
   'ref_logprobs': np.float32,
 }
 
-# Those that a stage with a critic has beside them: the reward of each token;
+# Further fields, in a stage with a critic: the reward of each token;
 # the weight of its value, not 0 where the critic gives the advantage; and 1 at
 # the last of these in a sample if the value after it stands for what follows.
 VALUE_FIELDS = dict.fromkeys(

@@ -84,19 +84,17 @@ def problems(run: schema.Run) -> Iterator[Problem]:
       must = "be 0 where init is 'random' or kind is 'ranking'"
       yield f'{name}.lora.rank', must, stage.lora.rank
     # A critic, and what learns from it.
-    kind, valued = (
-      stage.critic.kind,
-      [
-        f'{name}.envs.{env}.algorithm'
-        for env, entry in stage.envs.items()
-        if stage.kind == 'tokens'
-        and entry.ratio
-        and algorithms.kind(
-          entry.algorithm, f'config.{name}.envs.{env}.algorithm'
-        ).rewards
-        != algorithms.base.Algorithm.rewards
-      ],
-    )
+    kind = stage.critic.kind
+    valued = [
+      f'{name}.envs.{env}.algorithm'
+      for env, entry in stage.envs.items()
+      if stage.kind == 'tokens'
+      and entry.ratio
+      and algorithms.kind(
+        entry.algorithm, f'config.{name}.envs.{env}.algorithm'
+      ).rewards
+      != algorithms.base.Algorithm.rewards
+    ]
     if valued and kind == 'none':
       yield f'{name}.critic.kind', f"be 'head' or 'model' for {valued[0]}", kind
     if kind != 'none' and not valued:

@@ -36,8 +36,8 @@ def advantages(
     last_values: f32[..., T], at each segment's last member the value of the
       state after it; 0 where an episode ends.
     member: bool[..., T], the sampled tokens.
-    segment_ids: i32[..., T], the sequence within the row; its members are
-      contiguous but for tokens that are none.
+    segment_ids: i32[..., T], the sequence within the row; it may have
+      tokens between its members, but none of another sequence.
     gamma: discount per member token.
     gae_lambda: decay of the weight of later deltas.
 

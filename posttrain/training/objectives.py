@@ -62,7 +62,8 @@ class TokenComponents(arrays.Objective):
   ) -> tuple[arrays.AnyBatch, dict[str, jax.Array]]:
     """Adds the proximal policy's logprobs, and a critic's advantages.
 
-    The logprobs are those that `rl.loss` reads. The metrics are the critic's.
+    Logprobs are added only where `rl.loss` reads them. Returns the batch and
+    the metrics of the critic.
     """
     is_proximal = self._rl.sampler_is_mode != 'none'
     if not is_proximal and batch.rewards is None:
