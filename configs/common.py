@@ -1,6 +1,8 @@
 """Pieces that several recipes share: models, environments, stages."""
 
 import dataclasses
+import hashlib
+from typing import Any
 
 import ml_collections
 
@@ -255,39 +257,89 @@ def shrink_arithmetic_reward_model(rm: ml_collections.ConfigDict) -> None:
   rm.eval.every = 5
 
 
+# Controls of the stage `grpo` of tasks that others publish, as words after the
+# recipe's name. They keep its name and its start, so that
+# `experiments.benchmarks.learning --starts` compares them in pairs.
+#   random: GRPO with a reward that is drawn, and does not look at the answer.
+#   rejection: the policy imitates its own right answers, among as many samples,
+#     new ones at each step. It is algorithm `reward` with a reward of 1 for a
+#     right answer and 0 for another: the tokens of those leave the loss, so
+#     that it has the gradient of cross-entropy on the right ones.
+#   sft: more SFT, at SFT's learning rate; `--equal_cpu=true` sets its steps.
+ARMS = ('random', 'rejection', 'sft')
+ARM_REWARDS = {
+  'random': schema.RewardFn(fn='configs.common:drawn', isolate=False),
+  'rejection': schema.RewardFn(fn='configs.common:correct', isolate=False),
+}
+
+
+def drawn(rollouts) -> list[float]:
+  """Returns 0 or 1, as likely, by a hash of the task's id and the texts."""
+  texts = (repr((x.task.id, x.completion_messages)) for x in rollouts)
+  return [hashlib.sha256(x.encode()).digest()[0] % 2 for x in texts]
+
+
+def correct(rollouts) -> list[float]:
+  """Returns 1 for a right answer, else 0."""
+  return [float(bool(x.score.correct)) for x in rollouts]
+
+
+def arm(word: str, sft: schema.Stage, grpo: schema.Stage) -> schema.Stage:
+  """Returns the control of `grpo` that a word of `ARMS` names."""
+  if word == 'sft':
+    return dataclasses.replace(
+      sft, init='stage:sft', steps=grpo.steps, eval=grpo.eval
+    )
+  changes: dict[str, Any] = {'rewards': {word: ARM_REWARDS[word]}}
+  if word == 'rejection':
+    changes['algorithm'] = schema.Reward()
+  envs = {
+    name: dataclasses.replace(entry, **changes)
+    for name, entry in grpo.envs.items()
+  }
+  return dataclasses.replace(grpo, envs=envs)
+
+
 def published_task(
   argument: str,
   stages: dict[str, schema.Stage],
   max_tokens: int,
   row_tokens: int,
-) -> tuple[ml_collections.ConfigDict, str | None, bool]:
-  """Returns SFT, then GRPO, of a small model on bytes or of a directory.
+) -> tuple[ml_collections.ConfigDict, str | None]:
+  """Returns SFT, then GRPO or an `arm`, of a small model or of a directory.
 
   Args:
-    argument: '', `tiny`, or a HuggingFace directory and `tiny`.
-    stages: `sft` and `grpo`, for a small model.
+    argument: a HuggingFace directory, and words: `tiny`, and one of `ARMS`.
+    stages: `sft` and `grpo`, for a small model on bytes.
     max_tokens: longest turn of a directory's model.
     row_tokens: its longest episode.
 
   Returns:
-    The config, the directory or None, and whether it is `tiny`.
+    The config, and the directory or None.
   """
   folder, words = None, set()
   if argument:
-    folder, words = arguments.parse_folder(argument, ('tiny',))
-  config = run_from(folder, stages, 'tiny' if words else 'small')
+    folder, words = arguments.parse_folder(argument, ('tiny', *ARMS))
+  arms = sorted(words - {'tiny'})
+  if len(arms) > 1:
+    raise ValueError(
+      f'{arguments.NAME} must have one of {ARMS} at most: got {argument!r}'
+    )
+  stages = {**stages, 'grpo': arm(*arms, **stages)} if arms else stages
+  config = run_from(folder, stages, 'tiny' if 'tiny' in words else 'small')
   for name, lr in (('sft', 1e-5), ('grpo', 1e-6)) if folder else ():
     stage = config[name]
-    stage.optim.lr = lr
+    stage.optim.lr = 1e-5 if arms == ['sft'] else lr
     stage.batch.row_tokens = row_tokens
     stage.batch.micro_batch_tokens = 8 * row_tokens
     stage.eval.max_tokens = max_tokens
     stage.eval.max_episode_tokens = row_tokens // 2
     stage.eval.suite = ENGLISH_SUITE
-    for entry in stage.envs.values() if name == 'grpo' else ():
-      entry.sampler.max_tokens = max_tokens
-      entry.sampler.max_episode_tokens = row_tokens // 2
-  for stage in (config.sft, config.grpo) if words else ():
+    for entry in stage.envs.values():
+      if entry.sampler.type == 'policy':
+        entry.sampler.max_tokens = max_tokens
+        entry.sampler.max_episode_tokens = row_tokens // 2
+  for stage in (config.sft, config.grpo) if 'tiny' in words else ():
     stage.rollout.slots = 16
     stage.rollout.prefill_rows = 8
     stage.steps = 2
@@ -297,8 +349,9 @@ def published_task(
     stage.eval.every = 1
     stage.eval.prompts = stage.eval.samples = 2
     stage.eval.best_prompts = 2
-    for entry in stage.envs.values() if stage is config.grpo else ():
-      # No answer is right: with pruning, no token would train.
-      entry.algorithm.prune_zero_advantage = False
-      entry.group_size = 2
-  return config, folder, bool(words)
+    for entry in stage.envs.values():
+      if entry.sampler.type == 'policy':
+        # No answer is right: with pruning, no token would train.
+        entry.algorithm.prune_zero_advantage = False
+        entry.group_size = 2
+  return config, folder

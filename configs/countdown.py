@@ -15,8 +15,10 @@ work: 840 CPU seconds, of which SFT takes 590.
 
 `countdown.py:DIR` is for a HuggingFace directory. Published, from a pretrained
 model: pass@1 0.30, then 0.64, pass@16 0.75, then 0.78, 100 steps x 128
-(Qwen2.5-0.5B, SFT, then RLOO; the CS224R default project). `:tiny` runs every
-part and learns nothing.
+(Qwen2.5-0.5B, SFT, then RLOO; the CS224R default project).
+
+`:random`, `:rejection` and `:sft` are controls of GRPO from the same start, see
+`configs.common.ARMS`. `:tiny` runs every part and learns nothing.
 """
 
 import dataclasses
@@ -88,7 +90,7 @@ GRPO = schema.Stage(
 
 def get_config(argument: str = '') -> ml_collections.ConfigDict:
   stages = {'sft': SFT, 'grpo': GRPO}
-  config, folder, _ = common.published_task(argument, stages, 512, 1024)
+  config, folder = common.published_task(argument, stages, 512, 1024)
   for name in config.stages if folder else ():
     config[name].envs.countdown.env.prompt = schema.Countdown.prompt
   return config

@@ -12,8 +12,10 @@ beside much other work: 255 CPU seconds.
 
 `reverse.py:DIR` is for a HuggingFace directory. Published, from a pretrained
 model and on paragraphs: reward 0.05, then about 0.8 after SFT and 20 steps
-(Qwen3-0.6B, prime-rl's examples/basic/reverse-text). `:tiny` runs every part
-and learns nothing.
+(Qwen3-0.6B, prime-rl's examples/basic/reverse-text).
+
+`:random`, `:rejection` and `:sft` are controls of GRPO from the same start, see
+`configs.common.ARMS`. `:tiny` runs every part and learns nothing.
 """
 
 import dataclasses

@@ -56,7 +56,8 @@ Names used elsewhere, and their keys here (NAME is the stage, `grpo`):
 `:sft` is the first stage alone, to compare with (`--config.sft.steps=1000`, and
 `--config.sft.envs.medium.env.teacher.haste=0.0` for a teacher without haste).
 `:medium` gives medium questions three quarters of GRPO's samples, hard ones a
-quarter. `:tiny` runs every part and learns nothing.
+quarter. `:ppo` has a critic and one episode per question, of as many samples;
+its stage is still named `grpo`. `:tiny` runs every part and learns nothing.
 """
 
 import dataclasses
@@ -157,12 +158,23 @@ GRPO = schema.Stage(
 )
 
 
+# Instead, a critic, and as many episodes of as many questions.
+PPO = dataclasses.replace(
+  GRPO,
+  envs={
+    name: dataclasses.replace(entry, algorithm=schema.Ppo(), group_size=1)
+    for name, entry in GRPO.envs.items()
+  },
+  batch=dataclasses.replace(GRPO.batch, prompts_per_step=8 * 96),
+  critic=schema.Critic(kind='model', lr=5e-4, warmup_steps=3),
+)
+VARIANTS = {'medium': dataclasses.replace(GRPO, envs=MEDIUM), 'ppo': PPO}
+
+
 def get_config(argument: str = '', grpo: schema.Stage = GRPO):
-  own = ['medium'] if grpo is GRPO else []
-  arguments.check_word(argument, 'tiny', 'sft', *own)
-  stages = {'sft': SFT, 'grpo': grpo}
-  if argument == 'medium':
-    stages['grpo'] = dataclasses.replace(grpo, envs=MEDIUM)
+  variants = VARIANTS if grpo is GRPO else {}
+  arguments.check_word(argument, 'tiny', 'sft', *variants)
+  stages = {'sft': SFT, 'grpo': variants.get(argument, grpo)}
   if argument == 'sft':
     del stages['grpo']
   config = machinery.config_dict(

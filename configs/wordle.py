@@ -20,7 +20,10 @@ fixed guesses solve six of the 679 words (`experiments.benchmarks.controls`).
 
 `wordle.py:DIR` is for a HuggingFace directory. Published, from a pretrained
 model: 0, then some 0.60 of the games, reward 0.2, then 1.5, 100 steps
-(prime-rl's examples/basic/wordle). `:tiny` runs every part and learns nothing.
+(prime-rl's examples/basic/wordle).
+
+`:random`, `:rejection` and `:sft` are controls of GRPO from the same start, see
+`configs.common.ARMS`. `:tiny` runs every part and learns nothing.
 """
 
 import dataclasses
@@ -93,7 +96,7 @@ GRPO = schema.Stage(
 
 def get_config(argument: str = '') -> ml_collections.ConfigDict:
   stages = {'sft': SFT, 'grpo': GRPO}
-  config, folder, _ = common.published_task(argument, stages, 512, 4096)
+  config, folder = common.published_task(argument, stages, 512, 4096)
   for name in config.stages if folder else ():
     config[name].envs.wordle.env.style = 'verbose'
   return config

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from configs import arguments
-from posttrain import config, main, schema
+from configs import arguments, common
+from posttrain import config, main, schema, types
 from posttrain.chat import rendering
 from posttrain.config import checks
 from posttrain.stage import preflight
@@ -113,6 +113,42 @@ def test_tasks_that_others_publish_take_a_directory(name, folder):
   rule = run.stages['sft'].eval
   assert rule.best == f'eval/sampled_pass_rate/{name}'
   assert rule.stop_at == (0.05 if name == 'wordle' else 0.2)
+
+
+@pytest.mark.parametrize('name', ['countdown', 'reverse', 'wordle'])
+def test_controls_share_the_start_of_grpo(name):
+  run = _build(f'configs/{name}.py')
+  types = []
+  for arm in common.ARMS:
+    control = _build(f'configs/{name}.py:{arm}')
+    (entry,) = control.stages['grpo'].envs.values()
+    types.append((entry.algorithm.type, entry.sampler.type, *entry.rewards))
+    assert control.stages['grpo'].init == 'stage:sft'
+    assert control.stages['grpo'].eval == run.stages['grpo'].eval
+    stages = {**control.stages, 'grpo': run.stages['grpo']}
+    assert dataclasses.replace(control, stages=stages) == run
+  assert types == [
+    ('grpo', 'policy', 'random'),
+    ('reward', 'policy', 'rejection'),
+    ('sft', 'dataset'),
+  ]
+  with pytest.raises(ValueError, match="must have one of .*: got 'sft,random'"):
+    config.load(f'configs/{name}.py:sft,random')
+
+
+def test_rewards_of_controls():
+  rollouts = []
+  for i in range(400):
+    prompt = ({'role': 'user', 'content': 'q'},)
+    task = types.Task(id=str(i // 8), env='e', prompt=prompt)
+    messages = (*prompt, {'role': 'assistant', 'content': str(i % 8)})
+    score = types.Score(0.5, correct=i % 3 == 0)
+    rollouts.append(types.Rollout(i, task, messages, (), score, 'eos'))
+  drawn = common.drawn(rollouts)
+  assert drawn == common.drawn(rollouts[::-1])[::-1]
+  assert {sum(drawn[i : i + 8]) for i in range(0, 400, 8)} > {3, 4, 5}
+  assert 170 < sum(drawn) < 230
+  assert common.correct(rollouts) == [i % 3 == 0 for i in range(400)]
 
 
 def test_gsm8k_is_asked_in_the_words_of_verl(folder):
