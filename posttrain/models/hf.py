@@ -31,7 +31,7 @@ import safetensors
 from jax.sharding import NamedSharding, PartitionSpec
 
 from posttrain import processes, schema, sharding, tree
-from posttrain.models import hf_config, transformer
+from posttrain.models import hf_config, layers, transformer
 from posttrain.util import disk, errors, hub, watchdog
 
 SINGLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
@@ -93,14 +93,17 @@ def tensors(cfg: schema.Model, reward: bool = False) -> dict[str, Tensor]:
     path: f'{_LAYER}{name}.weight'
     for path, name in _MLP_NORM[cfg.post_norms].items()
   }
-  by_name = {}
+  by_name, kinds = {}, layers.kinds(cfg)
   for path, leaf in tree.flat(all_shapes(cfg)).items():
     stacked = path.startswith('layers/')
     shape = leaf.shape[1:] if stacked else leaf.shape
     shape = shape[::-1] if path.endswith('kernel') else shape
     shape = (1, *shape) if path == 'reward/kernel' else shape
-    for layer in range(cfg.layers) if stacked else (None,):
-      by_name[names[path].format(layer)] = Tensor(path, layer, shape)
+    if not stacked:
+      by_name[names[path]] = Tensor(path, None, shape)
+      continue
+    for place, layer in enumerate(layers.owners(kinds, path.split('/')[1])):
+      by_name[names[path].format(layer)] = Tensor(path, place, shape)
   return by_name
 
 

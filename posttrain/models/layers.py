@@ -8,6 +8,8 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -20,9 +22,11 @@ from posttrain import schema, sharding
 from posttrain.models import lora
 from posttrain.ops import attention
 
+Params = Any
 Rope = tuple[jax.Array, jax.Array]  # (cos, sin), f32[B, T, 1, H / 2] each
 LayerRange = tuple[Rope, jax.Array]  # (rope, k_start i32[B, T])
 LayerCache = tuple[jax.Array, jax.Array]  # (keys, values), [B, K, S, H] each
+Kind = tuple[str, str]  # a layer's mixer and its feed-forward, see `PARTS`
 # Mesh axes of a cache: its sequences, and its kv heads where they divide.
 CACHE_AXES = (sharding.BATCH_AXES, sharding.TENSOR)
 
@@ -202,8 +206,58 @@ class MLP(nn.Module):
     return sharding.pin_batch(down(activate(gate) * up))
 
 
+# Mixers and feed-forwards of layers, by their names in trees.
+PARTS = {'attention': Attention, 'mlp': MLP}
+
+
+def kinds(cfg: schema.Model) -> tuple[Kind, ...]:
+  """Returns the kind of each layer."""
+  return (('attention', 'mlp'),) * cfg.layers
+
+
+def period(cfg: schema.Model) -> tuple[Kind, ...]:
+  """Returns the shortest pattern of kinds that repeats over all layers."""
+  every = kinds(cfg)
+  count = len(every)
+  size = next(
+    n for n in range(1, count + 1) if every == every[:n] * (count // n)
+  )
+  return every[:size]
+
+
+def owners(kinds: Sequence[Kind], name: str) -> list[int]:
+  """Returns the indices of the layers that have a part, or all of a norm."""
+  return [i for i, x in enumerate(kinds) if name in x or name not in PARTS]
+
+
+def layer(tree: Params, kinds: Sequence[Kind], i: int) -> Params:
+  """Returns the parameters of layer i.
+
+  Args:
+    tree: the leaves of each part, stacked over the layers that have it.
+    kinds: those of the layers.
+    i: the layer's index.
+  """
+  own = {name: owners(kinds, name) for name in sorted(tree)}
+  return {
+    name: jax.tree.map(operator.itemgetter(indices.index(i)), tree[name])
+    for name, indices in own.items()
+    if i in indices
+  }
+
+
+def stack(each: Sequence[Params], kinds: Sequence[Kind]) -> Params:
+  """Returns the tree whose `layer`s are those given."""
+  return {
+    name: jax.tree.map(
+      lambda *x: jnp.stack(x), *(each[i][name] for i in owners(kinds, name))
+    )
+    for name in set().union(*each)
+  }
+
+
 class Block(nn.Module):
-  """One layer: pre-norm attention and MLP on a residual stream.
+  """One layer: pre-norm mixer and feed-forward on a residual stream.
 
   With `fused` the parameters are those of a decode view. `layer_ranges` is
   from the function of that name; if it has two entries, `local` (bool[]) picks
@@ -213,6 +267,7 @@ class Block(nn.Module):
   """
 
   cfg: schema.Model
+  kind: Kind
   fused: bool = False
 
   @nn.compact
@@ -225,7 +280,7 @@ class Block(nn.Module):
     places: tuple[jax.Array, jax.Array] | None = None,
     cache: Cached | None = None,
   ) -> tuple[jax.Array, Cached | None]:
-    cfg = self.cfg
+    cfg, (mixer, ff) = self.cfg, self.kind
     rope, k_start = layer_ranges[0]
     if local is not None:
       rope, k_start = jax.tree.map(
@@ -237,11 +292,11 @@ class Block(nn.Module):
 
     y = norm('attention_norm', x)
     args = rope, places, (k_start, *ends), cache
-    y, new = Attention(cfg, self.fused, name='attention')(y, *args)
+    y, new = PARTS[mixer](cfg, self.fused, name=mixer)(y, *args)
     if cfg.post_norms:
       y = norm('attention_post_norm', checkpoint_name(y, 'kept'))
     x = checkpoint_name(x + y, 'kept')
-    y = MLP(cfg, self.fused, name='mlp')(norm('mlp_norm', x))
+    y = PARTS[ff](cfg, self.fused, name=ff)(norm('mlp_norm', x))
     if cfg.post_norms:
       y = norm('mlp_post_norm', checkpoint_name(y, 'kept'))
     return x + y, new

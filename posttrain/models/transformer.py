@@ -2,8 +2,9 @@
 
 Pure functions of a params tree: `init` draws it, `trunk` turns tokens into
 hidden states, `head` returns the matrix that turns those into logits. One
-`Block` with two drivers: the full forward scans it over the leading layer axis
-of its parameters; decoding, with a cache, unrolls it over a `decode_view`.
+`Block` with two drivers: the full forward scans a period of blocks, the
+shortest repeating pattern of kinds, over the leading axis of their parameters;
+decoding, with a cache, unrolls all blocks over a `decode_view`.
 
     embed/table                                   [V, D]
     layers/attention_norm/scale                   [L, D]
@@ -17,6 +18,8 @@ of its parameters; decoding, with a cache, unrolls it over a `decode_view`.
     layers/mlp/down/kernel                        [L, F, D]
     final_norm/scale                              [D]
     head/kernel                                   [D, V]   not tied_head
+
+The L of a part's leaves are the layers that have it, see `layers.kinds`.
 
 The decode view has the same names, except that `layers` is a tuple of layers,
 q, k and v are one `qkv`, gate and up one `gate_up`, the head is always
@@ -32,6 +35,7 @@ H head dim, D model, F mlp, V vocab.
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -87,6 +91,43 @@ REMAT = {
 }
 
 
+def _remat(cfg: schema.Model) -> Any:
+  return nn.remat(layers.Block, prevent_cse=False, policy=REMAT[cfg.remat])
+
+
+class Period(nn.Module):
+  """The blocks of a period, by their index in it."""
+
+  cfg: schema.Model
+  kinds: tuple[layers.Kind, ...]
+
+  @nn.compact
+  def __call__(self, x, local, ranges, ends):
+    block = _remat(self.cfg)
+    for i, kind in enumerate(self.kinds):
+      own = None if local is None else local[i]
+      x, _ = block(self.cfg, kind, name=str(i))(x, own, ranges, ends)
+    return x, None
+
+
+def _stacked(kinds: tuple[layers.Kind, ...]) -> Any:
+  """Returns `Period` with parameters as `layers.stack` joins them."""
+
+  def split(variables):
+    return {
+      name: {str(i): layers.layer(tree, kinds, i) for i in range(len(kinds))}
+      for name, tree in variables.items()
+    }
+
+  def join(variables):
+    return {
+      name: layers.stack([tree[str(i)] for i in range(len(kinds))], kinds)
+      for name, tree in variables.items()
+    }
+
+  return nn.map_variables(Period, 'params', split, join, init=True)
+
+
 class Transformer(nn.Module):
   """The trunk: tokens to normalized hidden states."""
 
@@ -110,15 +151,20 @@ class Transformer(nn.Module):
     local = None
     if cfg.local_layers:
       local = jnp.array([i in cfg.local_layers for i in range(cfg.layers)])
+    period = layers.period(cfg)
+    body, kind, count = _remat(cfg), period[0], cfg.layers // len(period)
+    if len(period) > 1:
+      body, kind = _stacked(period), period
+      local = None if local is None else local.reshape(count, -1)
     blocks = nn.scan(
-      nn.remat(layers.Block, prevent_cse=False, policy=REMAT[cfg.remat]),
+      body,
       variable_axes={'params': 0},
       split_rngs={'params': True},
       in_axes=(0, nn.broadcast, nn.broadcast),
-      length=cfg.layers,
+      length=count,
     )
     k_ends = (k_end,) if ends is None else (k_end, ends)
-    x, _ = blocks(cfg, name='layers')(x, local, ranges, k_ends)
+    x, _ = blocks(cfg, kind, name='layers')(x, local, ranges, k_ends)
     x = sharding.pin_batch(layers.RMSNorm(cfg, name='final_norm')(x))
     if self.is_initializing() and not cfg.tied_head:
       # `head` reads the kernel.
@@ -141,7 +187,11 @@ def init(key: jax.Array, cfg: schema.Model) -> Params:
   # Shapes do not depend on it, and another platform's may not be here.
   cfg = dataclasses.replace(cfg, attention='xla')
   tokens = jnp.zeros((1, 1), jnp.int32)
-  return Transformer(cfg).init(key, tokens, tokens, tokens)['params']
+  params = Transformer(cfg).init(key, tokens, tokens, tokens)['params']
+  if len(layers.period(cfg)) == 1:
+    return params
+  flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), params['layers'])
+  return {**params, 'layers': flat}
 
 
 def trunk(
@@ -176,6 +226,12 @@ def trunk(
     finite and without meaning.
   """
   if cache is None:
+    if len(period := layers.period(cfg)) > 1:
+      shape = cfg.layers // len(period), -1
+      split = jax.tree.map(
+        lambda x: x.reshape(*shape, *x.shape[1:]), params['layers']
+      )
+      params = {**params, 'layers': split}
     hidden = Transformer(cfg).apply(
       {'params': params}, tokens, positions, segment_ids, ends
     )
@@ -193,10 +249,11 @@ def trunk(
   )
   start = jnp.zeros_like(k_end)
   ranges = layers.layer_ranges(cfg, positions, positions, start, k_end)
-  block, new = layers.Block(cfg, fused=True), []
+  new = []
   x = apply(layers.Embed(cfg, fused=True), params['embed'], tokens)
-  for i, layer in enumerate(params['layers']):
+  for i, kind in enumerate(layers.kinds(cfg)):
     args = (ranges[i in cfg.local_layers],), (k_end,), places, cache.layer(i)
+    block, layer = layers.Block(cfg, kind, fused=True), params['layers'][i]
     x, layer_cache = apply(block, layer, x, None, *args)
     new.append(layer_cache)
   x = apply(layers.RMSNorm(cfg), params['final_norm'], x)
@@ -214,7 +271,9 @@ def empty_cache(cfg: schema.Model, rows: int, capacity: int) -> Cache:
   )
 
 
-def decode_view(params: Params, cfg: schema.Model) -> Params:
+def decode_view(
+  params: Params, cfg: schema.Model, only: Sequence[int] | None = None
+) -> Params:
   """Builds the parameters for decoding, once per weight update.
 
   Slicing stacked weights inside a decode loop would copy them at every step;
@@ -225,26 +284,30 @@ def decode_view(params: Params, cfg: schema.Model) -> Params:
   Args:
     params: from `init`; adapted kernels are merged.
     cfg: model options.
+    only: the indices of the layers; None = all.
 
   Returns:
     A tree that shares no buffer with `params`, which may be donated later.
   """
-
   heads, width = layers.parts(cfg.kv_heads), layers.parts(cfg.mlp_dim)
+  kinds = layers.kinds(cfg)
 
   def fuse(parts, leaves):
     return jax.tree.map(lambda *x: layers.fuse(parts, *x), *leaves)
 
   def layer(i):
-    p = lora.merge(jax.tree.map(lambda x: x[i], params['layers']))
-    attention, mlp = dict(p['attention']), dict(p['mlp'])
-    attention['qkv'] = fuse(heads, [attention.pop(name) for name in 'qkv'])
-    mlp['gate_up'] = fuse(width, [mlp.pop('gate'), mlp.pop('up')])
-    return {**p, 'attention': attention, 'mlp': mlp}
+    p = lora.merge(layers.layer(params['layers'], kinds, i))
+    if 'attention' in p:
+      p['attention'] = attention = dict(p['attention'])
+      attention['qkv'] = fuse(heads, [attention.pop(name) for name in 'qkv'])
+    if 'mlp' in p:
+      p['mlp'] = mlp = dict(p['mlp'])
+      mlp['gate_up'] = fuse(width, [mlp.pop('gate'), mlp.pop('up')])
+    return p
 
   view = {
     **params,
-    'layers': tuple(layer(i) for i in range(cfg.layers)),
+    'layers': tuple(map(layer, range(cfg.layers) if only is None else only)),
     'head': {'kernel': head(params, cfg)[0]},
   }
   return jax.tree.map(

@@ -31,7 +31,7 @@ from posttrain.config import checks
 from posttrain.decode import schedule
 from posttrain.evaluation import comparison
 from posttrain.metrics import estimates, statistics, writers
-from posttrain.models import lora, transformer
+from posttrain.models import layers, lora, transformer
 from posttrain.stage import learner
 from posttrain.training import objectives
 
@@ -487,8 +487,8 @@ def _update_bytes(
     # Whole over fsdp: the sum of the gradients in float32; the weights and a
     # micro-batch's gradients, those of the layers in the compute dtype; and
     # frozen weights, beside the device's part of them.
-    layers = _numbers(params['layers'])
-    held = (4 + 2 * width) * layers + 2 * 4 * (_numbers(params) - layers)
+    deep = _numbers(params['layers'])
+    held = (4 + 2 * width) * deep + 2 * 4 * (_numbers(params) - deep)
     held += width * _numbers(frozen) if fsdp > 1 else 0
   else:
     # The sum of the gradients, and those of a micro-batch.
@@ -518,17 +518,15 @@ def _update_bytes(
 
 def view_bytes(model: schema.Model, mesh: Mesh) -> int:
   """Returns the bytes of the decode view, which only `tensor` splits."""
-  params = transformer.shapes(model)
-  # Layers are alike: the view of the first is enough.
-  params['layers'] = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), params['layers']
-  )
-  one = dataclasses.replace(model, layers=1, local_layers=(), window=None)
-  like = jax.eval_shape(
-    functools.partial(transformer.decode_view, cfg=one), params
-  )
+  kinds = layers.kinds(model)
+  counts = {kinds.index(kind): kinds.count(kind) for kind in kinds}
+  make = functools.partial(transformer.decode_view, cfg=model, only=[*counts])
+  like = jax.eval_shape(make, transformer.shapes(model))
   view = sharding.placed(like, transformer.VIEW_RULES, mesh)
-  return device_bytes(view) + (model.layers - 1) * device_bytes(view['layers'])
+  first = zip(view['layers'], counts.values(), strict=True)
+  return device_bytes(view) + sum(
+    (count - 1) * device_bytes(layer) for layer, count in first
+  )
 
 
 def cached_token_bytes(model: schema.Model, mesh: Mesh) -> int:
@@ -549,7 +547,7 @@ def _transfers(
   are summed. With `reduce_gradients='update'` weights and gradients travel
   once per update.
   """
-  width, layers = _width(model), model.layers
+  width, depth = _width(model), model.layers
   data, fsdp, tensor = (mesh.shape[x] for x in sharding.AXES)
   once, local = batch.reduce_gradients == 'update', _local_tokens(mesh, batch)
   tables = _head(model, mesh) * (1 if model.tied_head else 2)
@@ -565,13 +563,13 @@ def _transfers(
     if fsdp > 1:
       parts += [('weights, per update', 'all-gather', 'fsdp', 1, weights)]
   else:
-    gradient, count, end = width * trained, layers, ''
+    gradient, count, end = width * trained, depth, ''
     if fsdp > 1:
       head, passes = _head(model, mesh), 1 if adapts else 2
       lookup = passes * local * model.embed_dim * width
       parts += [
-        ('layers, forward', 'all-gather', 'fsdp', layers, gathered),
-        ('layers, backward', 'all-gather', 'fsdp', layers, gathered),
+        ('layers, forward', 'all-gather', 'fsdp', depth, gathered),
+        ('layers, backward', 'all-gather', 'fsdp', depth, gathered),
         ('head', 'all-gather', 'fsdp', 1, width * head),
         ('embedded tokens', 'all-to-all', 'fsdp', passes, lookup),
       ]
@@ -582,18 +580,18 @@ def _transfers(
     parts += [(what + end, 'reduce-scatter', 'fsdp', count, gradient)]
   if data > 1:
     if not (adapts or once):
-      gradient, count = gradient + 4 * tables, layers + 2
+      gradient, count = gradient + 4 * tables, depth + 2
     parts += [(what + end, 'all-reduce', 'data', count, gradient // fsdp)]
   if adapts and data * fsdp > 1:
     axes = ' and '.join(x for x in sharding.BATCH_AXES if mesh.shape[x] > 1)
     size = (4 if once else width) * others
-    count = 1 if once else layers
+    count = 1 if once else depth
     parts += [(f'{what}, unsplit{end}', 'all-reduce', axes, count, size)]
   if tensor > 1:
     sums, size = ('all-reduce', 'tensor'), local * model.embed_dim
     # The MLP's sum is not needed again where a layer is recomputed.
-    forward = 2 * layers + (model.remat != 'none') * layers
-    backward = 5 * layers  # of the inputs of q, k, v, gate and up
+    forward = 2 * depth + (model.remat != 'none') * depth
+    backward = 5 * depth  # of the inputs of q, k, v, gate and up
     parts += [
       ('embedded tokens', *sums, 1, 4 * size),
       ('activations, forward', *sums, forward, forward * width * size),
@@ -608,18 +606,18 @@ def _transfers(
         columns += 2 * x.shape[0] * x.shape[-1] if a else math.prod(x.shape[:2])
     if columns:
       columns *= local * width
-      parts += [('products with A', *sums, layers, columns)]
+      parts += [('products with A', *sums, depth, columns)]
   return [Transfer(*x) for x in parts]
 
 
-def _by_fsdp(layers: Any) -> tuple[int, int]:
+def _by_fsdp(params: Any) -> tuple[int, int]:
   """Returns the numbers of layers on a device, whole over `fsdp`.
 
   Returns:
     (those that fsdp splits, those that it does not; norms are left out)
   """
   split = other = 0
-  for x in jax.tree.leaves(layers):
+  for x in jax.tree.leaves(params):
     numbers = math.prod(x.sharding.shard_shape(x.shape))
     if sharding.FSDP in x.sharding.spec:
       split += numbers * x.sharding.mesh.shape[sharding.FSDP]

@@ -219,6 +219,31 @@ def test_rope_frequencies_of_every_scaling(scaling, expected):
   )
 
 
+class Twin(layers.MLP):
+  """An MLP under another name."""
+
+
+def test_layers_of_several_kinds_equal_those_of_one(monkeypatch):
+  cfg = dataclasses.replace(GEMMA, layers=4)
+  params, inputs = make_params(cfg), make_tokens()
+  plain = [('attention', 'mlp')] * 4
+  each = [layers.layer(params['layers'], plain, i) for i in range(4)]
+  expected = logits(params, cfg, *inputs)
+  kinds = tuple(('attention', x) for x in ('mlp', 'twin')) * 2
+  monkeypatch.setitem(layers.PARTS, 'twin', Twin)
+  monkeypatch.setattr(layers, 'kinds', lambda _: kinds)
+  cfg = dataclasses.replace(cfg, remat='block')  # a key of its own in caches
+  assert layers.period(cfg) == kinds[:2]
+  for layer, (_, name) in zip(each, kinds, strict=True):
+    layer[name] = layer.pop('mlp')
+  params = {**params, 'layers': layers.stack(each, kinds)}
+  assert params['layers']['mlp']['up']['kernel'].shape == (2, 32, 64)
+  like = jax.tree.map(jnp.shape, shapes(cfg))
+  assert like == jax.tree.map(jnp.shape, params)
+  out = logits(params, cfg, *inputs)
+  np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
 @kinds
 def test_remat_leaves_loss_and_gradients_unchanged(cfg):
   inputs, params = make_tokens(), make_params(cfg)
