@@ -40,8 +40,10 @@ def guesses_of_a_consistent_guesser(seed: int) -> list[int]:
     wordle.Wordle('e', schema.Wordle(eval_tasks=128)),
     random.Random(seed),
   )
-  tasks = env.source('eval', 0).take(128)
-  return [len(list(env.guesser.game(x.answer, rng))) for x in tasks]
+  return [
+    len(list(wordle.consistent_game(x.answer, env.words, rng)))
+    for x in env.source('eval', 0).take(128)
+  ]
 
 
 def main(_) -> None:

@@ -89,6 +89,12 @@ def fingerprint(*parts: bytes) -> str:
   return digest.hexdigest()
 
 
+def hash64(text: str) -> int:
+  """Returns a fixed hash of a text, in [0, 2^64)."""
+  digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+  return int.from_bytes(digest, 'little')
+
+
 def file_fingerprint(path: pathlib.Path) -> str:
   """Returns the sha256, hex, of a data file's content.
 

@@ -30,7 +30,6 @@ Tasks are distinct keys of numbered spaces:
 import bisect
 import dataclasses
 import functools
-import hashlib
 import itertools
 import math
 import re
@@ -80,9 +79,7 @@ class Space:
     """
     for index in _shuffled(self.size, seed):
       key = self.key(index)
-      group = self.group(key).encode()
-      digest = hashlib.blake2b(group, digest_size=8).digest()
-      held_out = int.from_bytes(digest, 'little') % EVAL_SHARE == 0
+      held_out = sources.hash64(self.group(key)) % EVAL_SHARE == 0
       if held_out == (split == 'eval'):
         yield key
 

@@ -21,19 +21,15 @@ of Prime Intellect's verifiers, whose sum of rewards `published` is.
 """
 
 import dataclasses
-import hashlib
 import random
 import re
 from collections.abc import Iterator, Sequence
-
-import numpy as np
 
 from posttrain import schema, types
 from posttrain.chat import tool_calls
 from posttrain.data import sources
 from posttrain.envs import base
 
-LETTERS = 5
 EVAL_SHARE = 5  # one word in 5 is a secret of evaluation
 WORDS = """
 about above actor admit adult after again agent agree ahead alarm album alert
@@ -90,8 +86,10 @@ water weary weave wedge weird whale wheat wheel where which while white whole
 widen width woman world worry worth wound wreck wrist write wrong yacht yield
 young youth zebra
 """.split()
-_GUESS = re.compile(r'<guess>\s*\[?\s*([A-Za-z]{5})\s*\]?\s*</guess>')
-_WORD = re.compile('[A-Za-z]{5}')
+_GUESS = re.compile(
+  r'<guess>\s*\[?\s*([A-Za-z]{5})\s*\]?\s*</guess>'
+  r'|\A\s*([A-Za-z]{5})\s*\Z'
+)
 RULES = """\
 Guess a secret English word of five letters in {guesses} guesses. Each guess has
 its letters marked: G is in the right place, Y is elsewhere in the word, X is
@@ -99,47 +97,40 @@ not in the word. Give it in <guess> </guess> tags, as in <guess>crane</guess>.
 """
 
 
-def feedback(guess: str, secrets: np.ndarray) -> np.ndarray:
-  """Returns the marks of a guess: U1[words, letters], of G, Y and X.
-
-  Args:
-    guess: five letters.
-    secrets: U1[words, letters].
-  """
-  right = secrets == list(guess)
-  marks, rest = np.where(right, 'G', 'X'), np.where(right, '', secrets)
-  for i, letter in enumerate(guess):
-    places = (rest == letter) & ~right[:, i : i + 1]
-    misplaced = np.flatnonzero(places.any(1))
-    marks[misplaced, i] = 'Y'
-    rest[misplaced, places[misplaced].argmax(1)] = ''
+def feedback(guess: str, secret: str) -> str:
+  """Returns the marks of a guess, of G, Y and X; none of ''."""
+  pairs = list(zip(guess, secret, strict=False))
+  rest, marks = [b for a, b in pairs if a != b], ''
+  for a, b in pairs:
+    if a == b:
+      marks += 'G'
+    elif a in rest:
+      rest.remove(a)
+      marks += 'Y'
+    else:
+      marks += 'X'
   return marks
 
 
-def parse_guess(text: str) -> str | None:
-  """Returns the guess of a turn: its last tag's, or its only word; or None."""
-  text = tool_calls.outside_thoughts(text)
-  tagged = _GUESS.findall(text)
-  if not tagged and _WORD.fullmatch(text.strip()):
-    tagged = [text.strip()]
-  return tagged[-1].lower() if tagged else None
+def parse_guess(text: str) -> str:
+  """Returns the guess of a turn: its last tag's, or its only word; or ''."""
+  guesses = _GUESS.findall(tool_calls.outside_thoughts(text))
+  return ''.join(guesses[-1] if guesses else '').lower()
 
 
-class Guesser:
-  """Random guesses of words that agree with all feedback."""
+def consistent_game(
+  secret: str, words: Sequence[str], rng: random.Random
+) -> Iterator[str]:
+  """Yields random guesses that agree with all feedback, up to the secret.
 
-  def __init__(self, words: Sequence[str]):
-    self.words = words
-    self._letters = np.array([list(x) for x in words])
-
-  def game(self, secret: str, rng: random.Random) -> Iterator[str]:
-    """Yields guesses up to the secret, however many, which must be a word."""
-    left, guess = np.arange(len(self.words)), ''
-    while guess != secret:
-      guess = self.words[left[int(rng.random() * len(left))]]
-      yield guess
-      marks = feedback(guess, self._letters[left])
-      left = left[(marks == marks[left == self.words.index(secret)]).all(1)]
+  However many they are; the secret must be one of the words.
+  """
+  guess = ''
+  while guess != secret:
+    guess = words[int(rng.random() * len(words))]
+    yield guess
+    marks = feedback(guess, secret)
+    words = [x for x in words if feedback(guess, x) == marks]
 
 
 class Wordle(base.Env):
@@ -153,16 +144,14 @@ class Wordle(base.Env):
         `eval_tasks`.
     """
     self.name, self._cfg, self.max_turns = name, cfg, cfg.guesses
-    words = WORDS
+    self.words = WORDS
     if cfg.path is not None:
       text = base.find(name, 'path', cfg.path, '; a word per line').read_text()
-      words = tuple(
-        x for x in dict.fromkeys(text.lower().split()) if _WORD.fullmatch(x)
-      )
-    self.guesser = Guesser(words)
+      known = dict.fromkeys(text.lower().split())
+      self.words = [x for x in known if re.fullmatch('[a-z]{5}', x)]
     self._secrets: dict[str, list[str]] = {x: [] for x in base.SPLITS}
-    for word in sorted(words, key=_hash):
-      is_held_out = _hash(word) % EVAL_SHARE == 0
+    for word in sorted(self.words, key=sources.hash64):
+      is_held_out = sources.hash64(word) % EVAL_SHARE == 0
       self._secrets['eval' if is_held_out else 'train'].append(word)
     base.check_count(name, 'eval', cfg.eval_tasks, len(self._secrets['eval']))
     base.check_count(
@@ -183,7 +172,7 @@ class Wordle(base.Env):
         for i in range(self._cfg.train_tasks)
       ]
     fingerprint = sources.fingerprint(
-      *map(str.encode, (repr(self._cfg), *self.guesser.words, *ids))
+      *map(str.encode, (repr(self._cfg), *self.words, *ids))
     )
     return sources.Shuffled(base.Tasks(ids, self.task), seed, fingerprint)
 
@@ -203,7 +192,7 @@ class Wordle(base.Env):
     )
     game: list[str] = []
     while not 0 < len(game) <= cfg.guesses:
-      game = list(self.guesser.game(secret, rng))
+      game = list(consistent_game(secret, self.words, rng))
     episode, demonstration = self.make(task), []
     for guess in game:
       text = guess if compact else f'<guess>{guess}</guess>'
@@ -217,7 +206,7 @@ class Game:
 
   def __init__(self, task: types.Task, cfg: schema.Wordle):
     self._task, self._cfg = task, cfg
-    self._guesses: list[str | None] = []  # per turn; None = cannot be read
+    self._guesses: list[str] = []  # per turn; '' = cannot be read
 
   def reset(self) -> types.Messages:
     self._guesses = []
@@ -229,17 +218,15 @@ class Game:
     left = self._cfg.guesses - len(self._guesses)
     if guess == secret or not left:
       return types.StepOut(reward=self.grade().reward or 0.0)
-    guess = guess or ''
-    marks = self._marks(guess)
+    marks = feedback(guess, secret)
     if self._cfg.style == 'compact':
-      pairs = zip(guess, marks, strict=True)
-      content = ''.join(a + b for a, b in pairs) or '?'
+      content = ''.join(map(''.join, zip(guess, marks, strict=True))) or '?'
     else:
       content = 'That is no word of five letters in <guess> tags.'
       if guess:
         content = f'Feedback:\n{" ".join(guess.upper())}\n{" ".join(marks)}'
       content += f'\n\nYou have {left} guesses left.'
-    message = {'role': self._cfg.role, 'content': content}
+    message = {'role': 'user', 'content': content}
     return types.StepOut((message,), done=False)
 
   def grade(self) -> types.Score:
@@ -247,13 +234,14 @@ class Game:
     turns, secret = len(self._guesses), self._task.answer
     if not turns:
       return types.Score(reward=None)
-    solved, formatted = self._guesses[-1] == secret, None not in self._guesses
+    solved, formatted = self._guesses[-1] == secret, all(self._guesses)
     reward = float(solved)
     if self._cfg.reward == 'published':
-      last = next(filter(None, reversed(self._guesses)), '')
-      marks = '' if solved else self._marks(last)
       reward += solved / turns + 0.2 * formatted
-      reward += 0.2 * marks.count('G') + 0.1 * marks.count('Y')
+      if not solved:
+        last = next(filter(None, reversed(self._guesses)), '')
+        marks = feedback(last, secret)
+        reward += 0.2 * marks.count('G') + 0.1 * marks.count('Y')
     return types.Score(
       reward=reward,
       correct=solved,
@@ -261,14 +249,5 @@ class Game:
       metrics={'guesses': float(turns)} if solved else {},
     )
 
-  def _marks(self, guess: str) -> str:
-    secret = np.array([list(self._task.answer)])
-    return ''.join(*feedback(guess, secret)) if guess else ''
-
   def close(self) -> None:
     pass
-
-
-def _hash(word: str) -> int:
-  digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
-  return int.from_bytes(digest, 'little')

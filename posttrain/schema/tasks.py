@@ -458,8 +458,6 @@ class Wordle(bounds.Options):
   # Style of the messages: 'compact' (`cXrYaGnXeX`, for small models), or
   # 'verbose' (the rules, and marks below letters, for language models).
   style: Annotated[str, bounds.one_of('compact', 'verbose')] = 'verbose'
-  # Role of the feedback: 'user', or 'tool'.
-  role: Annotated[str, bounds.one_of('user', 'tool')] = 'user'
   # 'solved' (1 for the secret, else 0), or 'published' (verifiers: 1 and 1 /
   # guesses for the secret, else 0.2 per G and 0.1 per Y of the last guess; 0.2
   # if every guess can be read).

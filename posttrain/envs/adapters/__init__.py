@@ -29,8 +29,8 @@ from typing import Any
 from posttrain import types
 
 
-def load(module: str, extra: str, env: str) -> None:
-  """Imports a module of an optional dependency.
+def load(module: str, extra: str, env: str) -> Any:
+  """Imports and returns a module of an optional dependency.
 
   Args:
     module: dotted name of the module.
@@ -41,7 +41,7 @@ def load(module: str, extra: str, env: str) -> None:
     ValueError: a module is not installed; names the extra.
   """
   try:
-    importlib.import_module(module)
+    return importlib.import_module(module)
   except ModuleNotFoundError as error:
     raise ValueError(
       f'{error.name} must be installed for envs.{env}.env: got none; pip '

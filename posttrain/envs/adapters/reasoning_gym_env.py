@@ -11,6 +11,7 @@
 
 import functools
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from posttrain import schema, types
@@ -34,22 +35,31 @@ class ReasoningGym(base.Env):
       ValueError: `reasoning-gym` is not installed, or it has no such task or
         option.
     """
-    adapters.load('reasoning_gym', 'reasoning-gym', name)
+    gym = adapters.load('reasoning_gym', 'reasoning-gym', name)
     self.name, self._cfg = name, cfg
-    self._data = functools.cache(self._generate)
+
+    def generate(seed: int) -> Any:
+      size = cfg.eval_tasks if seed == EVAL_SEED else cfg.train_tasks
+      return base.build(
+        f'envs.{name}.env.dataset',
+        lambda: gym.create_dataset(
+          cfg.dataset, seed=seed, size=size, **cfg.options
+        ),
+      )
+
+    self._data = functools.cache(generate)  # by seed
     self._held_out = {x['question'] for x in self._data(EVAL_SEED)}
 
   def source(self, split: str, seed: int) -> base.Source:
     """Returns the tasks of a split; those of evaluation ignore the seed."""
     key = EVAL_SEED if split == 'eval' else seed
-    questions = {x['question']: i for i, x in enumerate(self._data(key))}
-    if split == 'train':
-      questions = {
-        x: i for x, i in questions.items() if x not in self._held_out
-      }
-    tasks = [self._task(f'{key}:{i}') for i in questions.values()]
-    fingerprint = sources.fingerprint(*map(str.encode, questions))
-    return sources.Shuffled(tasks, seed, fingerprint)
+    tasks = {
+      entry['question']: self._task(f'{key}:{i}', entry)
+      for i, entry in enumerate(self._data(key))
+      if split == 'eval' or entry['question'] not in self._held_out
+    }
+    fingerprint = sources.fingerprint(*map(str.encode, tasks))
+    return sources.Shuffled([*tasks.values()], seed, fingerprint)
 
   def make(self, task: types.Task) -> base.OneTurn:
     key, index = map(int, task.id.split(':'))
@@ -64,28 +74,14 @@ class ReasoningGym(base.Env):
 
     return base.OneTurn(task, grade)
 
-  def _generate(self, seed: int) -> Any:
-    import reasoning_gym
-
-    cfg = self._cfg
-    size = cfg.eval_tasks if seed == EVAL_SEED else cfg.train_tasks
-    return base.build(
-      f'envs.{self.name}.env.dataset',
-      lambda: reasoning_gym.create_dataset(
-        cfg.dataset, seed=seed, size=size, **cfg.options
-      ),
-    )
-
-  def _task(self, id: str) -> types.Task:
-    key, index = map(int, id.split(':'))
-    entry = self._data(key)[index]
-    text = f'<answer>{entry["answer"]}</answer>'
-    shown = ({'role': 'assistant', 'content': text},)
+  def _task(self, id: str, entry: Mapping[str, Any]) -> types.Task:
+    answer = entry['answer']
     prompt = f'{entry["question"]}\n\n{self._cfg.instruction}'.strip()
+    shown = {'role': 'assistant', 'content': f'<answer>{answer}</answer>'}
     return types.Task(
       id=id,
       env=self.name,
       prompt=({'role': 'user', 'content': prompt},),
-      answer=entry['answer'],
-      demonstration=None if entry['answer'] is None else shown,
+      answer=answer,
+      demonstration=None if answer is None else (shown,),
     )
