@@ -30,8 +30,11 @@ def train(stage: job.Job, stop: preemption.Signal) -> None:
     TooManyThreads, EnvError, EndpointError: see `Job.next_item`.
   """
   state, clock = stage.learner.state, stage.logbook.clock
-  if stage.step == 0:
+  if not stage.is_saved:
     stage.start(state)
+    if stage.ends_at(0):
+      stage.end(0)
+      return
   stop.check(f'stage {stage.name}, step {stage.step}', stage.is_saved)
   stop.begin_steps()
   for step in range(stage.step + 1, stage.steps + 1):

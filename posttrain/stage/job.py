@@ -105,7 +105,8 @@ class Job:
   @property
   def is_saved(self) -> bool:
     """Whether a checkpoint has the weights that the loop begins with."""
-    return self.step > 0 or self.selection is not None
+    selection = self.selection
+    return self.step > 0 or (selection is not None and selection.step == 0)
 
   def start(self, state: arrays.TrainState) -> None:
     """Evaluates the weights that the stage starts from; they may be the best.
@@ -114,11 +115,10 @@ class Job:
       ValueError: `eval.best` is not measured.
       TooManyErrors: too many environments failed.
     """
-    latest = self.saves.checkpointer.latest
-    if self.selection is not None and processes.on(0, latest) is None:
+    self.logbook.write(0, self.evaluate(state, 0))
+    if self.selection is not None:
       self.hand_over(state, 0)
       self.save(0, state, self.sampling.pipeline.get_state())
-    self.logbook.write(0, self.evaluate(state, 0))
 
   def begin(self, step: int) -> None:
     """Begins a step: its profile, where due."""

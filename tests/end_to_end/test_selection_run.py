@@ -57,9 +57,9 @@ def launch(workdir, run=None):
     return main.train(run or run_of(), str(workdir))
 
 
-def alone():
+def alone(**options):
   """The stage that selects, without the one after it."""
-  run = run_of()
+  run = run_of(**options)
   return dataclasses.replace(run, stages={'grpo': run.stages['grpo']})
 
 
@@ -140,17 +140,17 @@ def test_resumed_it_chooses_the_same(finished, tmp_path):
   assert not kill_resume.differences(truth, again)
 
 
-def test_killed_after_its_first_save_it_begins_again(tmp_path):
-  """Step 0 is saved before it is evaluated."""
-  folder = tmp_path / 'checkpoints/grpo'
-  run = alone()
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(job.Job, 'evaluate', _interrupted)
+def test_killed_after_its_first_save_it_goes_on(tmp_path, monkeypatch):
+  """The start is saved when it is evaluated, and not evaluated again."""
+  folder, run = tmp_path / 'checkpoints/grpo', alone()
+  with monkeypatch.context() as patch:
+    patch.setattr(job.Job, 'begin', _interrupted)
     with pytest.raises(KeyboardInterrupt):
       launch(tmp_path, run)
   assert [x.name for x in folder.iterdir()] == ['0']
   (stage,) = run.stages.values()
   short = dataclasses.replace(stage, steps=1)
+  monkeypatch.setattr(job.Job, 'start', _interrupted)
   launch(tmp_path, dataclasses.replace(run, stages={'grpo': short}))
   rows = writers.read(str(tmp_path / 'metrics.jsonl'))
   assert [row['step'] for row in rows] == [0, 1]
@@ -159,6 +159,16 @@ def test_killed_after_its_first_save_it_begins_again(tmp_path):
 
 def _interrupted(self, *args):
   raise KeyboardInterrupt
+
+
+def test_a_start_that_reaches_the_value_trains_no_step(tmp_path):
+  for _ in range(2):  # again, when it is over
+    launch(tmp_path, alone(stop_at=0.0))
+    rows = writers.read(str(tmp_path / 'metrics.jsonl'))
+    assert [row['step'] for row in rows] == [0]
+  folder = store.find(str(tmp_path / 'checkpoints/grpo'))
+  host = store.read_host(str(folder))
+  assert (folder.name, host['finished']) == ('0', True)
 
 
 def test_a_checkpoint_that_is_played_does_not_select(finished):
