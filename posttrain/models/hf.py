@@ -31,39 +31,12 @@ import safetensors
 from jax.sharding import NamedSharding, PartitionSpec
 
 from posttrain import processes, schema, sharding, tree
-from posttrain.models import hf_config, layers, transformer
+from posttrain.models import families, hf_config, layers, transformer
 from posttrain.util import disk, errors, hub, watchdog
 
 SINGLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 DTYPES = {'F32': 'float32', 'F16': 'float16', 'BF16': 'bfloat16'}
 SHARD_BYTES = 2**30  # size of a file, unless one tensor is larger
-_HEAD, _LAYER = 'lm_head.weight', 'model.layers.{}.'
-_NAMES = {
-  'embed/table': 'model.embed_tokens.weight',
-  'final_norm/scale': 'model.norm.weight',
-  'head/kernel': _HEAD,
-  'reward/kernel': 'score.weight',
-  'layers/attention_norm/scale': _LAYER + 'input_layernorm.weight',
-  'layers/attention/o/kernel': _LAYER + 'self_attn.o_proj.weight',
-}
-for _x in 'qkv':
-  _NAMES |= {
-    f'layers/attention/{_x}/kernel': f'{_LAYER}self_attn.{_x}_proj.weight',
-    f'layers/attention/{_x}/bias': f'{_LAYER}self_attn.{_x}_proj.bias',
-    f'layers/attention/{_x}_norm/scale': f'{_LAYER}self_attn.{_x}_norm.weight',
-  }
-for _x in ('gate', 'up', 'down'):
-  _NAMES[f'layers/mlp/{_x}/kernel'] = f'{_LAYER}mlp.{_x}_proj.weight'
-# HuggingFace's name of the norm before the MLP, by `post_norms`.
-_MLP_NORM = {
-  False: {'layers/mlp_norm/scale': 'post_attention_layernorm'},
-  True: {
-    'layers/attention_post_norm/scale': 'post_attention_layernorm',
-    'layers/mlp_norm/scale': 'pre_feedforward_layernorm',
-    'layers/mlp_post_norm/scale': 'post_feedforward_layernorm',
-  },
-}
-
 Shapes = Mapping[str, tuple[int, ...]]
 Dtypes = Mapping[str, np.dtype]
 
@@ -71,47 +44,62 @@ Dtypes = Mapping[str, np.dtype]
 class Tensor(NamedTuple):
   """A tensor of a HuggingFace model, and its place in our tree."""
 
-  path: str  # of our leaf
-  layer: int | None  # index into its leading axis, if it is stacked
+  # Our leaves; with several, the tensor has their outputs one after the other.
+  paths: tuple[str, ...]
+  index: tuple[int, ...]  # into their leading axes, if they are stacked
   shape: tuple[int, ...]  # in the file
 
   @property
   def transposed(self) -> bool:
-    """Whether our leaf holds the transpose."""
-    return self.path.endswith('kernel')
+    """Whether our leaves hold the transpose."""
+    return self.paths[0].endswith('kernel')
 
 
-def tensors(cfg: schema.Model, reward: bool = False) -> dict[str, Tensor]:
+Folder = str | pathlib.Path | None
+
+
+def tensors(
+  cfg: schema.Model, reward: bool = False, folder: Folder = None
+) -> dict[str, Tensor]:
   """Returns all tensors of a model by their HuggingFace names.
 
   Args:
     cfg: the model.
     reward: whether it is a reward model, without a language model's head.
+    folder: a directory, whose family names them; None = the family as which
+      the model is written.
   """
   all_shapes = transformer.reward_shapes if reward else transformer.shapes
-  names = _NAMES | {
-    path: f'{_LAYER}{name}.weight'
-    for path, name in _MLP_NORM[cfg.post_norms].items()
-  }
-  by_name, kinds = {}, layers.kinds(cfg)
+  if folder is not None:
+    family = hf_config.family_of(folder)
+  else:
+    family = hf_config.best_family(cfg)
+  names = {**families.NAMES, **families.NORMS[cfg.post_norms], **family.names}
+  by_name, kinds, order = {}, layers.kinds(cfg), [*names]
   for path, leaf in tree.flat(all_shapes(cfg)).items():
-    stacked = path.startswith('layers/')
+    places = [((), ())]
+    if stacked := path.startswith('layers/'):
+      owners = layers.owners(kinds, path.split('/')[1])
+      places = [((place,), (i,)) for place, i in enumerate(owners)]
     shape = leaf.shape[1:] if stacked else leaf.shape
     shape = shape[::-1] if path.endswith('kernel') else shape
     shape = (1, *shape) if path == 'reward/kernel' else shape
-    if not stacked:
-      by_name[names[path]] = Tensor(path, None, shape)
-      continue
-    for place, layer in enumerate(layers.owners(kinds, path.split('/')[1])):
-      by_name[names[path].format(layer)] = Tensor(path, place, shape)
+    for index, numbers in places:
+      name = names[path].format(*numbers)
+      paths, whole = (path,), shape
+      if name in by_name:
+        before = by_name[name]
+        paths = tuple(sorted((*before.paths, path), key=order.index))
+        whole = (before.shape[0] + shape[0], *shape[1:])
+      by_name[name] = Tensor(paths, index, whole)
   return by_name
 
 
 def shapes(
-  cfg: schema.Model, reward: bool = False
+  cfg: schema.Model, reward: bool = False, folder: Folder = None
 ) -> dict[str, tuple[int, ...]]:
   """Returns the shapes of `tensors` by their names."""
-  return {name: tensor.shape for name, tensor in tensors(cfg, reward).items()}
+  return {x: tensor.shape for x, tensor in tensors(cfg, reward, folder).items()}
 
 
 def load(
@@ -130,8 +118,8 @@ def load(
   Raises:
     ValueError: as `find`; or a number is not finite.
   """
-  expected, like = tensors(cfg), like or transformer.shapes(cfg)
-  files = find(folder, shapes(cfg))
+  expected, like = tensors(cfg, folder=folder), like or transformer.shapes(cfg)
+  files = find(folder, shapes(cfg, folder=folder))
   places = jax.tree.map(lambda x: x.sharding, like)
 
   def zeros():
@@ -142,39 +130,48 @@ def load(
   params = tree.flat(jax.jit(zeros, out_shardings=places)())
   for name, (file, _) in files.items():
     tensor = expected[name]
-    leaf = params[tensor.path]
-    # The tensor is placed as its slice of the leaf is.
-    place = leaf.sharding
-    if isinstance(place, NamedSharding):
-      spec = (*place.spec, *(None,) * leaf.ndim)[: leaf.ndim]
-      spec = spec if tensor.layer is None else spec[1:]
-      spec = spec[::-1] if tensor.transposed else spec
-      place = NamedSharding(place.mesh, PartitionSpec(*spec))
     # No variable holds a tensor while the next one is read.
-    params[tensor.path], finite = _put(
-      leaf,
-      sharding.put(read_tensor(file, name), place),
-      tensor.layer,
-      tensor.transposed,
-    )
+    finite = _put(params, tensor, read_tensor(file, name))
     watchdog.progress()
     if not finite:
       raise ValueError(
-        f'{file}: tensor {name} must be finite in {leaf.dtype}: got NaN or '
+        f'{file}: tensor {name} must be finite in '
+        f'{params[tensor.paths[0]].dtype}: got NaN or '
         'infinity'
       )
   return jax.tree.unflatten(jax.tree.structure(like), params.values())
 
 
+def _put(params: dict[str, Any], tensor: Tensor, array: np.ndarray) -> bool:
+  """Writes a tensor into its leaves, by path; returns whether all is finite."""
+  lead, ends = len(tensor.index), [0]
+  for path in tensor.paths:
+    ends.append(ends[-1] + params[path].shape[-1])
+  flags = []
+  for path, start, end in zip(tensor.paths, ends, ends[1:], strict=False):
+    leaf = params[path]
+    part = array[start:end] if len(tensor.paths) > 1 else array
+    # The tensor is placed as its slice of the leaf is.
+    place = leaf.sharding
+    if isinstance(place, NamedSharding):
+      spec = (*place.spec, *(None,) * leaf.ndim)[lead : leaf.ndim]
+      spec = spec[::-1] if tensor.transposed else spec
+      place = NamedSharding(place.mesh, PartitionSpec(*spec))
+    part = sharding.put(part, place)
+    args = leaf, part, tensor.index, tensor.transposed
+    params[path], finite = _update(*args)
+    flags.append(finite)
+  return all(flags)
+
+
 @functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
-def _put(leaf, array, layer, transposed):
-  """Writes a tensor into its leaf; returns it and whether all is finite."""
+def _update(leaf, array, index, transposed):
+  """Writes a matrix into a leaf; returns it and whether all is finite."""
   array = (array.T if transposed else array).astype(leaf.dtype)
   finite = jnp.isfinite(array).all()
-  if layer is None:  # an update, so that the donated memory is reused
-    start = (0,) * leaf.ndim
-    return jax.lax.dynamic_update_slice(leaf, array, start), finite
-  return jax.lax.dynamic_update_index_in_dim(leaf, array, layer, 0), finite
+  array = array.reshape((1,) * len(index) + array.shape)
+  start = (*index, *(0,) * (leaf.ndim - len(index)))
+  return jax.lax.dynamic_update_slice(leaf, array, start), finite
 
 
 def save(
@@ -209,27 +206,30 @@ def save(
   """
   folder = pathlib.Path(folder)
   processes.on(0, lambda: check_empty(folder))
-  expected, leaves = tensors(cfg, 'reward' in params), tree.flat(params)
+  reward, leaves = 'reward' in params, tree.flat(params)
+  expected = tensors(cfg, reward, like)
   dtypes = dict.fromkeys(expected, jnp.dtype(dtype))
   if like is None:
     config = hf_config.write(cfg) | {'torch_dtype': dtype}
   else:
     check_like(like, cfg)
-    files = find(like, shapes(cfg))
+    files = find(like, shapes(cfg, folder=like))
     dtypes |= {x: jnp.dtype(DTYPES[code]) for x, (_, code) in files.items()}
   processes.on(0, lambda: folder.mkdir(parents=True, exist_ok=True))
 
   def get(name):
     """Returns a tensor in HuggingFace's layout, on the host."""
-    tensor = expected[name]
-    leaf = leaves[tensor.path]
-    place = getattr(leaf, 'sharding', None)
-    if isinstance(place, NamedSharding):  # gathered in every process
-      place = NamedSharding(place.mesh, PartitionSpec())
-    array = _get(leaf, tensor.layer, tensor.transposed, dtypes[name], place)
-    return np.asarray(array.addressable_data(0)).reshape(tensor.shape)
+    tensor, parts = expected[name], []
+    for leaf in map(leaves.get, tensor.paths):
+      place = getattr(leaf, 'sharding', None)
+      if isinstance(place, NamedSharding):  # gathered in every process
+        place = NamedSharding(place.mesh, PartitionSpec())
+      array = _get(leaf, tensor.index, tensor.transposed, dtypes[name], place)
+      parts.append(np.asarray(array.addressable_data(0)))
+    array = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    return array.reshape(tensor.shape)
 
-  all_shapes = shapes(cfg, 'reward' in params)
+  all_shapes = shapes(cfg, reward, like)
   write_shards(folder, all_shapes, dtypes, get, shard_bytes)
   if not processes.is_first():
     return
@@ -239,10 +239,10 @@ def save(
       small = path.suffix in ('.json', '.jinja', '.model', '.txt', '.md')
       if path.is_file() and small and path.name != INDEX:
         shutil.copyfile(path, folder / path.name)
-    if 'reward' not in params:
+    if not reward:
       return
     config = disk.read_json_object(folder / 'config.json')
-  if 'reward' in params:
+  if reward:
     (kind,) = config['architectures']
     kind = kind.replace('ForCausalLM', 'ForSequenceClassification')
     config |= {'architectures': [kind], 'id2label': {'0': 'LABEL_0'}}
@@ -252,10 +252,10 @@ def save(
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
-def _get(leaf, layer, transposed, dtype, place):
+def _get(leaf, index, transposed, dtype, place):
   """Slices, transposes and casts in one program, without temporaries."""
-  if layer is not None:
-    leaf = jax.lax.dynamic_index_in_dim(leaf, layer, 0, keepdims=False)
+  for i in index:
+    leaf = jax.lax.dynamic_index_in_dim(leaf, i, 0, keepdims=False)
   array = (leaf.T if transposed else leaf).astype(dtype)
   if not isinstance(place, NamedSharding):
     return array
@@ -308,7 +308,9 @@ def find(
       )
     with _open(path) as file:
       for name in file.keys():
-        is_unused = name == _HEAD or name.endswith('rotary_emb.inv_freq')
+        is_unused = name == families.NAMES['head/kernel'] or name.endswith(
+          'rotary_emb.inv_freq'
+        )
         if is_unused and name not in shapes:
           continue
         part = file.get_slice(name)

@@ -172,12 +172,12 @@ def _places(
   """Returns {PEFT's name: (leaf's path, layer)} of given leaves, or of all."""
   places = {}
   for name, tensor in hf.tensors(cfg).items():
-    if tensor.layer is None or not tensor.transposed:
+    if not (tensor.index and tensor.transposed):
       continue
     for part in 'ab':
-      path = f'{tensor.path}/{part}'
+      path = f'{tensor.paths[0]}/{part}'
       if leaves is None or path in leaves:
         stem = 'base_model.model.' + name.removesuffix('.weight')
-        place = path, tensor.layer
+        place = path, tensor.index[0]
         places[f'{stem}.lora_{part.upper()}.weight'] = place
   return places

@@ -78,10 +78,10 @@ def test_every_block_applies_and_the_options_exist(copy):
 from posttrain import schema
 from posttrain.algorithms import TYPES
 from posttrain.losses import rl
-from posttrain.models import hf_config
+from posttrain.models import families
 assert schema.Listen().alpha == 0.1 and 'listen' in TYPES
 assert schema.Sapo().positive == 1 and 'sapo' in rl.TYPES
-assert 'qwen2_0p5b' in schema.PRESETS and 'mistral' in hf_config._FAMILIES
+assert 'qwen2_0p5b' in schema.PRESETS and 'seed_oss' in families.FAMILIES
 """
   run(f'{sys.executable} -c "{code}"', copy)
 
