@@ -309,7 +309,9 @@ def published_task(
   """Returns SFT, then GRPO or an `arm`, of a small model or of a directory.
 
   Args:
-    argument: a HuggingFace directory, and words: `tiny`, and one of `ARMS`.
+    argument: a HuggingFace directory, and words: `tiny`, one of `ARMS`, and
+      `retention`, which measures sums that SFT taught and the other stage does
+      not train.
     stages: `sft` and `grpo`, for a small model on bytes.
     max_tokens: longest turn of a directory's model.
     row_tokens: its longest episode.
@@ -319,13 +321,23 @@ def published_task(
   """
   folder, words = None, set()
   if argument:
-    folder, words = arguments.parse_folder(argument, ('tiny', *ARMS))
-  arms = sorted(words - {'tiny'})
+    known = ('tiny', 'retention', *ARMS)
+    folder, words = arguments.parse_folder(argument, known)
+  arms = sorted(words & {*ARMS})
   if len(arms) > 1:
     raise ValueError(
       f'{arguments.NAME} must have one of {ARMS} at most: got {argument!r}'
     )
-  stages = {**stages, 'grpo': arm(*arms, **stages)} if arms else stages
+  stages = {**stages, 'grpo': arm(*arms, **stages)} if arms else {**stages}
+  for name, stage in stages.items() if 'retention' in words else ():
+    sums = schema.Arithmetic(ops=('+',), train_tasks=4000, eval_tasks=1250)
+    entry = schema.EnvEntry(env=sums, ratio=float(name == 'sft'))
+    most = max(stage.eval.max_tokens, 40)
+    stages[name] = dataclasses.replace(
+      stage,
+      envs={**stage.envs, 'sums': entry},
+      eval=dataclasses.replace(stage.eval, max_tokens=most),
+    )
   config = run_from(folder, stages, 'tiny' if 'tiny' in words else 'small')
   for name, lr in (('sft', 1e-5), ('grpo', 1e-6)) if folder else ():
     stage = config[name]

@@ -524,25 +524,27 @@ class Arm:
     )
 
   def results(self, first: 'Arm') -> list[dict[str, Any]]:
-    """Returns a row per environment and measure, against the first arm."""
-    trial = self.trials[0]
-    known = self.after[0][0].keys() & first.after[0][0].keys()
-    rows = []
-    for env, name in itertools.product(
-      trial.run.stages[trial.stage].envs, PAIRED
-    ):
-      if (env, name) not in known:
+    """Returns a row per environment, trained or not, and measure.
+
+    With the difference to the first arm, if that evaluates the environment.
+    """
+    trial, rows = self.trials[0], []
+    for key in itertools.product(trial.run.stages[trial.stage].envs, PAIRED):
+      if key not in self.after[0][0]:
         continue
-      before, after, base = paired.grids(
-        (self.before, self.after, first.after), (env, name)
-      )
-      gain, difference = map(paired.interval, (after - before, after - base))
+      runs = [self.before, self.after]
+      if self is not first and key in first.after[0][0]:
+        runs.append(first.after)
+      before, after, *base = paired.grids(runs, key)
+      gain, *others = [paired.interval(after - x) for x in (before, *base)]
+      env, name = key
       rows.append(
         {
           **{'recipe': trial.recipe, 'change': trial.change, 'env': env},
           **{'choice': self.choice, 'measure': name, 'shape': after.shape},
           **{'before': before.mean(), 'after': after.mean(), 'gain': gain},
-          **{'difference': difference, 'cpu_s': self.seconds},
+          **{'difference': others[0] if others else None},
+          **{'cpu_s': self.seconds},
         }
       )
     return rows
@@ -618,14 +620,13 @@ def paired_table(results: Sequence[Row]) -> list[str]:
   header += ['minus the first arm', 'CPU s']
   lines = []
   for row in results:
-    is_first = all(row[x] == results[0][x] for x in ('recipe', 'change'))
     lines.append(
       [
         *(row[x] for x in ('recipe', 'change', 'choice', 'env', 'measure')),
         ' x '.join(map(str, row['shape'])),
         f'{row["before"]:.3f} -> {row["after"]:.3f}',
         cell(row['gain']),
-        '' if is_first else cell(row['difference']),
+        cell(row['difference']) if row['difference'] else '',
         f'{row["cpu_s"]:.0f}',
       ]
     )

@@ -134,6 +134,10 @@ def test_controls_share_the_start_of_grpo(name):
   ]
   with pytest.raises(ValueError, match="must have one of .*: got 'sft,random'"):
     config.load(f'configs/{name}.py:sft,random')
+  both = _build(f'configs/{name}.py:retention,sft').stages
+  ratios = [x.envs['sums'].ratio for x in both.values()]
+  assert ratios == [1, 0]  # taught, and measured alone
+  assert both['grpo'].envs[name] == control.stages['grpo'].envs[name]
 
 
 def test_rewards_of_controls():

@@ -109,6 +109,19 @@ def test_an_arm_takes_the_value_with_the_best_last_rate():
   assert '1e-4: 0.300' in arm.choice
 
 
+def test_an_environment_that_the_first_arm_lacks_has_a_row():
+  (trial,) = learning.expand(['algorithms/retention:tiny'], [0])
+  sums = {('sums', 'pass_rate'): {'a': 0.0, 'b': 1.0}}
+  both = {**sums, ('differences', 'pass_rate'): {'c': 1.0}}
+  first, other = (
+    learning.Arm([trial], {}, before=[[x]], after=[[x]]) for x in (sums, both)
+  )
+  assert [x['difference'] for x in first.results(first)] == [None]
+  rows = {x['env']: x['difference'] is None for x in other.results(first)}
+  assert rows == {'sums': False, 'differences': True}
+  assert len(learning.paired_table(other.results(first))) == 2 + 2
+
+
 @pytest.mark.slow
 def test_arms_are_compared_in_pairs(tmp_path, capsys):
   """Two starts, one value tuned, and equal CPU seconds."""
