@@ -1,7 +1,8 @@
 """Runs of SFT and another stage, killed many times, against an undisturbed one.
 
     python -m experiments.trials.kill_resume --kills=20 --seed=0
-        [--stage=grpo|dpo|rm|sql] [--set=grpo.eval.every=2 ...]
+        [--stage=grpo|dpo|rm|sql|ppo|reverse|countdown|wordle]
+        [--set=grpo.eval.every=2 ...]
 
 1. A run goes to its end undisturbed, with an empty compilation cache.
 2. The same run is started again and again, and killed (SIGKILL) in a phase, a
@@ -36,44 +37,59 @@ from experiments.trials import base
 TIMED = '^time/|^memory/|^compiles$|^rewards/.*/seconds/'
 # Phase -> largest delay of the kill after the phase begins, in seconds.
 DELAYS = {'rollout': 0.01, 'update': 0.005, 'save': 0.08, 'eval': 0.02}
-RECIPES = {  # --stage -> (recipe, second stage, that of the phase 'rollout')
-  'grpo': ('arithmetic', 'grpo'),
-  'dpo': ('arithmetic_dpo', 'dpo'),
-  'rm': ('arithmetic_reward_model', 'rm'),
-  'sql': ('sql', 'grpo'),
-}
 # Easy questions: a tiny model soon answers some of them, and rewards differ
 # within nearly every group.
-TASKS = {
+SUMS = {
   'ops': "('+',)",
   'max_operand': 4,
   'worked': False,
   'train_tasks': 15,
   'eval_tasks': 2,
 }
+PAIRS = {
+  'sizes': '(2,)',
+  'worked': False,
+  'format_reward': 0.1,
+  'train_tasks': 40,
+  'eval_tasks': 8,
+}
+# --stage -> (recipe, its stages, its environment, the environment's options)
+RECIPES = {
+  'grpo': ('arithmetic', ('sft', 'grpo'), 'arithmetic', SUMS),
+  'dpo': ('arithmetic_dpo', ('sft', 'dpo'), 'arithmetic', SUMS),
+  'rm': ('arithmetic_reward_model', ('sft', 'rm'), 'arithmetic', SUMS),
+  'sql': ('sql', ('sft', 'grpo'), 'sql', {}),
+  'ppo': ('algorithms/ppo', ('start', 'main'), 'sums', SUMS),
+  'reverse': ('reverse', ('sft', 'grpo'), 'reverse', {}),
+  'countdown': ('countdown', ('sft', 'grpo'), 'countdown', PAIRS),
+  'wordle': ('wordle', ('sft', 'grpo'), 'wordle', {}),
+}
 
 
-def setting(recipe: str, stage: str) -> dict:
+def setting(name: str) -> dict:
   """Returns the overrides of a recipe's options, by key.
 
   There are fewer slots than episodes, so that some wait and the engine decodes
   chunk by chunk.
   """
+  _, (first, second), env, tasks = RECIPES[name]
   result = {
     'checkpoint.every': 2,
     'metrics.progress': False,
-    'sft.steps': 40,
-    'sft.optim.lr': 1e-2,
-    f'{stage}.steps': 20,
-    f'{stage}.rollout.slots': 8,
-    f'{stage}.rollout.chunk': 4,
+    f'{first}.steps': 40,
+    f'{first}.optim.lr': 1e-2,
+    f'{second}.steps': 20,
+    f'{second}.rollout.slots': 8,
+    f'{second}.rollout.chunk': 4,
   }
-  if recipe == 'sql':
-    return result
-  if stage == 'grpo':
-    result['grpo.envs.arithmetic.sampler.max_tokens'] = 16
-  for name in ('sft', stage):
-    result |= {f'{name}.envs.arithmetic.env.{k}': x for k, x in TASKS.items()}
+  if name in ('reverse', 'countdown', 'wordle'):
+    # No answer is right so early, and the best step would be the first one.
+    result |= {'sft.eval.best': None, 'sft.eval.stop_at': None}
+    result['sft.batch.prompts_per_step'] = 16
+  if name in ('grpo', 'ppo'):
+    result[f'{second}.envs.{env}.sampler.max_tokens'] = 16
+  for stage in (first, second):
+    result |= {f'{stage}.envs.{env}.env.{k}': x for k, x in tasks.items()}
   return result
 
 
@@ -121,12 +137,11 @@ def differences(truth: dict, other: dict) -> list[str]:
 
 def start(args, scratch: pathlib.Path, name: str, **fault) -> subprocess.Popen:
   """Starts the run in a folder, under `doomed` if a fault is given."""
-  recipe, stage = RECIPES[args.stage]
-  options = [f'{key}={value}' for key, value in setting(recipe, stage).items()]
+  options = [f'{key}={x}' for key, x in setting(args.stage).items()]
   return base.start(
     'experiments.trials.doomed' if fault else base.MAIN,
     *([json.dumps(fault)] if fault else []),
-    f'--config=configs/{recipe}.py:tiny',
+    f'--config=configs/{RECIPES[args.stage][0]}.py:tiny',
     f'--workdir={scratch / name}',
     f'--config.compilation_cache={scratch / "compiled"}',
     *(f'--config.{option}' for option in [*options, *args.set]),
