@@ -233,13 +233,13 @@ class Scorer:
       trees: whether sequences share tokens, in one row per device.
     """
     assert reads in READS, reads
-    self._reads, self._trees = reads, trees
+    self._reads, self._trees = reads, trees and cfg.serves_trees
     self.ahead = 0 if jax.default_backend() == 'cpu' else 2
     self._place = self._whole = None
     self._cfg, self._rows, self._row_tokens = cfg, rows, row_tokens
     self._most = row_tokens
     self._fits = cfg.is_large and not self.ahead
-    if self._fits or trees:
+    if self._fits or self._trees:
       self._rows = 1 if mesh is None else sharding.batch_ways(mesh)
       joined = rows // self._rows
       # Half, of at least two: little is left of the last array of a call.

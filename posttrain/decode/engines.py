@@ -60,7 +60,8 @@ class Options:
   prefill_tokens: int = 32  # tokens of a prompt per prefill chunk
   seed: int = 0  # of all draws
   # Copies what prompts under the same weights have in common, in whole prefill
-  # chunks.
+  # chunks; not with delta layers, which keep the state after the last token
+  # alone.
   prefix_cache: bool = True
   # Neighbours whose prompt is stored, and read by decoding, once for all; and
   # tokens that are stored so, at most. Slots hold the capacity without these: a
@@ -350,7 +351,8 @@ class Engine:
     return scorer(self._params, sequences, temperatures)
 
   def _new_schedule(self) -> schedule.Schedule:
-    chunk = self._shapes.width if self._options.prefix_cache else None
+    shares = self._options.prefix_cache and not self._model.delta_layers
+    chunk = self._shapes.width if shares else None
     return schedule.Schedule(self.slots, self._shapes.ways, chunk, self._store)
 
   def _need_weights(self) -> None:
@@ -441,6 +443,7 @@ class Engine:
         for groups in finished
         for group in groups
         if (size := group.head.prompt_end - group.head.base)
+        or self._model.delta_layers
         for entry in group.entries[1:]
       ]
       if members:

@@ -45,6 +45,7 @@ class State:
 
   cache: transformer.Cache  # of B slots, after the prompts that are stored once
   prompts: transformer.Cache | tuple[()]  # those prompts; () = none
+  recurrent: Any  # of B slots, see `transformer.empty_recurrent`
   length: jax.Array  # i32[B], tokens in the cache
   token: jax.Array  # i32[B], drawn last, at position `length`; not in the cache
   active: jax.Array  # bool[B], not stopped
@@ -64,6 +65,11 @@ class Slots:
   top_k: jax.Array  # i32[B]
   top_p: jax.Array  # f32[B]
   min_p: jax.Array  # f32[B]
+
+
+def cached_shape(state: State) -> tuple[int, ...]:
+  """Returns the shape [B, K, S, H] of a layer's keys."""
+  return jax.tree.leaves(state.cache)[0].shape
 
 
 def placement(mesh: Mesh | None, slots: int) -> NamedSharding | None:
@@ -86,13 +92,15 @@ def _pin(state: State, layout: NamedSharding | None) -> State:
   if layout is None:
     return state
   mesh = layout.mesh
-  places = jax.tree.map(lambda _: layout, state)
-  heads = PartitionSpec(*layers.CACHE_AXES)
-  if state.cache[0][0].shape[1] % mesh.shape[sharding.TENSOR] == 0:
-    cache, prompts = jax.tree.map(
-      lambda _: NamedSharding(mesh, heads), (state.cache, state.prompts)
+  places, axes = jax.tree.map(lambda _: layout, state), layers.CACHE_AXES
+  with sharding.use(mesh):
+    cache, prompts, recurrent = jax.tree.map(
+      lambda x: NamedSharding(mesh, sharding.fitting(x.shape, axes)),
+      (state.cache, state.prompts, state.recurrent),
     )
-    places = dataclasses.replace(places, cache=cache, prompts=prompts)
+  places = dataclasses.replace(
+    places, cache=cache, prompts=prompts, recurrent=recurrent
+  )
   return jax.lax.with_sharding_constraint(state, places)
 
 
@@ -162,6 +170,7 @@ def _widen(state, cfg, slots, capacity, layout, prompts=(0, 0)):
   wide = State(
     cache=transformer.empty_cache(cfg, slots, capacity - prompts[1]),
     prompts=transformer.empty_cache(cfg, *prompts) if prompts[0] else (),
+    recurrent=transformer.empty_recurrent(cfg, slots),
     length=jnp.zeros(slots, jnp.int32),
     token=jnp.zeros(slots, jnp.int32),
     active=jnp.zeros(slots, bool),
@@ -216,7 +225,9 @@ def prefill(
       tokens,
       start[:, None] + index,
       valid,
-      cache=layers.Cached(state.cache, prefixes, prompts=state.prompts),
+      cache=layers.Cached(
+        state.cache, prefixes, prompts=state.prompts, recurrent=state.recurrent
+      ),
     )
     assert cache is not None
     last = jnp.maximum(count - 1, 0)[:, None, None]
@@ -226,7 +237,9 @@ def prefill(
     logits = sharding.split(
       lambda x: jnp.pad(x, ((0, most - len(x)), (0, 0))), (place,), place
     )(logits)
-  state = dataclasses.replace(state, cache=cache.slots, prompts=cache.prompts)
+  state = dataclasses.replace(
+    state, cache=cache.slots, prompts=cache.prompts, recurrent=cache.recurrent
+  )
   return _pin(state, layout), logits
 
 
@@ -239,7 +252,7 @@ def share(
   tokens: int,
   layout: NamedSharding | None,
 ) -> State:
-  """Copies the first tokens of slots to others.
+  """Copies the first tokens of slots, and recurrent states, to others.
 
   Args:
     state: the state of all slots.
@@ -250,11 +263,11 @@ def share(
     tokens: tokens to copy at a time on a device, which bounds the memory.
     layout: the state's sharding.
   """
-  shape = state.cache[0][0].shape
+  shape = cached_shape(state)
 
-  def copy(target, source, length, cache):
+  def copy(target, source, length, cache, recurrent):
     """Copies on the slots of one device, in blocks of 128 tokens."""
-    slots, capacity = len(target), cache[0][0].shape[2]
+    slots, capacity = len(target), jax.tree.leaves(cache)[0].shape[2]
     block = min(capacity, 128)
     blocks = (length + block - 1) // block
     rows = max(min(tokens // block, slots), 1)
@@ -278,15 +291,22 @@ def share(
       )
 
     tiles = (jnp.sum(target < slots) + rows - 1) // rows
-    return jax.lax.fori_loop(0, tiles * blocks, put, cache)
+    recurrent = jax.tree.map(
+      lambda x: x.at[target].set(x[source], mode='drop'), recurrent
+    )
+    return jax.lax.fori_loop(0, tiles * blocks, put, cache), recurrent
 
   with sharding.use(_mesh(layout)):
     place = sharding.fitting(shape, layers.CACHE_AXES)
     batch = PartitionSpec(place[0])
-    specs = batch, batch, PartitionSpec(), place
-    copy = sharding.split(copy, specs, place)
-    cache = copy(target, source, length, state.cache)
-  return _pin(dataclasses.replace(state, cache=cache), layout)
+    whole = jax.tree.map(
+      lambda x: sharding.fitting(x.shape, layers.CACHE_AXES), state.recurrent
+    )
+    specs = batch, batch, PartitionSpec(), place, whole
+    copy = sharding.split(copy, specs, (place, whole))
+    both = copy(target, source, length, state.cache, state.recurrent)
+  state = dataclasses.replace(state, cache=both[0], recurrent=both[1])
+  return _pin(state, layout)
 
 
 @functools.partial(jax.jit, static_argnums=5, donate_argnums=0)
@@ -343,7 +363,7 @@ def decode(
     shared: the slots of the prompts that are stored once, of the first ones of
       each device, without a cache; None = no slot that decodes has one.
   """
-  capacity, prompts = state.cache[0][0].shape[2], state.prompts
+  capacity, prompts = cached_shape(state)[2], state.prompts
   base = 0 if shared is None else shared.base
 
   def step(carry):
@@ -354,19 +374,24 @@ def decode(
       state.token[:, None],
       state.length[:, None],
       state.active[:, None].astype(jnp.int32),
-      cache=layers.Cached(state.cache, shared=shared),
+      cache=layers.Cached(
+        state.cache, shared=shared, recurrent=state.recurrent
+      ),
     )
     assert cache is not None
     logits = scoring.next_logits(view, cfg, hidden[:, 0])
     state = dataclasses.replace(
-      state, cache=cache.slots, length=state.length + state.active
+      state,
+      cache=cache.slots,
+      recurrent=cache.recurrent,
+      length=state.length + state.active,
     )
     return i + 1, _draw(state, slots, logits, state.active)
 
   carry = jnp.zeros((), jnp.int32), dataclasses.replace(state, prompts=())
   with sharding.use(_mesh(layout)):
     if shared is not None:
-      place = sharding.fitting(state.cache[0][0].shape, layers.CACHE_AXES)
+      place = sharding.fitting(cached_shape(state), layers.CACHE_AXES)
       specs = place, PartitionSpec(place[0])
       members, longest = shared.members, shared.longest
       cut = sharding.split(lambda x, y: x[: len(y), :, :longest], specs, place)
@@ -394,7 +419,7 @@ def _decode_up_to(base, tokens, steps, min_active, step, carry):
   The cache of so many tokens is a copy, which is read at every step instead of
   the whole cache, and written back at the end.
   """
-  capacity = carry[1].cache[0][0].shape[2]
+  capacity = cached_shape(carry[1])[2]
   whole = tokens == capacity
   # To copy a part, and back, reads and writes it twice.
   is_cheaper = steps * (capacity - tokens) > 4 * tokens
@@ -489,5 +514,6 @@ def _draw(state: State, slots: Slots, logits, active) -> State:
 
   draw = sharding.split(draw, (batch, batch, spec, batch), batch)
   fields = vars(state).copy()
-  caches = {key: fields.pop(key) for key in ('cache', 'prompts')}
+  names = 'cache', 'prompts', 'recurrent'
+  caches = {name: fields.pop(name) for name in names}
   return State(**caches, **draw(fields, slots, logits, active))

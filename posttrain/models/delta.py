@@ -47,27 +47,28 @@ def convolve(
 
   Args:
     x: float[B, T, E].
-    weight: float[W, E].
+    weight: float[W, E], rounded to x's dtype.
     positions: i32[B, T], of the tokens in their sequences.
     valid: bool[B, T], whether it is a token; with a buffer, the first ones are.
-    buffer: float[B, W - 1, E], the inputs before x; None = zeros.
+    buffer: of x's dtype [B, E, W - 1], the inputs before x; None = zeros.
 
   Returns:
     (y of x's dtype, the last W - 1 inputs that are tokens: the next buffer).
   """
   width, tokens = len(weight), x.shape[1]
+  weight = weight.astype(x.dtype).astype(jnp.float32)
   if buffer is None:
-    buffer = jnp.zeros((len(x), width - 1, x.shape[2]), x.dtype)
-  inputs = jnp.concatenate([buffer.astype(x.dtype), x], axis=1)
+    buffer = jnp.zeros((len(x), x.shape[2], width - 1), x.dtype)
+  inputs = jnp.concatenate([jnp.swapaxes(buffer, 1, 2), x], axis=1)
   y = jnp.zeros(x.shape, jnp.float32)
   for lag in range(width):
     start = width - 1 - lag
     shifted = inputs[:, start : start + tokens]
     shifted = jnp.where((positions >= lag)[..., None], shifted, 0)
-    y += shifted.astype(jnp.float32) * weight[start][None, None]
+    y += shifted.astype(jnp.float32) * weight[None, start, None]
   last = jnp.sum(valid, axis=1)[:, None] + jnp.arange(width - 1)[None]
   buffer = jnp.take_along_axis(inputs, last[..., None], axis=1)
-  return jax.nn.silu(y).astype(x.dtype), buffer
+  return jax.nn.silu(y).astype(x.dtype), jnp.swapaxes(buffer, 1, 2)
 
 
 def normalize(q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -83,19 +84,19 @@ def normalize(q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
 def gates(
   a: jax.Array,
   b: jax.Array,
-  log_rate: jax.Array,
+  log_scale: jax.Array,
   bias: jax.Array,
   positions: jax.Array,
   valid: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   """Computes a token's log decay and its rate of correction.
 
-      g = -exp(log_rate) softplus(a + bias),  beta = sigmoid(b)
+      g = -exp(log_scale) softplus(a + bias),  beta = sigmoid(b)
 
   Args:
     a: float[B, T, N].
     b: float[B, T, N].
-    log_rate: f32[N].
+    log_scale: f32[N].
     bias: f32[N].
     positions: i32[B, T]; 0 has g = -inf.
     valid: bool[B, T], whether it is a token; a pad has g = beta = 0.
@@ -104,8 +105,8 @@ def gates(
     (g, beta), f32[B, T, N] each.
   """
   a, b = a.astype(jnp.float32), b.astype(jnp.float32)
-  log_rate, bias = log_rate[None, None], bias[None, None]
-  g = -jnp.exp(log_rate) * jax.nn.softplus(a + bias)
+  log_scale, bias = log_scale[None, None], bias[None, None]
+  g = -jnp.exp(log_scale) * jax.nn.softplus(a + bias)
   g = jnp.where((positions == 0)[..., None], -jnp.inf, g)
   valid = valid[..., None]
   return jnp.where(valid, g, 0.0), jnp.where(valid, jax.nn.sigmoid(b), 0.0)

@@ -19,13 +19,15 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from posttrain import schema, sharding
-from posttrain.models import lora
+from posttrain.models import delta, lora
 from posttrain.ops import attention
 
 Params = Any
 Rope = tuple[jax.Array, jax.Array]  # (cos, sin), f32[B, T, 1, H / 2] each
 LayerRange = tuple[Rope, jax.Array]  # (rope, k_start i32[B, T])
 LayerCache = tuple[jax.Array, jax.Array]  # (keys, values), [B, K, S, H] each
+Recurrent = tuple[jax.Array, jax.Array]  # (buffer, state) of `models.delta`
+Tokens = tuple[jax.Array, jax.Array]  # (positions i32, valid bool), [B, T] each
 Kind = tuple[str, str]  # a layer's mixer and its feed-forward, see `PARTS`
 # Mesh axes of a cache: its sequences, and its kv heads where they divide.
 CACHE_AXES = (sharding.BATCH_AXES, sharding.TENSOR)
@@ -59,6 +61,8 @@ class Cached:
   # With one token per row, what the rows have in common before it.
   shared: attention.Shared | None = None
   prompts: Any = ()  # as `slots`, of prompts that are stored once; () = none
+  # A delta layer's `Recurrent`, or a tuple of all layers.
+  recurrent: Any = ()
 
   @property
   def base(self) -> jax.Array | int:
@@ -72,7 +76,8 @@ class Cached:
     if shared is not None:
       shared = dataclasses.replace(shared, cache=shared.cache[i])
     prompts = self.prompts and self.prompts[i]
-    return Cached(self.slots[i], self.prefixes, shared, prompts)
+    recurrent = self.recurrent and self.recurrent[i]
+    return Cached(self.slots[i], self.prefixes, shared, prompts, recurrent)
 
 
 class RMSNorm(nn.Module):
@@ -141,6 +146,9 @@ class Attention(nn.Module):
     cfg, new = self.cfg, None
     counts = {'q': cfg.heads, 'k': cfg.kv_heads, 'v': cfg.kv_heads}
 
+    if cfg.attention_gate:
+      counts['q'] *= 2
+
     def project(name, count):
       width = count * cfg.head_dim
       y = Linear(width, sharding.COLUMNS, cfg.qkv_bias, name=name)(x)
@@ -155,6 +163,10 @@ class Attention(nn.Module):
     else:
       projections = (project(name, count) for name, count in counts.items())
     q, k, v = (y.reshape(*x.shape[:-1], -1, cfg.head_dim) for y in projections)
+    gate = None
+    if cfg.attention_gate:  # each head's query, then its gate
+      q = q.reshape(*x.shape[:-1], cfg.heads, 2 * cfg.head_dim)
+      q, gate = jnp.split(q, 2, axis=-1)
     if cfg.qk_norm:
       q = RMSNorm(cfg, name='q_norm')(q)
       k = RMSNorm(cfg, name='k_norm')(k)
@@ -176,9 +188,92 @@ class Attention(nn.Module):
         options['shared'] = cache.shared
         out = attention.decode(q[:, 0], *read, *ends, **options)
     out = out.reshape(*x.shape[:-1], cfg.heads * cfg.head_dim)
+    if gate is not None:
+      out *= nn.sigmoid(gate).reshape(out.shape)
     scale = residual_scale(cfg)
     out = Linear(cfg.embed_dim, sharding.ROWS, scale=scale, name='o')(out)
     return sharding.pin_batch(out), new
+
+
+class Delta(nn.Module):
+  """Gated DeltaNet, see `models.delta`.
+
+  Columns of `qkv` are those of the first key head, then those of the second,
+  and so on: its query, its key, and the values of its value heads.
+  """
+
+  cfg: schema.Model
+  fused: bool = False
+
+  @nn.compact
+  def __call__(
+    self, x: jax.Array, tokens: Tokens, cache: Cached | None
+  ) -> tuple[jax.Array, Cached | None]:
+    cfg, sizes = self.cfg, self.cfg.delta
+    keys, heads = sizes.key_heads, sizes.value_heads
+    group = heads // keys * sizes.value_dim
+    channels, inner = keys * 2 * sizes.key_dim + keys * group, keys * group
+    widths = {'qkv': channels, 'z': inner, 'b': heads, 'a': heads}
+
+    def project(name, width):
+      y = Linear(width, sharding.COLUMNS, name=name)(x)
+      return checkpoint_name(y, 'kept')
+
+    if self.fused:
+      y = project('inputs', sum(widths.values()))
+      projections = unfuse(parts(keys), y, *widths.values())
+    else:
+      projections = [project(*item) for item in widths.items()]
+    qkv, z, b, a = projections
+    normal = nn.initializers.normal(1.0 / math.sqrt(sizes.conv_width))
+    taps = self.param('taps', normal, (sizes.conv_width, channels))
+    log_scale = self.param('log_scale', _decay_scales, (heads,))
+    bias = self.param('bias', _decay_biases, (heads,))
+    scale = self.param('norm_scale', nn.initializers.ones, (sizes.value_dim,))
+    buffer, state, index = None, None, None
+    if cache is not None:
+      buffer, state = cache.recurrent
+      if cache.prefixes is not None:
+        index = cache.prefixes.index
+        buffer, state = read_rows(buffer, index), read_rows(state, index)
+    qkv, buffer = delta.convolve(qkv, taps, *tokens, buffer)
+    qkv = qkv.reshape(*x.shape[:-1], keys, -1)
+    q, k, v = jnp.split(qkv, (sizes.key_dim, 2 * sizes.key_dim), axis=-1)
+    v, z = (y.reshape(*x.shape[:-1], heads, sizes.value_dim) for y in (v, z))
+    q, k = delta.normalize(q, k)
+    g, beta = delta.gates(a, b, log_scale, bias, *tokens)
+    if state is not None and x.shape[1] == 1:
+      args = (y[:, 0] for y in (q, k, v, g, beta))
+      out, state = delta.recurrent(*args, state)
+    else:
+      out, state = delta.chunked(q, k, v, g, beta, state)
+    out = delta.gated_norm(out.reshape(z.shape), z, scale, cfg.norm_eps)
+    out = out.reshape(*x.shape[:-1], inner)
+    out = Linear(
+      cfg.embed_dim, sharding.ROWS, scale=residual_scale(cfg), name='o'
+    )(out)
+    if cache is not None:
+      new = buffer, state
+      if index is not None:
+        used = jnp.any(tokens[1], axis=1)
+        new = tuple(
+          write_rows(*pair, index, used)
+          for pair in zip(cache.recurrent, new, strict=True)
+        )
+      cache = dataclasses.replace(cache, recurrent=new)
+    return sharding.pin_batch(out), cache
+
+
+def _decay_scales(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  """Draws log A, A uniform in [1, 16], as Mamba 2 and the paper's code do."""
+  return jnp.log(jax.random.uniform(key, shape, minval=1.0, maxval=16.0))
+
+
+def _decay_biases(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  """Draws b with log-uniform softplus(b) in [0.001, 0.1], as these do."""
+  low, high = math.log(1e-3), math.log(0.1)
+  steps = jnp.exp(jax.random.uniform(key, shape, minval=low, maxval=high))
+  return steps + jnp.log(-jnp.expm1(-steps))
 
 
 class MLP(nn.Module):
@@ -207,12 +302,15 @@ class MLP(nn.Module):
 
 
 # Mixers and feed-forwards of layers, by their names in trees.
-PARTS = {'attention': Attention, 'mlp': MLP}
+PARTS = {'attention': Attention, 'delta': Delta, 'mlp': MLP}
 
 
 def kinds(cfg: schema.Model) -> tuple[Kind, ...]:
   """Returns the kind of each layer."""
-  return (('attention', 'mlp'),) * cfg.layers
+  return tuple(
+    ('delta' if i in cfg.delta_layers else 'attention', 'mlp')
+    for i in range(cfg.layers)
+  )
 
 
 def period(cfg: schema.Model) -> tuple[Kind, ...]:
@@ -262,8 +360,9 @@ class Block(nn.Module):
   With `fused` the parameters are those of a decode view. `layer_ranges` is
   from the function of that name; if it has two entries, `local` (bool[]) picks
   one. `ends` are the k_end, and k_until if keys have bounds, of
-  `attention.attention`. With a `cache`, keys and values are written to its
-  `places`, those of `append`, and queries attend to it.
+  `attention.attention`; delta layers read `tokens`. With a `cache`, keys and
+  values are written to its `places`, those of `append`, and queries attend to
+  it.
   """
 
   cfg: schema.Model
@@ -277,6 +376,7 @@ class Block(nn.Module):
     local: jax.Array | None,
     layer_ranges: tuple[LayerRange, ...],
     ends: tuple[jax.Array, ...],
+    tokens: Tokens,
     places: tuple[jax.Array, jax.Array] | None = None,
     cache: Cached | None = None,
   ) -> tuple[jax.Array, Cached | None]:
@@ -292,6 +392,8 @@ class Block(nn.Module):
 
     y = norm('attention_norm', x)
     args = rope, places, (k_start, *ends), cache
+    if mixer == 'delta':
+      args = tokens, cache
     y, new = PARTS[mixer](cfg, self.fused, name=mixer)(y, *args)
     if cfg.post_norms:
       y = norm('attention_post_norm', checkpoint_name(y, 'kept'))
@@ -487,6 +589,28 @@ def write(
   if index is not None:
     args, specs = (*args, index), (*specs, PartitionSpec(rows))
   return sharding.split(local, specs, place)(*args)
+
+
+def read_rows(x: jax.Array, index: jax.Array) -> jax.Array:
+  """Returns what rows i32[R] have of sequences [B, N, ...]."""
+  place = sharding.fitting(x.shape, CACHE_AXES)
+  specs = place, PartitionSpec(place[0])
+  return sharding.split(lambda x, i: x[i], specs, place)(x, index)
+
+
+def write_rows(
+  x: jax.Array, new: jax.Array, index: jax.Array, used: jax.Array
+) -> jax.Array:
+  """Writes rows [R, N, ...] to sequences i32[R], those that bool[R] says."""
+  place = sharding.fitting(x.shape, CACHE_AXES)
+  rows = PartitionSpec(place[0])
+
+  def local(x, new, index, used):
+    index = jnp.where(used, index, len(x))
+    return x.at[index].set(new.astype(x.dtype), mode='drop')
+
+  specs = place, place, rows, rows
+  return sharding.split(local, specs, place)(x, new, index, used)
 
 
 def read_prefixes(

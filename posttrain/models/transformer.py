@@ -12,6 +12,12 @@ decoding, with a cache, unrolls all blocks over a `decode_view`.
     layers/attention/{q,k,v}/bias                 [L, N*H or K*H]  qkv_bias
     layers/attention/{q_norm,k_norm}/scale        [L, H]           qk_norm
     layers/attention/o/kernel                     [L, N*H, D]
+    layers/delta/qkv/kernel                       [L, D, J*(2K + R*V)]
+    layers/delta/{z,b,a}/kernel                   [L, D, J*R*V or J*R]
+    layers/delta/taps                             [L, W, J*(2K + R*V)]
+    layers/delta/{log_scale,bias}                 [L, J*R]
+    layers/delta/norm_scale                       [L, V]
+    layers/delta/o/kernel                         [L, J*R*V, D]
     layers/mlp_norm/scale                         [L, D]
     layers/{attention,mlp}_post_norm/scale        [L, D]           post_norms
     layers/mlp/{gate,up}/kernel                   [L, D, F]
@@ -19,10 +25,12 @@ decoding, with a cache, unrolls all blocks over a `decode_view`.
     final_norm/scale                              [D]
     head/kernel                                   [D, V]   not tied_head
 
-The L of a part's leaves are the layers that have it, see `layers.kinds`.
+The L of a part's leaves are the layers that have it, see `layers.kinds`. J, K,
+R, V and W of delta layers are those of `models.delta`.
 
 The decode view has the same names, except that `layers` is a tuple of layers,
-q, k and v are one `qkv`, gate and up one `gate_up`, the head is always
+q, k and v are one `qkv`, gate and up one `gate_up`, qkv, z, b and a of a delta
+layer one `inputs`, the head is always
 explicit, and matrices have the compute dtype.
 
 A reward model has a scalar head instead (`add_reward`), `reward/kernel` [D].
@@ -48,22 +56,27 @@ from posttrain.ops import attention
 
 Params = Any
 # Per layer; the token at position p of row b is at [b, :, p].
-Cache = tuple[layers.LayerCache, ...]
+Cache = tuple[layers.LayerCache | tuple[()], ...]  # () = a delta layer
 
 # (regex over 'a/b/c' paths, mesh axis or None per dimension); the first match
 # wins. The table is the transpose of a head.
+_INPUTS = '(attention/[qkv]|delta/(qkv|[zba])|mlp/(gate|up))'
 SHARDING_RULES = (
   (r'embed/table$', sharding.ROWS),
   (r'head/kernel$', sharding.COLUMNS),
   (r'attention/[qkv]/kernel$', (None, *sharding.COLUMNS)),
   (r'attention/[qkv]/bias$', (None, sharding.TENSOR)),
-  (r'attention/o/kernel$', (None, *sharding.ROWS)),
+  (r'(attention|delta)/o/kernel$', (None, *sharding.ROWS)),
+  (r'delta/(qkv|[zba])/kernel$', (None, *sharding.COLUMNS)),
+  (r'delta/taps$', (None, None, sharding.TENSOR)),
+  (r'delta/(log_scale|bias)$', (None, sharding.TENSOR)),
+  (r'delta/norm_scale$', (None, None)),
   (r'mlp/(gate|up)/kernel$', (None, *sharding.COLUMNS)),
   (r'mlp/down/kernel$', (None, *sharding.ROWS)),
-  (r'(attention/[qkv]|mlp/(gate|up))/kernel/a$', (None, sharding.FSDP, None)),
-  (r'(attention/[qkv]|mlp/(gate|up))/kernel/b$', (None, None, sharding.TENSOR)),
-  (r'(attention/o|mlp/down)/kernel/a$', (None, sharding.TENSOR, None)),
-  (r'(attention/o|mlp/down)/kernel/b$', (None, None, sharding.FSDP)),
+  (rf'{_INPUTS}/kernel/a$', (None, sharding.FSDP, None)),
+  (rf'{_INPUTS}/kernel/b$', (None, None, sharding.TENSOR)),
+  (r'(/o|mlp/down)/kernel/a$', (None, sharding.TENSOR, None)),
+  (r'(/o|mlp/down)/kernel/b$', (None, None, sharding.FSDP)),
   (r'final_norm/scale$', (None,)),
   (r'norm/scale$', (None, None)),
   (r'reward/kernel$', (None,)),
@@ -72,9 +85,13 @@ SHARDING_RULES = (
 # The same, of a decode view: matrices are split over `tensor` alone.
 VIEW_RULES = (
   (r'embed/table$', (sharding.TENSOR, None)),
-  (r'(head|attention/qkv|mlp/gate_up)/kernel$', (None, sharding.TENSOR)),
-  (r'attention/qkv/bias$', (sharding.TENSOR,)),
-  (r'(attention/o|mlp/down)/kernel$', (sharding.TENSOR, None)),
+  (
+    r'(head|attention/qkv|delta/inputs|mlp/gate_up)/kernel$',
+    (None, sharding.TENSOR),
+  ),
+  (r'delta/taps$', (None, sharding.TENSOR)),
+  (r'(attention/qkv/bias|delta/(log_scale|bias))$', (sharding.TENSOR,)),
+  (r'(/o|mlp/down)/kernel$', (sharding.TENSOR, None)),
   (r'', ()),
 )
 
@@ -102,11 +119,11 @@ class Period(nn.Module):
   kinds: tuple[layers.Kind, ...]
 
   @nn.compact
-  def __call__(self, x, local, ranges, ends):
+  def __call__(self, x, local, ranges, ends, tokens):
     block = _remat(self.cfg)
     for i, kind in enumerate(self.kinds):
       own = None if local is None else local[i]
-      x, _ = block(self.cfg, kind, name=str(i))(x, own, ranges, ends)
+      x, _ = block(self.cfg, kind, name=str(i))(x, own, ranges, ends, tokens)
     return x, None
 
 
@@ -160,11 +177,12 @@ class Transformer(nn.Module):
       body,
       variable_axes={'params': 0},
       split_rngs={'params': True},
-      in_axes=(0, nn.broadcast, nn.broadcast),
+      in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
       length=count,
     )
     k_ends = (k_end,) if ends is None else (k_end, ends)
-    x, _ = blocks(cfg, kind, name='layers')(x, local, ranges, k_ends)
+    valid = positions, segment_ids != 0
+    x, _ = blocks(cfg, kind, name='layers')(x, local, ranges, k_ends, valid)
     x = sharding.pin_batch(layers.RMSNorm(cfg, name='final_norm')(x))
     if self.is_initializing() and not cfg.tied_head:
       # `head` reads the kernel.
@@ -252,14 +270,22 @@ def trunk(
   new = []
   x = apply(layers.Embed(cfg, fused=True), params['embed'], tokens)
   for i, kind in enumerate(layers.kinds(cfg)):
-    args = (ranges[i in cfg.local_layers],), (k_end,), places, cache.layer(i)
+    args = (
+      (ranges[i in cfg.local_layers],),
+      (k_end,),
+      (positions, valid),
+      places,
+    )
     block, layer = layers.Block(cfg, kind, fused=True), params['layers'][i]
-    x, layer_cache = apply(block, layer, x, None, *args)
+    x, layer_cache = apply(block, layer, x, None, *args, cache.layer(i))
     new.append(layer_cache)
   x = apply(layers.RMSNorm(cfg), params['final_norm'], x)
   slots = tuple(x.slots for x in new)
   prompts = cache.prompts and tuple(x.prompts for x in new)
-  return x, dataclasses.replace(cache, slots=slots, prompts=prompts)
+  recurrent = tuple(x.recurrent for x in new)
+  return x, dataclasses.replace(
+    cache, slots=slots, prompts=prompts, recurrent=recurrent
+  )
 
 
 def empty_cache(cfg: schema.Model, rows: int, capacity: int) -> Cache:
@@ -267,7 +293,24 @@ def empty_cache(cfg: schema.Model, rows: int, capacity: int) -> Cache:
   shape = (rows, cfg.kv_heads, capacity, cfg.head_dim)
   return tuple(
     (jnp.zeros(shape, cfg.dtype), jnp.zeros(shape, cfg.dtype))
-    for _ in range(cfg.layers)
+    if mixer == 'attention'
+    else ()
+    for mixer, _ in layers.kinds(cfg)
+  )
+
+
+def empty_recurrent(
+  cfg: schema.Model, rows: int
+) -> tuple[layers.Recurrent | tuple[()], ...]:
+  """Returns zero buffers and states of `rows` sequences; () = attention."""
+  sizes = cfg.delta
+  channels = 2 * sizes.key_heads * sizes.key_dim
+  channels += sizes.value_heads * sizes.value_dim
+  state = rows, sizes.value_heads, sizes.key_dim, sizes.value_dim
+  buffer = rows, channels, sizes.conv_width - 1
+  return tuple(
+    (jnp.zeros(buffer, cfg.dtype), jnp.zeros(state)) if mixer == 'delta' else ()
+    for mixer, _ in layers.kinds(cfg)
   )
 
 
@@ -300,6 +343,10 @@ def decode_view(
     if 'attention' in p:
       p['attention'] = attention = dict(p['attention'])
       attention['qkv'] = fuse(heads, [attention.pop(name) for name in 'qkv'])
+    if 'delta' in p:
+      p['delta'] = inner = dict(p['delta'])
+      inputs = [inner.pop(name) for name in ('qkv', 'z', 'b', 'a')]
+      inner['inputs'] = fuse(layers.parts(cfg.delta.key_heads), inputs)
     if 'mlp' in p:
       p['mlp'] = mlp = dict(p['mlp'])
       mlp['gate_up'] = fuse(width, [mlp.pop('gate'), mlp.pop('up')])

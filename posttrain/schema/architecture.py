@@ -67,6 +67,30 @@ class RopeScaling(bounds.Options):
     )
 
 
+class Delta(bounds.Options):
+  """Sizes of the gated DeltaNet in delta layers (arXiv 2412.06464)."""
+
+  # Number of heads of queries and keys; divides value_heads.
+  key_heads: Size = 2
+  # Number of heads of values, each with a state [key_dim, value_dim].
+  value_heads: Size = 4
+  # Size of a query and of a key.
+  key_dim: Size = 32
+  # Size of a value.
+  value_dim: Size = 32
+  # Tokens that the short convolution reads, its own included.
+  conv_width: Annotated[int, bounds.within(2, 16)] = 4
+
+  def __post_init__(self):
+    super().__post_init__()
+    bounds.require(
+      self.value_heads % self.key_heads == 0,
+      'key_heads',
+      f'divide value_heads={self.value_heads}',
+      self.key_heads,
+    )
+
+
 class Model(bounds.Options):
   """A decoder-only transformer of the Llama, Qwen or Gemma family."""
 
@@ -88,6 +112,11 @@ class Model(bounds.Options):
   activation: Annotated[str, bounds.one_of('silu', 'gelu')] = 'silu'
   # Base of the RoPE wavelengths; larger = longer contexts.
   rope_theta: Annotated[float, bounds.within(1, 1e12)] = 10_000.0
+  # Indices (from 0) of layers with a gated DeltaNet in place of attention
+  # (Qwen3.5, Qwen3-Next); () = none, and at least one layer has attention.
+  delta_layers: tuple[int, ...] = ()
+  # Sizes of these layers.
+  delta: Delta = Delta()
   # Scaling of the wavelengths, except in layers with local_rope_theta.
   rope_scaling: RopeScaling = RopeScaling()
   # Indices (from 0) of layers that attend to the last `window` tokens only;
@@ -107,6 +136,9 @@ class Model(bounds.Options):
   qk_norm: bool = False
   # Biases on the q, k and v projections (Qwen2).
   qkv_bias: bool = False
+  # Multiplies attention's outputs by the sigmoid of a projection of its inputs,
+  # whose weights are in q, after each head's (Qwen3.5).
+  attention_gate: bool = False
   # Attention scores are divided by the root of this; None = head_dim.
   query_scale: Annotated[float | None, bounds.within(1e-3, 1e6)] = None
   # Cap c of attention scores s: c tanh(s / c) (Gemma 2); None = no cap.
@@ -158,6 +190,14 @@ class Model(bounds.Options):
         f'be in [0, layers={self.layers}), each once',
       ),
       (
+        'delta_layers',
+        set(self.delta_layers) < set(range(self.layers))
+        and not set(self.delta_layers) & set(self.local_layers)
+        and len(set(self.delta_layers)) == len(self.delta_layers),
+        f'be some of [0, layers={self.layers}) but not all, each once, and no '
+        'local ones',
+      ),
+      (
         'window',
         bool(self.local_layers) == (self.window is not None),
         'be set if and only if local_layers is',
@@ -170,8 +210,17 @@ class Model(bounds.Options):
     """The number of weights in matrices; a vocabulary of None counts 0."""
     tables = (self.vocab_size or 0) * (1 if self.tied_head else 2)
     heads = 2 * (self.heads + self.kv_heads) * self.head_dim
-    per_layer = heads + 3 * self.mlp_dim
-    return self.embed_dim * (tables + self.layers * per_layer)
+    heads += self.attention_gate * self.heads * self.head_dim
+    delta, count = self.delta, len(self.delta_layers)
+    inner = delta.value_heads * (3 * delta.value_dim + 2)
+    inner += 2 * delta.key_heads * delta.key_dim
+    mixers = (self.layers - count) * heads + count * inner
+    return self.embed_dim * (tables + mixers + self.layers * 3 * self.mlp_dim)
+
+  @property
+  def serves_trees(self) -> bool:
+    """Whether rows may be prefix trees, see `Batch.trees`."""
+    return self.attention != 'cudnn' and not self.delta_layers
 
   @property
   def is_large(self) -> bool:
@@ -187,8 +236,14 @@ class Model(bounds.Options):
     """
     try:
       scaling = RopeScaling(**values.get('rope_scaling', {}))
-      local = tuple(values.get('local_layers', ()))
-      return cls(**{**values, 'rope_scaling': scaling, 'local_layers': local})
+      delta = Delta(**values.get('delta', {}))
+      tuples = {
+        name: tuple(values.get(name, ()))
+        for name in ('local_layers', 'delta_layers')
+      }
+      return cls(
+        **{**values, 'rope_scaling': scaling, 'delta': delta, **tuples}
+      )
     except (AttributeError, TypeError) as error:
       must = 'be an object with keys of the schema only'
       raise bounds.FieldError('model', must, values, str(error)) from None

@@ -107,6 +107,11 @@ def resolve(
     ways = sharding.batch_ways(mesh), sharding.batch_ways(own)
     stage = dataclasses.replace(stage, model=model)
     stage = resolve_sizes(stage, *ways, is_slow)
+    if stage.batch.trees and model.delta_layers:
+      raise ValueError(
+        f'config.{name}.batch.trees must be False with model.delta_layers: got '
+        'True'
+      )
     with _naming(name, prefix):
       attention.check(model, platform, bool(stage.batch.trees))
     if samplers is not None and stage.rollout.keep_cache:
@@ -271,8 +276,8 @@ def _tokens_after_prompts(
 
 def shares_prompts(stage: schema.Stage) -> bool:
   """Returns whether trees pay for a stage, see `schema.Batch`."""
-  if stage.model is not None and stage.model.attention == 'cudnn':
-    return False  # it serves no trees
+  if stage.model is not None and not stage.model.serves_trees:
+    return False
   if stage.kind != 'tokens':
     return not isinstance(stage.loss.preference, schema.Kto)
   row = stage.batch.row_tokens

@@ -179,7 +179,7 @@ def test_the_convolution_resets_and_extends():
     if lag <= positions[0, t]:
       want[:, t] += x[:, t - lag].astype(np.float64) * weight[TAPS - 1 - lag]
   np.testing.assert_allclose(y, want / (1 + np.exp(-want)), atol=1e-6)
-  np.testing.assert_array_equal(buffer, x[:, -3:])
+  np.testing.assert_array_equal(buffer, x[:, -3:].swapaxes(1, 2))
   # In three calls, the second with a pad, the third of one token.
   pieces, buffer = [], None
   for start, stop, pads in ((0, 5, 0), (5, 10, 1), (10, 11, 0)):
@@ -191,13 +191,13 @@ def test_the_convolution_resets_and_extends():
     out, buffer = convolve(part, weight, place, keep, buffer)
     pieces.append(out[:, : stop - start])
   np.testing.assert_array_equal(np.concatenate(pieces, 1), y)
-  np.testing.assert_array_equal(buffer, x[:, -3:])
+  np.testing.assert_array_equal(buffer, x[:, -3:].swapaxes(1, 2))
 
 
 def test_a_pad_leaves_buffer_and_state():
   x, weight = make_channels(tokens=1)
   positions, pad = np.full((2, 1), 3), np.zeros((2, 1), bool)
-  old = make_channels(tokens=3, seed=3)[0]
+  old = make_channels(tokens=3, seed=3)[0].swapaxes(1, 2)
   np.testing.assert_array_equal(
     convolve(x, weight, positions, pad, old)[1], old
   )

@@ -1,0 +1,75 @@
+"""The engine with delta layers: groups, turns, pads, stored prompts."""
+
+import numpy as np
+import pytest
+
+from posttrain.decode import requests
+from tests.decode import helpers
+from tests.models import test_hybrids
+
+MODEL, OPTIONS = test_hybrids.CFG, {'slots': 4, 'prefill_rows': 2}
+GREEDY = requests.Sampling(temperature=0.0)
+
+
+def make(**options):
+  engine = helpers.make(MODEL, **OPTIONS, **options)
+  engine.set_params(test_hybrids.make_params(), 0)
+  return engine
+
+
+def make_requests(hold=False):
+  """Two groups, and prompts of one token and of one that begins as another."""
+  rng = np.random.default_rng(0)
+  prompts = [rng.integers(0, 48, n) for n in (13, 1, 5, 21)]
+  prompts[3][:13] = prompts[0]
+  order = (0, 0, 1, 3, 2, 2, 3)
+  return [
+    requests.Request(i, prompts[k], 6 + 3 * i, (), GREEDY, hold=hold)
+    for i, k in enumerate(order)
+  ]
+
+
+def check(engine, sequence, completion):
+  """Compares a greedy completion with the full forward."""
+  count = len(completion.ids)
+  (scores,) = engine.score([sequence], reads='logprobs_and_top')
+  np.testing.assert_allclose(completion.logprobs, scores[-count:, 0], atol=1e-4)
+  assert scores[-count:, 1].all()
+
+
+@pytest.mark.parametrize('stored', [0, 8])
+def test_groups_are_greedy_continuations(stored):
+  """Also with the first tokens of prompts that are stored once."""
+  options = {'prefix_cache': False, 'prompt_tokens': stored, 'group_size': 3}
+  engine, batch = make(**options if stored else {}), make_requests(stored > 0)
+  for request in batch:
+    engine.submit(request)
+  count = 0
+  while engine.in_flight:
+    for done in engine.poll():
+      check(engine, np.concatenate([batch[done.id].ids, done.ids]), done)
+      count += 1
+      if stored:
+        engine.release(done.id)
+  assert count == len(batch)
+
+
+def test_held_turns_are_one_sequence():
+  """Others decode in between, and leave the held state as it is."""
+  engine = make()
+  rng = np.random.default_rng(1)
+  whole = {}
+  for id, length in ((100, 9), (101, 3)):
+    whole[id] = rng.integers(0, 48, length)
+    engine.submit(requests.Request(id, whole[id], 5, (), GREEDY, hold=True))
+  for _ in range(3):
+    for done in helpers.poll(engine, 2):
+      whole[done.id] = np.concatenate([whole[done.id], done.ids])
+      check(engine, whole[done.id], done)
+    for request in make_requests()[:3]:
+      engine.submit(request)
+    helpers.poll(engine, 3)
+    for id, length in ((100, 1), (101, 4)):
+      new = rng.integers(0, 48, length)
+      whole[id] = np.concatenate([whole[id], new])
+      engine.extend(id, new, 4)
