@@ -115,6 +115,7 @@ class Plan:
   state_bytes: int
   slots: int  # sequences decoded at a time; 0 = the stage decodes nothing
   slot_tokens: int  # capacity of a slot
+  slot_bytes: int  # its keys, values and recurrent states
   decode_bytes: int  # KV cache of the slots, and the decode view
   sleep_bytes: int  # those of them that are freed during an update
   reference_bytes: int  # weights of references held beside the policy
@@ -193,6 +194,7 @@ class Plan:
       'trees': self._shared(),
       'rollout.slots': self.slots,
       '  tokens each': self.slots and self.slot_tokens,
+      '  cached bytes each': self.slots and size(self.slot_bytes),
       '  of a prompt, stored once': self.load.prompt_tokens
       or 'none: only groups of kind=tokens with prompts above prefill_tokens'
       * cfg.rollout.shared_prompts,
@@ -232,8 +234,8 @@ class Plan:
     """Returns what trees save: of samples of `row_tokens`, the longest ones."""
     model, several = self.cfg.model, self.load.group_size > 1
     if not self.cfg.batch.trees:
-      whole = several and model is not None and model.attention == 'cudnn'
-      return 'none; cuDNN attends in rows of whole samples alone' * whole
+      whole = several and model is not None and not model.serves_trees
+      return 'none; the model reads rows of whole samples alone' * whole
     if self.cfg.kind != 'tokens':
       return 'the answers of a pair share its prompt'
     row, shares = self.cfg.batch.row_tokens, []
@@ -340,7 +342,7 @@ def make(
   # the policy, or by the model that answers to make pairs.
   makes_pairs = isinstance(stage.pairs, schema.MadePairs)
   decodes = spec.objective.generates_text or makes_pairs
-  cache = view = work = other = 0
+  cache = each = view = work = other = 0
   decoders = load.players + (not load.has_samplers)
   sampler = mesh if load.sampler is None else load.sampler
   if decodes:
@@ -350,14 +352,14 @@ def make(
       own = schema.Mesh(tensor=mesh.shape[sharding.TENSOR])
       host = sharding.abstract_mesh(own, devices)
     ways, token = sharding.batch_ways(host), cached_token_bytes(model, host)
+    depth = model.layers - len(model.delta_layers)
     # The slots: cache, drawn ids and their logprobs.
     tokens = load.prompt_tokens
     prompts = schedule.Store.make(slots, ways, tokens, load.group_size)
     stored = prompts.count // ways * tokens if prompts else 0
-    cache = slots // ways * slot_tokens * (4 + 4)
-    cache += (
-      (slots // ways * (slot_tokens - tokens) + stored) * model.layers * token
-    )
+    each = (slot_tokens - tokens) * depth * token + state_bytes(model, host)
+    cache = slots // ways * (slot_tokens * (4 + 4) + each)
+    cache += stored * depth * token
     view = view_bytes(model, host)
     # Scoring a micro-batch, on all devices together.
     work = _work(model, sampler, _local_tokens(mesh, batch), FORWARD)
@@ -371,7 +373,7 @@ def make(
     logits = _LOGITS * 4 * _head(model, host) // model.embed_dim
     if decoders:
       # Decoding reads a copy of the prompts.
-      decoding = slots // ways * logits + stored * model.layers * token
+      decoding = slots // ways * logits + stored * depth * token
       work = max(work, prefill, decoding)
     if load.uses_policy and rollout.in_flight and rollout.keep_cache:
       other = cache
@@ -392,6 +394,7 @@ def make(
     state_bytes=device_bytes((state, frozen)),
     slots=rollout.slot_count if decodes else 0,
     slot_tokens=slot_tokens,
+    slot_bytes=each,
     decode_bytes=decoders * (view + cache),
     sleep_bytes=cache if rollout.sleep and sampler is mesh else 0,
     reference_bytes=4 * load.references // weight_ways,
@@ -533,6 +536,17 @@ def cached_token_bytes(model: schema.Model, mesh: Mesh) -> int:
   """Returns the bytes of a token's key and value in a layer."""
   heads = _split(model.kv_heads, mesh.shape[sharding.TENSOR])
   return 2 * _width(model) * heads * model.head_dim
+
+
+def state_bytes(model: schema.Model, mesh: Mesh) -> int:
+  """Returns the bytes of a sequence's recurrent states, however long it is."""
+  make = functools.partial(transformer.empty_recurrent, model, 1)
+  leaves = jax.tree.leaves(jax.eval_shape(make))
+  tensor = mesh.shape[sharding.TENSOR]
+  return sum(
+    x.dtype.itemsize * x.size // x.shape[1] * _split(x.shape[1], tensor)
+    for x in leaves
+  )
 
 
 def _transfers(

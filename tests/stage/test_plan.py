@@ -71,6 +71,16 @@ def test_prompts_that_are_stored_once_are_planned():
   assert own - shared == (8 - 4) * 12 * each
 
 
+def test_recurrent_states_are_planned():
+  """Two of three layers keep f32[4, 32, 32] and the last three inputs."""
+  delta = dataclasses.replace(MODEL, layers=3, delta_layers=(0, 1))
+  mesh = sharding.abstract_mesh(schema.Mesh(1), 1)
+  made, width = _make(base=delta), 2 * 2 * 32 + 4 * 32
+  token = plan.cached_token_bytes(delta, mesh)
+  states = 2 * 4 * (4 * 32 * 32 + 3 * width)
+  assert made.slot_bytes == made.slot_tokens * token + states
+
+
 def test_the_plan_names_the_learning_rate():
   optim = schema.Optim(lr=1e-5, warmup_steps=20)
   lines = [line.split() for line in _make(stage=_stage(optim=optim)).lines()]
