@@ -1,5 +1,7 @@
 """Critics, curricula, replay: several devices or processes do what one does."""
 
+import pathlib
+
 import pytest
 
 from experiments.trials import kill_resume
@@ -64,14 +66,15 @@ def test_devices_and_processes_do_what_one_does(name, start, tmp_path):
   one, four, two = (tmp_path / x for x in ('one', 'four', 'two'))
   assert main.main(_flags(one, **options)) == 0
   fixtures.run_on_devices(4, '-m', 'posttrain.main', *_flags(four, **options))
-  pair = processes._start(_flags(two, **options), 2)
-  outputs = [process.communicate(timeout=600) for process in pair]
-  assert [x.returncode for x in pair] == [0, 0], outputs
+  if name != 'head_in_flight':  # which one process alone may do
+    pair = processes._start(_flags(two, **options), 2)
+    outputs = [process.communicate(timeout=600) for process in pair]
+    assert [x.returncode for x in pair] == [0, 0], outputs
   expected = processes._rows(one)
   kinds = {'again': ('replay/groups/sums', 'curriculum/draws/band/sums')}
   for key in kinds.get(name, ('value/loss', 'value/mean')):
     assert any(row.get(key, 0) != 0 for row in expected), key
-  for workdir in (four, two):
+  for workdir in filter(pathlib.Path.exists, (four, two)):
     assert processes._ids(workdir) == processes._ids(one)
     rows = writers.read(str(workdir / 'metrics.jsonl'))
     for row, like in zip(rows, expected, strict=True):
