@@ -1,0 +1,213 @@
+"""A mixture of experts: each token visits the best k of E gated MLPs.
+
+    p = softmax(x W_r),   y = sum over the k largest p_e of  weight_e mlp_e(x)
+
+1. The router computes p in float32; the weights are p, or p divided by the sum
+   of the k.
+2. The choices of all tokens are sorted by expert, so that an expert's rows are
+   consecutive; pads, and on a mesh the other devices' experts, come last and
+   are not computed. No token is dropped.
+3. `ops.grouped_matmul` multiplies the rows; they return to their tokens, which
+   add them up.
+
+On a mesh, the axis `expert` splits the experts, and the batch like `data`: its
+devices gather their tokens, compute their own experts for all of them, and add
+up the results while each takes its tokens back.
+
+Axes: B rows, T tokens of a row, N tokens, E experts, k choices of a token, M =
+N k, D model, F an expert's width.
+
+References: Shazeer et al., arXiv 1701.06538; Fedus et al., Switch Transformers,
+arXiv 2101.03961; gpt-oss, arXiv 2508.10925 (the clamped SwiGLU).
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from posttrain.models import lora
+from posttrain.ops import grouped_matmul
+
+ALPHA = 1.702  # of the clamped SwiGLU: x sigmoid(1.702 x) is close to a gelu
+NAMES = ('gate', 'up', 'down')
+
+Stats = dict[str, jax.Array]
+
+
+def route(
+  logits: jax.Array, per_token: int, normalize: bool
+) -> tuple[jax.Array, jax.Array]:
+  """Chooses each token's experts.
+
+  Args:
+    logits: f32[N, E].
+    per_token: k.
+    normalize: whether a token's weights sum to 1, which is a softmax over the
+      chosen logits.
+
+  Returns:
+    (weights f32[N, k], experts i32[N, k]), the largest first.
+  """
+  top, index = jax.lax.top_k(logits, per_token)
+  if normalize:
+    return jax.nn.softmax(top), index
+  total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+  return jnp.exp(top - total), index
+
+
+def statistics(logits: jax.Array, index: jax.Array, valid: jax.Array) -> Stats:
+  """Returns sums over tokens, from which `metrics` and `balance` are computed.
+
+  Args:
+    logits: f32[N, E].
+    index: i32[N, k], the choices.
+    valid: bool[N], whether it is a token.
+
+  Returns:
+    load f32[E], choices of each expert; probs f32[E], sums of p; entropy f32[],
+    the sum of the entropies of p, nats; tokens f32[].
+  """
+  live = valid[:, None].astype(jnp.float32)
+  log_p = jax.nn.log_softmax(logits)
+  chosen = jnp.zeros(logits.shape[1]).at[index].add(live)
+  return {
+    'load': chosen,
+    'probs': jnp.sum(jnp.exp(log_p) * live, axis=0),
+    'entropy': -jnp.sum(jnp.exp(log_p) * log_p * live),
+    'tokens': jnp.sum(live),
+  }
+
+
+def balance(stats: Stats) -> jax.Array:
+  """Computes the balancing loss of each layer: f32[...].
+
+      E sum_e f_e P_e,   f the share of choices, P the mean of p
+
+  1 if all experts are chosen alike, E if one is. Only P has a gradient. f and P
+  are over the tokens of `stats`. Without tokens it is 0.
+  """
+  load, probs = stats['load'], stats['probs']
+  choices = jnp.sum(load, axis=-1, keepdims=True)
+  share = jax.lax.stop_gradient(load / jnp.maximum(choices, 1))
+  mean = probs / jnp.maximum(stats['tokens'], 1)[..., None]
+  return load.shape[-1] * jnp.sum(share * mean, axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+  """The choices of N tokens, sorted by expert."""
+
+  rows: jax.Array  # i32[M], the choice, n k + j, at each place
+  places: jax.Array  # i32[M], the place of each choice
+  sizes: jax.Array  # i32[E], choices of each expert
+
+
+def sort(index: jax.Array, experts: int) -> Order:
+  """Sorts choices by expert; those of no expert, `experts` or more, are last.
+
+  Args:
+    index: i32[N, k], the experts.
+    experts: E.
+  """
+  flat = index.reshape(-1)
+  rows = jnp.argsort(flat, stable=True)
+  places = jnp.zeros_like(rows).at[rows].set(jnp.arange(len(rows)))
+  ends = jnp.searchsorted(flat[rows], jnp.arange(experts), side='right')
+  return Order(rows, places, jnp.diff(ends, prepend=0).astype(jnp.int32))
+
+
+# Each other's gradients. A gradient that jax derives adds up rows one by one.
+@jax.custom_vjp
+def spread(x: jax.Array, rows: jax.Array, places: jax.Array) -> jax.Array:
+  """Returns each choice's token, [M, D] in order, from tokens [N, D]."""
+  return x[rows // (len(rows) // len(x))]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def collect(
+  y: jax.Array, rows: jax.Array, places: jax.Array, tokens: int
+) -> jax.Array:
+  """Returns the sum of each token's choices, [N, D], from y [M, D]."""
+  return jnp.sum(y[places].reshape(tokens, -1, y.shape[1]), axis=1)
+
+
+spread.defvjp(
+  lambda x, rows, places: (spread(x, rows, places), (rows, places, len(x))),
+  lambda saved, g: (collect(g, *saved), None, None),
+)
+collect.defvjp(
+  lambda y, rows, places, n: (collect(y, rows, places, n), (rows, places)),
+  lambda n, saved, g: (spread(g, *saved), None, None),
+)
+
+
+def product(
+  x: jax.Array, params: Any, sizes: jax.Array, group: jax.Array
+) -> jax.Array:
+  """Multiplies sorted rows with the kernels of their experts.
+
+  Args:
+    x: float[M, in].
+    params: `kernel` [E, in, out], which may be `lora.Adapted`, and perhaps
+      `bias` [E, out].
+    sizes: i32[E].
+    group: i32[M], the expert of each row.
+  """
+
+  def times(x, w):
+    return grouped_matmul.grouped_matmul(x, w.astype(x.dtype), sizes)
+
+  kernel = params['kernel']
+  if isinstance(kernel, lora.Adapted):
+    low = kernel.scale * times(x, kernel.a)
+    y = times(x, kernel.kernel) + times(low, kernel.b)
+  else:
+    y = times(x, kernel)
+  if 'bias' not in params:
+    return y
+  return y + params['bias'].astype(x.dtype)[group]
+
+
+def apply(
+  params: Any,
+  x: jax.Array,
+  index: jax.Array,
+  weights: jax.Array,
+  limit: float | None = None,
+) -> jax.Array:
+  """Computes the experts of tokens, and adds up their results.
+
+  Args:
+    params: of `gate`, `up` and `down`, see `product`.
+    x: float[N, D].
+    index: i32[N, k]; outside [0, E) = no expert.
+    weights: f32[N, k].
+    limit: that of the clamped SwiGLU; None = the plain one.
+
+  Returns:
+    float[N, D], 0 for a token without expert.
+  """
+  kernel = params['gate']['kernel']
+  experts = jax.tree.leaves(kernel)[0].shape[0]
+  known = (index >= 0) & (index < experts)
+  order = sort(jnp.where(known, index, experts), experts)
+  group = jnp.where(known, index, 0).reshape(-1)[order.rows]
+
+  def times(y, name):
+    return product(y, params[name], order.sizes, group)
+
+  rows = spread(x, order.rows, order.places)
+  gate, up = times(rows, 'gate'), times(rows, 'up')
+  if limit is None:
+    hidden = nn.silu(gate) * up
+  else:
+    gate = jnp.minimum(gate, limit)
+    up = jnp.clip(up, -limit, limit)
+    hidden = gate * jax.nn.sigmoid(ALPHA * gate) * (up + 1)
+  weights = jnp.where(known, weights, 0).astype(x.dtype)
+  y = times(hidden, 'down') * weights.reshape(-1)[order.rows, None]
+  return collect(y, order.rows, order.places, len(x))
