@@ -59,16 +59,16 @@ class Base:
   scale: float = dataclasses.field(metadata={'static': True})
 
   def attach(self, adapter: Adapter) -> Params:
-    """Returns the model's parameters with the adapter; copies no array."""
-    return _attach(self.params, adapter, self.scale)
+    """Returns the model's parameters with the adapter; copies no array.
+
+    A critic beside the adapter stays.
+    """
+    return {**adapter, **_attach(self.params, adapter, self.scale)}
 
 
 def whole(params: Params | Adapter, base: Base | None) -> Params:
   """Returns the whole model from the trained parameters; copies no array."""
-  if base is None:
-    return params
-  critic = {k: x for k, x in params.items() if k == 'critic'}
-  return {**base.attach(params), **critic}
+  return params if base is None else base.attach(params)
 
 
 def scale(cfg: schema.Lora) -> float:

@@ -410,11 +410,10 @@ def add_critic(params: Params, model: Params, kind: str) -> Params:
   return {**params, 'critic': critic}
 
 
-def without_critic(params: Params) -> Params:
-  """Returns what trains of the policy alone."""
-  if 'critic' not in params:
-    return params
-  return {name: x for name, x in params.items() if name != 'critic'}
+def split_critic(params: Params) -> tuple[Params, Params]:
+  """Returns trained parameters as (the policy's, the critic's or None)."""
+  policy = dict(params)
+  return policy, policy.pop('critic', None)
 
 
 def reward_shapes(cfg: schema.Model, keep_lm_head: bool = False) -> Params:

@@ -28,7 +28,7 @@ class NonFiniteError(RuntimeError):
 
 def weights_of(state: arrays.TrainState) -> dict[str, Any]:
   """Returns what trains, with its EMAs and snapshots, by reference name."""
-  policy = transformer.without_critic(state.params)
+  policy, _ = transformer.split_critic(state.params)
   return {'policy': policy, **(state.ema_and_snapshots or {})}
 
 

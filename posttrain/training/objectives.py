@@ -66,7 +66,8 @@ class TokenComponents(arrays.Objective):
     the metrics of the critic.
     """
     is_proximal = self._rl.sampler_is_mode != 'none'
-    if not is_proximal and batch.rewards is None:
+    has_critic = batch.rewards is not None
+    if not (is_proximal or has_critic):
       return batch, {}
 
     def score(i, before):
@@ -75,19 +76,13 @@ class TokenComponents(arrays.Objective):
       scores = [logprobs] * is_proximal + values
       return [x.at[i].set(y) for x, y in zip(before, scores, strict=True)]
 
-    zeros = jnp.zeros_like(batch.sampler_logprobs)
+    zeros = [jnp.zeros_like(batch.sampler_logprobs)]
     scores = jax.lax.fori_loop(
-      0,
-      batch.num_micro_batches,
-      score,
-      [zeros] * (is_proximal + 2 * (batch.rewards is not None)),
+      0, batch.num_micro_batches, score, zeros * (is_proximal + 2 * has_critic)
     )
-    fields, metrics = dict(vars(batch)), {}
-    if is_proximal:
-      fields['proximal_logprobs'] = scores.pop(0)
-    if scores:
-      credit, metrics = self._credit(batch, *scores)
-      fields |= credit
+    proximal = scores.pop(0) if is_proximal else None
+    fields, metrics = self._credit(batch, *scores) if has_critic else ({}, {})
+    fields = vars(batch) | {'proximal_logprobs': proximal} | fields
     return arrays.ScoredBatch(**fields), metrics
 
   def _credit(
@@ -116,7 +111,6 @@ class TokenComponents(arrays.Objective):
     return_mean, spread = moments(returns)
     if cfg.normalize_advantages:
       advantages = (advantages - mean) / (jnp.sqrt(variance) + 1e-8)
-    explained = 1 - variance / jnp.where(spread > 0, spread, 1.0)
     fields = {
       'advantages': jnp.where(member, advantages, batch.advantages),
       'values': values,
@@ -126,7 +120,9 @@ class TokenComponents(arrays.Objective):
     return fields, {
       'value/mean': moments(values)[0],
       'value/return_mean': return_mean,
-      'value/explained_variance': jnp.where(spread > 0, explained, 0.0),
+      'value/explained_variance': jnp.where(
+        spread > 0, 1 - variance / spread, 0.0
+      ),
     }
 
   def unmeasured(
@@ -203,10 +199,10 @@ class TokenComponents(arrays.Objective):
     """
     places = micro.ids, micro.positions, micro.segment_ids
     links = micro.temperatures, micro.parents
-    if micro.rewards is None:
-      return scoring.score(params, self._model, *places, *links, micro.ends)
     hidden, _ = transformer.trunk(params, self._model, *places, ends=micro.ends)
     scores = scoring.score_hidden(params, self._model, hidden, *places, *links)
+    if micro.rewards is None:
+      return scores
     critic = params['critic']
     if 'layers' in critic:  # it has a trunk of its own
       hidden, _ = transformer.trunk(

@@ -37,7 +37,7 @@ class Optimizer(NamedTuple):
 
   init: Callable[[Any], Any]
   update: Callable[..., tuple[Any, Any]]
-  numbers: Any  # `Numbers`; with a critic a pair of them
+  numbers: Any  # `Numbers`; with a critic a dict of them
 
 
 def numbers(cfg: schema.Optim, steps: int) -> Numbers:
@@ -112,33 +112,34 @@ def make_all(cfg: schema.Optim, critic: schema.Critic, steps: int) -> Optimizer:
     warmup_steps=critic.lr_warmup_steps,
     clip_norm=critic.clip_norm,
   )
-  policy, values = make(cfg, steps - critic.warmup_steps), make(own, steps)
+  parts = {
+    'policy': make(cfg, steps - critic.warmup_steps),
+    'critic': make(own, steps),
+  }
+
+  schedules = {name: x.numbers for name, x in parts.items()}
 
   def split(params):
-    return transformer.without_critic(params), params['critic']
+    return dict(zip(parts, transformer.split_critic(params), strict=True))
 
   def init(params):
-    first, second = split(params)
-    return {'policy': policy.init(first), 'critic': values.init(second)}
+    params = split(params)
+    return {name: x.init(params[name]) for name, x in parts.items()}
 
-  def update(grads, state, params, numbers=(policy.numbers, values.numbers)):
+  def update(grads, state, params, numbers=schedules):
     grads, params = split(grads), split(params)
-    changes, new = policy.update(
-      grads[0], state['policy'], params[0], numbers=numbers[0]
-    )
-    change, other = values.update(
-      grads[1], state['critic'], params[1], numbers=numbers[1]
+    policy, values = (
+      x.update(grads[name], state[name], params[name], numbers=numbers[name])
+      for name, x in parts.items()
     )
     if critic.warmup_steps:
       moves = state['critic'][1].count >= critic.warmup_steps
-      changes, new = jax.tree.map(
-        lambda x, y: jnp.where(moves, x, y),
-        (changes, new),
-        (jax.tree.map(jnp.zeros_like, changes), state['policy']),
-      )
-    return {**changes, 'critic': change}, {'policy': new, 'critic': other}
+      still = jax.tree.map(jnp.zeros_like, policy[0]), state['policy']
+      policy = jax.tree.map(lambda x, y: jnp.where(moves, x, y), policy, still)
+    state = {'policy': policy[1], 'critic': values[1]}
+    return {**policy[0], 'critic': values[0]}, state
 
-  return Optimizer(init, update, (policy.numbers, values.numbers))
+  return Optimizer(init, update, schedules)
 
 
 def _chain(cfg: schema.Optim, n: Numbers) -> optax.GradientTransformation:

@@ -21,6 +21,7 @@ With `updates` > 1 several updates follow each other, each on the whole batch
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,19 +59,8 @@ def state_shapes(
   if stage.lora.rank:
     whole = jax.eval_shape(lambda x: lora.cast_matrices(x, model.dtype), whole)
     params = lora.shapes(stage.lora, params)
-  init_params = objectives.TYPES[stage.kind].init_params
-  params = jax.eval_shape(lambda x: init_params(x, stage.loss), params)
-  params = jax.eval_shape(
-    lambda x, y: transformer.add_critic(x, y, stage.critic.kind), params, whole
-  )
-  state = jax.eval_shape(
-    lambda: _make(
-      stage,
-      optimizer,
-      jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params),
-    )
-  )
-
+  make = functools.partial(_make, stage, optimizer)
+  state = jax.eval_shape(make, params, whole)
   rules = transformer.SHARDING_RULES
   return (
     sharding.placed(state, rules, mesh),
@@ -97,30 +87,24 @@ def fresh_state(
     key: PRNG key of the adapter's initial values.
   """
   places = jax.tree.map(lambda x: x.sharding, like)
+  make = functools.partial(_make, stage, optimizer)
   if base is not None:
+    whole = base.params
     return jax.jit(
-      lambda: _make(
-        stage,
-        optimizer,
-        transformer.add_critic(
-          lora.init(key, stage.lora, base.params),
-          base.params,
-          stage.critic.kind,
-        ),
-      ),
+      lambda: make(lora.init(key, stage.lora, whole), whole),
       out_shardings=places,
     )()
-
-  def begin(params):
-    init_params = objectives.TYPES[stage.kind].init_params
-    trained = init_params(params, stage.loss)
-    trained = transformer.add_critic(trained, params, stage.critic.kind)
-    return _make(stage, optimizer, trained)
-
-  return jax.jit(begin, out_shardings=places, donate_argnums=0)(load())
+  return jax.jit(
+    lambda whole: make(whole, whole), out_shardings=places, donate_argnums=0
+  )(load())
 
 
-def _make(stage: schema.Stage, optimizer, params) -> arrays.TrainState:
+def _make(
+  stage: schema.Stage, optimizer: optim.Optimizer, params: Any, whole: Any
+) -> arrays.TrainState:
+  """Returns the state of parameters, with the heads that the stage trains."""
+  params = objectives.TYPES[stage.kind].init_params(params, stage.loss)
+  params = transformer.add_critic(params, whole, stage.critic.kind)
   # The references of the stage that some algorithm reads.
   names = {
     getattr(entry.algorithm, 'reference', 'init')
@@ -151,7 +135,7 @@ def init_state(
     ema_and_snapshots: names of the references to keep, see
       `update_ema_and_snapshots`.
   """
-  policy = transformer.without_critic(params)
+  policy, _ = transformer.split_critic(params)
   return arrays.TrainState(
     step=jnp.zeros((), jnp.int32),
     params=params,
@@ -266,11 +250,11 @@ def make_train_step(
       averaged = state.average
       if averaged is not None and average is not None:
         # a <- decay a + (1 - decay) p, on good updates
-        decay = average
+        policy, decay = transformer.split_critic(params)[0], average
         averaged = jax.tree.map(
           lambda a, p: jnp.where(ok, decay * a + (1 - decay) * p, a),
           averaged,
-          transformer.without_critic(params),
+          policy,
         )
       new = dataclasses.replace(
         state,
@@ -302,12 +286,11 @@ def make_train_step(
         lambda s, _: once(s, batch), state, length=updates
       )
       metrics = _over_passes(metrics)
+    policy, _ = transformer.split_critic(state.params)
     state = dataclasses.replace(
       state,
       ema_and_snapshots=update_ema_and_snapshots(
-        state.ema_and_snapshots,
-        transformer.without_critic(state.params),
-        state.step,
+        state.ema_and_snapshots, policy, state.step
       ),
     )
     # A scan may choose a layout of its own, and the next call would compile.

@@ -188,7 +188,7 @@ def test_without_values_ppo_is_reward_to_the_bit():
     for name in expected:
       if name != 'optim/grad_norm':
         np.testing.assert_array_equal(metrics[name], expected[name], name)
-  policy = transformer.without_critic(state.params)
+  policy = transformer.split_critic(state.params)[0]
   jax.tree.map(np.testing.assert_array_equal, policy, base_state.params)
 
 
@@ -198,10 +198,10 @@ def test_the_policy_waits_and_the_critic_learns(kind):
   step, state = _step(kind, value, warmup_steps=20)
   batch, losses = pack(samples()), []
   for i in range(22):
-    before = jax.device_get(transformer.without_critic(state.params))
+    before = jax.device_get(transformer.split_critic(state.params)[0])
     state, metrics = step(state, batch)
     losses.append(float(metrics['value/loss']))
-    moved = fixtures.worst(before, transformer.without_critic(state.params))
+    moved = fixtures.worst(before, transformer.split_critic(state.params)[0])
     assert (moved > 0) == (i >= 20), i
   assert losses[20] < 0.7 * losses[0]
 
