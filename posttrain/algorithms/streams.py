@@ -116,21 +116,17 @@ def _stamp(
     ce[:1] = 0
     if algorithm.component == 'ce':
       ce = np.where(member, np.float32(algorithm.weight), ce)
-    valued = {}
     if rewards is not None:
       # A later sample goes on where this one ends: its rewards follow.
       goes_on = i + 1 < len(lengths)
       goes_on |= algorithm.bootstrap and rollout.is_truncated
       bootstraps = np.zeros_like(zeros)
       bootstraps[np.flatnonzero(member)[-1:]] = goes_on
-      valued = {
-        'rewards': rewards[i],
-        'value_weights': action,
-        'bootstraps': bootstraps,
-      }
+      sample = dataclasses.replace(
+        sample, rewards=rewards[i], value_weights=action, bootstraps=bootstraps
+      )
     yield dataclasses.replace(
       sample,
-      **valued,
       advantages=credits,
       rl_weights=rl,
       ce_weights=ce,

@@ -95,10 +95,9 @@ def problems(run: schema.Run) -> Iterator[Problem]:
       ).rewards
       != algorithms.base.Algorithm.rewards
     ]
-    if valued and kind == 'none':
-      yield f'{name}.critic.kind', f"be 'head' or 'model' for {valued[0]}", kind
-    if kind != 'none' and not valued:
+    if bool(valued) != (kind != 'none'):
       must = "be 'none' without an environment of algorithm ppo"
+      must = f"be 'head' or 'model' for {valued[0]}" if valued else must
       yield f'{name}.critic.kind', must, kind
     if kind == 'model' and stage.lora.rank:
       yield f'{name}.critic.kind', "be 'head' with lora.rank > 0", kind

@@ -79,8 +79,9 @@ class Curriculum:
     above = (1 - self._p) / (1 - high) if high < 1 else 1.0
     weights = np.minimum(1.0, np.minimum(below, above))
     self._sums = np.cumsum(np.where(np.isnan(self._p), 1.0, weights))
-    rare = (int(i) for i, (_, p) in self._tasks.items() if 0 < p < low)
-    self._rare = sorted(rare)
+    self._rare = sorted(
+      int(i) for i, x in self._tasks.items() if 0 < x[1] < low
+    )
 
   def __len__(self) -> int:
     """Returns the number of tasks."""
@@ -137,8 +138,8 @@ class Curriculum:
           rates[str(i)] = [n, p + (x - p) / n]
     self._update()
     self._drawn.clear()
-    metrics = dict(zip(names, shares.tolist(), strict=True))
-    metrics = {f'draws/{x}': share for x, share in metrics.items()}
+    shares = zip(names, shares.tolist(), strict=True)
+    metrics = {f'draws/{name}': share for name, share in shares}
     if names is self.pools:
       for i, (_, p) in self._pools.items():
         metrics[f'pass_rate/{names[int(i)]}'] = p

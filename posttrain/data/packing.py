@@ -25,6 +25,7 @@ rows.
 """
 
 import bisect
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
@@ -54,18 +55,37 @@ _STREAMS = {
 }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+  """How the batches of a stage are packed.
+
+  Fields:
+    rows: B.
+    longest: the most tokens of a sample, `batch.row_tokens`.
+    envs: names of the stage's environments; `env_ids` are indices into it.
+    pad_id: token id of the padding after a row's last sample. Its segment is
+      0, so that nothing attends to it and no loss reads it.
+    trees: whether samples that begin with the same tokens share them, up to the
+      first token that trains in either.
+    trained: whether trees also share tokens that train, where all streams are
+      equal.
+    critic: whether batches have `types.VALUE_FIELDS`.
+  """
+
+  rows: int
+  longest: int
+  envs: tuple[str, ...]
+  pad_id: int = 0
+  trees: bool = False
+  trained: bool = False
+  critic: bool = False
+
+
 def pack(
   samples: Sequence[types.Sample],
-  *,
-  row_tokens: 'int | Widths',
-  rows: int,
+  layout: Layout,
   micro_batches: int,
-  envs: tuple[str, ...],
-  pad_id: int = 0,
-  longest: int | None = None,
-  trees: bool = False,
-  trained: bool = False,
-  critic: bool = False,
+  row_tokens: 'int | Widths',
 ) -> tuple[types.Batch, list[types.Sample]]:
   """Packs samples into `[micro_batches, rows, row_tokens]`.
 
@@ -75,42 +95,31 @@ def pack(
 
   Args:
     samples: samples with their streams.
-    row_tokens: T of a row, or what chooses it for the samples.
-    rows: B.
+    layout: the stage's.
     micro_batches: M.
-    envs: names of the stage's environments; `env_ids` are indices into it.
-    pad_id: token id of the padding after a row's last sample. Its segment is
-      0, so that nothing attends to it and no loss reads it.
-    longest: the most tokens of a sample, `batch.row_tokens`; None = T.
-    trees: whether samples that begin with the same tokens share them, up to the
-      first token that trains in either.
-    trained: whether trees also share tokens that train, where all streams are
-      equal.
-    critic: whether the batch has `types.VALUE_FIELDS`.
+    row_tokens: T of a row, or what chooses it for the samples.
 
   Returns:
     The batch, and the samples that fit into no row, in order of arrival.
 
   Raises:
-    ValueError: a sample is empty or longer than `longest`.
+    ValueError: a sample is empty or longer than `layout.longest`.
   """
-  if longest is None:
-    assert isinstance(row_tokens, int), 'the longest of rows that fit'
-    longest = row_tokens
   for sample in samples:
-    if not 0 < len(sample) <= longest:
+    if not 0 < len(sample) <= layout.longest:
       raise ValueError(
         f'sample of env {sample.env!r}, row {sample.row!r}: length must be in '
-        f'[1, {longest}], batch.row_tokens: got {len(sample)}; raise it, or '
-        'drop or truncate the row'
+        f'[1, {layout.longest}], batch.row_tokens: got {len(sample)}; raise '
+        'it, or drop or truncate the row'
       )
   tokens = _join(samples)
-  env_ids = np.array([envs.index(sample.env) for sample in samples], np.int32)
+  env_ids = np.array([layout.envs.index(x.env) for x in samples], np.int32)
   tokens.fields['env_ids'] = env_ids[tokens.sample]
-  kept, shared = _kept(tokens, trees, trained)
+  kept, shared = _kept(tokens, layout)
   lengths = [len(samples[index]) for index in kept]
   if not isinstance(row_tokens, int):
     row_tokens = row_tokens(lengths, shared)
+  rows = layout.rows
   bins, left = first_fit(
     lengths, row_tokens, rows * micro_batches, shared=shared
   )
@@ -122,21 +131,21 @@ def pack(
     'positions': tokens.position,
   }
   dtypes = {**types.TOKEN_FIELDS, **dict.fromkeys(_PLACES, np.int32)}
-  dtypes |= types.VALUE_FIELDS if critic else {}
+  dtypes |= types.VALUE_FIELDS if layout.critic else {}
   shape = micro_batches, rows, row_tokens
   arrays = {}
   for name, dtype in dtypes.items():
-    pad = pad_id if name == 'ids' else _PADS.get(name, 0)
+    pad = layout.pad_id if name == 'ids' else _PADS.get(name, 0)
     arrays[name] = np.full(shape, pad, dtype)
     arrays[name].reshape(-1)[places] = fields[name][is_laid]
-  if trees:
+  if layout.trees:
     links = np.zeros((3, *shape), np.int32)
     arrays |= zip(('parents', 'ends', 'copies'), links, strict=True)
     for row, row_lengths in enumerate(sizes):
       link(row_lengths, *links[:, *divmod(row, rows)])
   counts = {
     f'{name}_count': np.count_nonzero(fields[f'{name}_weights'][segments > 0])
-    for name in (*types.COMPONENTS, *(['value'] if critic else []))
+    for name in (*types.COMPONENTS, *(['value'] if layout.critic else []))
   }
   is_rl = (segments > 0) & (fields['rl_weights'] != 0)
   counts['rl_sequences'] = np.count_nonzero(np.bincount(tokens.sample[is_rl]))
@@ -196,9 +205,7 @@ def _join(samples: Sequence[types.Sample]) -> _Tokens:
   return _Tokens(lengths, owner, position, fields, is_member)
 
 
-def _kept(
-  tokens: _Tokens, trees: bool, trained: bool
-) -> tuple[list[int], list[int]]:
+def _kept(tokens: _Tokens, layout: Layout) -> tuple[list[int], list[int]]:
   """Returns the samples with a member, and the tokens that they share.
 
   Returns:
@@ -206,12 +213,12 @@ def _kept(
     `by_prefix`; the number of tokens that each shares with the one before).
   """
   kept = np.flatnonzero(np.bincount(tokens.sample[tokens.is_member])).tolist()
-  if not (trees and kept):
+  if not (layout.trees and kept):
     return kept, [0] * len(kept)
   trains = tokens.is_member | (tokens.fields['mask'] != 0)
   starts = np.cumsum(tokens.lengths) - tokens.lengths
   columns = [tokens.fields['ids']]
-  if trained:
+  if layout.trained:
     for name, dtype in _STREAMS.items():
       values = np.where(trains, tokens.fields[name], 0).astype(dtype)
       columns.append(values.view(np.int32))

@@ -11,7 +11,7 @@ r"""An expression of given numbers that equals a target: `\boxed{(44-8)/3+7}`.
    number once, as in the published rule; parts may be any fractions.
 
 References: Gandhi et al., Stream of Search, arXiv 2404.03683; Pan et al.,
-TinyZero, whose rule and reward of the format these are.
+TinyZero, whose rule this is.
 """
 
 import ast
@@ -28,7 +28,6 @@ from posttrain.chat import tool_calls
 from posttrain.envs import base, text_games
 
 MAX_NUMBER = 99
-MAX_LENGTH = 100  # characters of an expression that is read
 OPERATIONS = {
   ast.Add: operator.add,
   ast.Sub: operator.sub,
@@ -38,14 +37,14 @@ OPERATIONS = {
 _ANSWER = re.compile(
   r'<answer>((?:(?!\\boxed)[^<])*)</answer>|\\boxed\{([^{}]*)\}'
 )
-_EXPRESSION = re.compile('[0-9+*/() -]+')
+_EXPRESSION = re.compile('[0-9+*/() -]{1,100}')
 _SIGNS = {'\\times': '*', '\\div': '/', '×': '*', '÷': '/'}
 
 
 def evaluate(text: str) -> tuple[fractions.Fraction, list[int]] | None:
   """Returns an expression's value and its numbers, sorted.
 
-  None if it is longer than `MAX_LENGTH`, divides by zero, or has anything but
+  None if it is longer than 100 characters, divides by zero, or has anything but
   non-negative integers, + - * / between two parts, and parentheses.
   """
   numbers = []
@@ -59,7 +58,7 @@ def evaluate(text: str) -> tuple[fractions.Fraction, list[int]] | None:
         return OPERATIONS[type(op)](value(left), value(right))
     raise ValueError(node)
 
-  if len(text) > MAX_LENGTH or not _EXPRESSION.fullmatch(text):
+  if not _EXPRESSION.fullmatch(text):
     return None
   try:
     return value(ast.parse(text, mode='eval').body), sorted(numbers)
@@ -67,16 +66,13 @@ def evaluate(text: str) -> tuple[fractions.Fraction, list[int]] | None:
     return None
 
 
-def grade(
-  text: str, numbers: Sequence[int], target: int, format_reward: float = 0.0
-) -> types.Score:
+def grade(text: str, numbers: Sequence[int], target: int) -> types.Score:
   """Grades an assistant turn: reward 1 if its last answer is correct.
 
   Args:
     text: the assistant turn.
     numbers: the numbers to use.
     target: the value to reach.
-    format_reward: the reward of a wrong answer that is an expression.
   """
   answers = _ANSWER.findall(tool_calls.outside_thoughts(text))
   answer = ''.join(answers[-1]) if answers else ''
@@ -84,11 +80,8 @@ def grade(
     answer = answer.replace(sign, plain)
   parsed = evaluate(answer.strip())
   correct = parsed == (target, sorted(numbers))
-  formatted = parsed is not None
   return types.Score(
-    reward=1.0 if correct else format_reward * formatted,
-    correct=correct,
-    formatted=formatted,
+    reward=float(correct), correct=correct, formatted=parsed is not None
   )
 
 
@@ -153,10 +146,8 @@ class Countdown(base.Env):
     return self._draws.source(split, seed, self.task)
 
   def make(self, task: types.Task) -> base.OneTurn:
-    numbers, reward = task.info['numbers'], self._cfg.format_reward
-    return base.OneTurn(
-      task, lambda text, _: grade(text, numbers, task.answer, reward)
-    )
+    numbers = task.info['numbers']
+    return base.OneTurn(task, lambda text, _: grade(text, numbers, task.answer))
 
   def task(self, key: str) -> types.Task:
     """Returns the task of a multiset; its prompt has the numbers shuffled."""

@@ -154,9 +154,6 @@ class Wordle(base.Env):
       is_held_out = sources.hash64(word) % EVAL_SHARE == 0
       self._secrets['eval' if is_held_out else 'train'].append(word)
     base.check_count(name, 'eval', cfg.eval_tasks, len(self._secrets['eval']))
-    base.check_count(
-      name, 'train', cfg.train_tasks, len(self._secrets['train']) * 10_000
-    )
 
   def source(self, split: str, seed: int) -> base.Source:
     """Returns a game per secret of evaluation; many of training.

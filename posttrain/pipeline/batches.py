@@ -62,22 +62,31 @@ class Item:
 
   def stored(self) -> dict[str, Any]:
     """Returns a batch of tokens as JSON-able data, without `played`."""
-    batch = {
-      name: (str(x.dtype), x.tolist())
-      for name, x in vars(self.batch).items()
-      if x is not None
-    }
-    return {**vars(self), 'batch': batch, 'played': {}}
+    return {**vars(self), 'batch': stored_arrays(self.batch), 'played': {}}
 
 
 def load_item(stored: Mapping[str, Any]) -> Item:
   """Returns the item of `Item.stored`, without its rollouts."""
-  arrays = {
-    name: np.array(values, dtype)
-    for name, (dtype, values) in stored['batch'].items()
-  }
+  batch = types.Batch(**load_arrays(stored['batch']))
   errors = tuple(stored['errors'])
-  return Item(**{**stored, 'batch': types.Batch(**arrays), 'errors': errors})
+  return Item(**{**stored, 'batch': batch, 'errors': errors})
+
+
+def stored_arrays(fields: Any) -> dict[str, Any]:
+  """Returns the fields of a batch or sample that are not None, JSON-able."""
+  return {
+    name: (str(x.dtype), x.tolist()) if isinstance(x, np.ndarray) else x
+    for name, x in vars(fields).items()
+    if x is not None
+  }
+
+
+def load_arrays(stored: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the fields of `stored_arrays`."""
+  return {
+    name: x if isinstance(x, str) else np.array(x[1], x[0])
+    for name, x in stored.items()
+  }
 
 
 def rows(played: Mapping[str, Played]) -> Iterator[dict[str, Any]]:

@@ -250,13 +250,12 @@ class Environment:
     """
     rates = []
     for group in usable:
-      passed = [
-        min(max(x.reward, 0.0), 1.0) if x.correct is None else x.correct
-        for x in (rollout.score for rollout in group)
-        if x.correct is not None or x.reward is not None
-      ]
-      if passed:
-        rates.append((group[0].task.id, float(np.mean(passed))))
+      scores = [rollout.score for rollout in group]
+      grades = [x.reward if x.correct is None else x.correct for x in scores]
+      known = [x for x in grades if x is not None]
+      if known:
+        rate = float(np.mean(np.clip(known, 0, 1)))
+        rates.append((group[0].task.id, rate))
     metrics = self.source.observe(rates)
     return {f'curriculum/{k}/{self.name}': x for k, x in metrics.items()}
 

@@ -16,17 +16,16 @@ sampled them and of the reference that scored them then. So every type of
 and `mismatch/*` meter them. They are part of the pipeline's state.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from posttrain import schema, types
 from posttrain.data import sources
+from posttrain.pipeline import batches
 
-# A sample as JSON: the env, the row, and (dtype, values) of each array.
-_Stored = dict[str, Any]
+_Stored = dict[str, Any]  # a sample, see `batches.stored_arrays`
 
 
 class Replay:
@@ -67,7 +66,11 @@ class Replay:
     Args:
       groups: the scored samples of the step's own groups, in their order.
     """
-    samples = [_load(x) for group in self._picked for x in group]
+    samples = [
+      types.Sample(**batches.load_arrays(x))
+      for group in self._picked
+      for x in group
+    ]
     metrics = {'groups': len(self._picked), 'stored': len(self._groups)}
     oldest = self._step + 1 - self._cfg.max_age  # of those for the next step
     self._groups = [x for x in self._groups if x[0] >= oldest]
@@ -96,16 +99,5 @@ def _has_credit(sample: types.Sample) -> bool:
 
 
 def _store(sample: types.Sample) -> _Stored:
-  return {
-    name: (str(x.dtype), x.tolist()) if isinstance(x, np.ndarray) else x
-    for name, x in vars(sample).items()
-    if x is not None and name not in ('task', 'message_ids')
-  }
-
-
-def _load(stored: Mapping[str, Any]) -> types.Sample:
-  arrays = {
-    name: x if isinstance(x, str) else np.array(x[1], x[0])
-    for name, x in stored.items()
-  }
-  return types.Sample(**arrays)
+  sample = dataclasses.replace(sample, task=None, message_ids=None)
+  return batches.stored_arrays(sample)

@@ -429,13 +429,13 @@ class TokenPipeline(batches.Pipeline):
       name = names[place]
     environment = self._environments[name]
     uids = range(self._uid, self._uid + environment.entry.group_size)
-    store = self._replays.get(name) if is_first else None
-    is_replayed = store is not None and store.pick(uids.start)
-    task = None if is_replayed else environment.draw()
     self._uid = uids.stop
-    if task is None:
-      return None
-    return groups.Group(task, environment.sampler, uids, self._grade)
+    if is_first and name in self._replays:
+      if self._replays[name].pick(uids.start):
+        return None
+    return groups.Group(
+      environment.draw(), environment.sampler, uids, self._grade
+    )
 
   def get_state(self) -> dict[str, Any]:
     """Returns JSON-able state that, with the seed, determines what follows.
@@ -533,13 +533,18 @@ class Packer:
   """
 
   def __init__(self, stage: schema.Stage, pad_id: int):
-    self._envs, self._pad_id = tuple(stage.envs), pad_id
-    self._micro_batches, self._rows, _ = shape(stage)
-    self._longest = stage.batch.row_tokens
-    self._trees = bool(stage.batch.trees)
-    self._critic = stage.critic.kind != 'none'
-    # An advantage depends on what follows in its own sample.
-    self._trained = stage.loss.rl.is_per_token and not self._critic
+    self._micro_batches, rows, _ = shape(stage)
+    has_critic = stage.critic.kind != 'none'
+    self._layout = packing.Layout(
+      rows=rows,
+      longest=stage.batch.row_tokens,
+      envs=tuple(stage.envs),
+      pad_id=pad_id,
+      trees=bool(stage.batch.trees),
+      # A critic's advantage depends on what follows in its own sample.
+      trained=stage.loss.rl.is_per_token and not has_critic,
+      critic=has_critic,
+    )
     self.widths = batches.widths(stage, self._micro_batches)
 
   def __call__(self, samples: Sequence[types.Sample]) -> types.Batch:
@@ -547,20 +552,11 @@ class Packer:
     row_tokens: Any = self.widths  # asked once, so that its state is the step's
     while True:
       batch, leftover = packing.pack(
-        samples,
-        row_tokens=row_tokens,
-        rows=self._rows,
-        micro_batches=self._micro_batches,
-        envs=self._envs,
-        pad_id=self._pad_id,
-        longest=self._longest,
-        trees=self._trees,
-        trained=self._trained,
-        critic=self._critic,
+        samples, self._layout, self._micro_batches, row_tokens
       )
       if not leftover:
         return batch
-      rows = self._micro_batches * self._rows
+      rows = self._micro_batches * self._layout.rows
       assert len(samples) > rows, 'each must fit into a row'
       self._micro_batches *= 2
       row_tokens = batch.ids.shape[-1]

@@ -161,8 +161,8 @@ class References:
         and the number of tokens; None = there are no servers.
     """
     self._model, self._renderer = model, renderer
-    self._scorer, self._capacity, self._load = scorer, capacity, load
-    self._scorers: dict[tuple[schema.Model, int], scoring.Scorer] = {}
+    self._scorer = functools.cache(scorer)
+    self._capacity, self._load = capacity, load
     self._models = {k: Model(v, model) for k, v in (held or {}).items()}
     self._client = client
     self._endpoints: dict[schema.Endpoint, Any] = {}
@@ -297,10 +297,8 @@ class References:
       width, longest = self._capacity, max(map(len, ids), default=0)
       while width < longest:  # longer with a hint; few widths compile
         width *= 2
-      key = (model.cfg, width)
-      if key not in self._scorers:
-        self._scorers[key] = self._scorer(*key)
-      finish = self._scorers[key].start(model.params, ids, temperatures)
+      scorer = self._scorer(model.cfg, width)
+      finish = scorer.start(model.params, ids, temperatures)
     # Token 0 has no prediction, with or without a hint; nor do tokens of the
     # prompt that the hint has changed.
     first = [max(head.replaced, 1) for head in heads]

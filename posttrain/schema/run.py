@@ -444,20 +444,15 @@ class Eval(bounds.Options):
       "be None or a metric of an environment, as 'eval/pass_rate/ENV'",
       self.best,
     )
-    bounds.require(
-      self.patience is None or None not in (self.best, self.every),
-      'patience',
-      'be None',
-      self.patience,
-      'set best and every, too',
-    )
-    bounds.require(
-      self.stop_at is None or None not in (self.best, self.every),
-      'stop_at',
-      'be None',
-      self.stop_at,
-      'set best and every, too',
-    )
+    for name in ('patience', 'stop_at'):
+      value = getattr(self, name)
+      bounds.require(
+        value is None or None not in (self.best, self.every),
+        name,
+        'be None',
+        value,
+        'set best and every, too',
+      )
 
   @property
   def selects(self) -> tuple[str, str] | None:

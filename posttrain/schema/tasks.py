@@ -437,8 +437,6 @@ class Countdown(bounds.Options):
   )
   # Demonstrations have the values of the expression's parts before it.
   worked: bool = True
-  # Reward of a wrong answer that is an expression; TinyZero's is 0.1.
-  format_reward: bounds.Share = 0.0
   # Number of distinct multisets of numbers in the training split.
   train_tasks: bounds.Count = 20_000
   # Number of multisets in the evaluation split, none in training.

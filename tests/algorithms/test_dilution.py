@@ -41,7 +41,10 @@ def gradient():
 
   def gradient_of(samples):
     batch, left = packing.pack(
-      samples, row_tokens=32, rows=1, micro_batches=4, envs=('e',)
+      samples,
+      packing.Layout(rows=1, longest=32, envs=('e',)),
+      micro_batches=4,
+      row_tokens=32,
     )
     assert not left
     grads, _, loss = jax.device_get(run(batch))

@@ -179,10 +179,9 @@ def test_a_step_trains_on_the_streams(row, stepper):
     ]
   batch, left = packing.pack(
     [dataclasses.replace(s, env='arithmetic') for s in samples],
-    row_tokens=32,
-    rows=1,
+    packing.Layout(rows=1, longest=32, envs=('arithmetic',)),
     micro_batches=2,
-    envs=('arithmetic',),
+    row_tokens=32,
   )
   assert not left
   metrics, change = stepper(batch)
@@ -208,7 +207,10 @@ def test_packing_order_does_not_change_the_loss(stepper):
   results = []
   for order in (samples, samples[::-1]):
     batch, left = packing.pack(
-      order, row_tokens=32, rows=1, micro_batches=12, envs=('arithmetic',)
+      order,
+      packing.Layout(rows=1, longest=32, envs=('arithmetic',)),
+      micro_batches=12,
+      row_tokens=32,
     )
     assert not left
     results.append(stepper(batch)[0])

@@ -38,14 +38,9 @@ def make(length, *, env='sums', row='r', start=1, **fields):
 
 
 def pack(samples, *, row_tokens=8, rows=1, micro_batches=8, **options):
-  return packing.pack(
-    samples,
-    row_tokens=row_tokens,
-    rows=rows,
-    micro_batches=micro_batches,
-    envs=ENVS,
-    **options,
-  )
+  options = {'longest': row_tokens, **options}
+  layout = packing.Layout(rows=rows, envs=ENVS, **options)
+  return packing.pack(samples, layout, micro_batches, row_tokens)
 
 
 def lengths(batch):

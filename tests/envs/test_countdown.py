@@ -59,9 +59,9 @@ def test_what_is_no_expression_has_no_value(text):
   ],
 )
 def test_an_answer_has_each_number_once(text, correct, formatted):
-  score = countdown.grade(text, [19, 44, 35], 98, format_reward=0.1)
+  score = countdown.grade(text, [19, 44, 35], 98)
   assert (score.correct, score.formatted) == (correct, formatted)
-  assert score.reward == (1.0 if correct else 0.1 * formatted)
+  assert score.reward == float(correct)
 
 
 def test_signs_of_latex_are_read():

@@ -77,13 +77,9 @@ def test_a_critic_trains_alike_in_trees_and_micro_batches(kind):
 def pack(samples, trees=False, row_tokens=32, rows=1):
   batch, left = packing.pack(
     samples,
-    row_tokens=row_tokens,
-    rows=rows,
+    packing.Layout(rows=rows, longest=32, envs=ENVS, trees=trees, critic=True),
     micro_batches=8,
-    envs=ENVS,
-    longest=32,
-    trees=trees,
-    critic=True,
+    row_tokens=row_tokens,
   )
   assert not left
   return batch

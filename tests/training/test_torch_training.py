@@ -92,10 +92,9 @@ def _batches(algorithm, data, scorer=None):
   for groups in data:
     batch, left = packing.pack(
       two_turns.finalize(made, groups, scorer),
-      row_tokens=26,
-      rows=2,
+      packing.Layout(rows=2, longest=26, envs=('toy',)),
       micro_batches=3,
-      envs=('toy',),
+      row_tokens=26,
     )
     assert (
       not left and batch.num_micro_batches == 2 and batch.segment_ids.max() > 1

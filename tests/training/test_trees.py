@@ -78,13 +78,11 @@ def _samples():
 def _pack(samples, trees, row_tokens=64, rows=1, trained=False):
   batch, left = packing.pack(
     samples,
-    row_tokens=row_tokens,
-    rows=rows,
+    packing.Layout(
+      rows=rows, longest=32, envs=ENVS, trees=trees, trained=trained
+    ),
     micro_batches=4,
-    envs=ENVS,
-    longest=32,
-    trees=trees,
-    trained=trained,
+    row_tokens=row_tokens,
   )
   assert not left
   return batch

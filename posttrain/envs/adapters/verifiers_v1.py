@@ -14,6 +14,7 @@ images; and a taskset whose package has an environment of its own, which would
 compare the rollouts of a group.
 """
 
+import functools
 import inspect
 import itertools
 import sys
@@ -41,7 +42,7 @@ class Verifiers(base.Env):
     self.name, self._cfg, self.blocking = name, cfg, cfg.blocking
     self._correct_at = cfg.correct_at
     self._class = imports.function(cfg.taskset, f'envs.{name}.env.taskset')
-    self._loaded: dict[str, list[Any]] = {}  # by split
+    self._tasks = functools.cache(self._load)  # by split
 
   def source(self, split: str, seed: int) -> base.Source:
     """Returns the tasks of a split, fewer if the taskset has fewer.
@@ -50,7 +51,7 @@ class Verifiers(base.Env):
       ValueError: an option is not one of the taskset's, or a task needs more
         than one turn.
     """
-    tasks = self._load(split)
+    tasks = self._tasks(split)
     fingerprint = sources.fingerprint(*(task.key.encode() for task in tasks))
     return sources.Shuffled(
       [self._task(f'{split}:{i}', task) for i, task in enumerate(tasks)],
@@ -67,7 +68,7 @@ class Verifiers(base.Env):
     from verifiers.v1 import state
 
     split, index = task.id.split(':')
-    vf_task = self._load(split)[int(index)]
+    vf_task = self._tasks(split)[int(index)]
 
     def grade(text: str, truncated: bool) -> types.Score:
       messages = [*_prompt(vf_task), vf.AssistantMessage(content=text)]
@@ -102,20 +103,18 @@ class Verifiers(base.Env):
     return base.OneTurn(task, grade)
 
   def _load(self, split: str) -> list[Any]:
-    if split not in self._loaded:
-      cfg, options = self._cfg, self._cfg.options
-      first, count = 0, cfg.eval_tasks
-      if split == 'eval':
-        options = options | cfg.eval_options
-      else:
-        first, count = 0 if cfg.eval_options else count, cfg.train_tasks
-      key = f'envs.{self.name}.env'
-      taskset = load_taskset(self._class, options, key)
-      self._loaded[split] = base.build(
-        f'{key}.taskset',
-        lambda: list(itertools.islice(taskset, first, first + count)),
-      )
-    return self._loaded[split]
+    cfg, options = self._cfg, self._cfg.options
+    first, count = 0, cfg.eval_tasks
+    if split == 'eval':
+      options = options | cfg.eval_options
+    else:
+      first, count = 0 if cfg.eval_options else count, cfg.train_tasks
+    key = f'envs.{self.name}.env'
+    taskset = load_taskset(self._class, options, key)
+    return base.build(
+      f'{key}.taskset',
+      lambda: list(itertools.islice(taskset, first, first + count)),
+    )
 
   def _task(self, id: str, vf_task: Any) -> types.Task:
     import verifiers.v1 as vf

@@ -165,10 +165,10 @@ class Episode:
     correct = bool(ledger.correct)
     derived = correct and self._derives()
     rates = {
-      'pass_rate': float(correct),
       'derived': float(derived),
       'guessed': float(correct and not derived),
     }
+    each = {'pass_rate': float(correct), **rates}
     difficulty = self._task.info['difficulty']
     return types.Score(
       reward=sum(self._rewards),
@@ -181,9 +181,8 @@ class Episode:
         'steps': float(len(self._rewards)),
         'failed': float(self._num_failed),
         'unparsed': float(self._num_unparsed),
-        'derived': rates['derived'],
-        'guessed': rates['guessed'],
-        **{f'{name}_{difficulty}': value for name, value in rates.items()},
+        **rates,
+        **{f'{name}_{difficulty}': value for name, value in each.items()},
       },
     )
 
@@ -199,15 +198,11 @@ class Episode:
     """
     info = self._task.info
     golds = [*map(functions.texts, (info['gold_rows'], *info['other_golds']))]
-    shown = [
-      result.tables
+    return any(
+      any(gold <= functions.texts(result.rows) for gold in golds)
+      and self._database.query(info['gold_sql'], 1).tables <= result.tables
       for result in self._results
-      if any(gold <= functions.texts(result.rows) for gold in golds)
-    ]
-    if not shown:
-      return False
-    needed = self._database.query(info['gold_sql'], 1).tables
-    return any(needed <= tables for tables in shown)
+    )
 
   def _act(
     self, action: dialogue.Action
