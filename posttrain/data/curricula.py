@@ -93,7 +93,7 @@ class Curriculum:
   def __next__(self) -> types.Task:
     which, pool, place = sources.uniform(3, self._seed, self._draw)
     self._draw += 1
-    tasks, cfg = np.arange(len(self._pool_of)), self._cfg
+    tasks, cfg = range(len(self._pool_of)), self._cfg
     if cfg.floor <= which < cfg.floor + cfg.rare and len(self._rare):
       tasks = self._rare
     elif which >= cfg.floor and self._sums[-1] > 0:

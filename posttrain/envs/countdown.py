@@ -75,7 +75,7 @@ def grade(text: str, numbers: Sequence[int], target: int) -> types.Score:
     target: the value to reach.
   """
   answers = _ANSWER.findall(tool_calls.outside_thoughts(text))
-  answer = ''.join(answers[-1]) if answers else ''
+  answer = ''.join(['', *answers][-1])
   for sign, plain in _SIGNS.items():
     answer = answer.replace(sign, plain)
   parsed = evaluate(answer.strip())

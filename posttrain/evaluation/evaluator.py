@@ -77,15 +77,6 @@ class EvalTasks:
       self.counts[name] = len(source)
       most = cfg.skip + cfg.prompts + selecting * cfg.best_prompts
       tasks = source.take(most)[cfg.skip :]
-      if cfg.skip and len(tasks) < cfg.prompts:
-        logging.getLogger('absl').warning(
-          'envs.%s.env should have eval.prompts=%d evaluation tasks after '
-          'eval.skip=%d: got %d',
-          name,
-          cfg.prompts,
-          cfg.skip,
-          len(tasks),
-        )
       if stage.envs[name].sampler.too_long == 'drop':
         size = stage.batch.row_tokens
         fitting = [x for x in tasks if _prompt_length(renderer, x) < size]

@@ -75,9 +75,11 @@ class Replay:
     oldest = self._step + 1 - self._cfg.max_age  # of those for the next step
     self._groups = [x for x in self._groups if x[0] >= oldest]
     fit = [group for group in groups if any(map(_has_credit, group))]
-    self._groups += [
-      (self._step, list(map(_store, group))) for group in fit[: self._most]
-    ]
+    for group in fit[: self._most]:
+      bare = (
+        dataclasses.replace(x, task=None, message_ids=None) for x in group
+      )
+      self._groups.append((self._step, list(map(batches.stored_arrays, bare))))
     self._picked, self._step = [], self._step + 1
     return samples, metrics
 
@@ -96,8 +98,3 @@ def _has_credit(sample: types.Sample) -> bool:
   if credit is not None:
     credit = credit * sample.rl_weights
   return any(x is not None and x.any() for x in (credit, sample.value_weights))
-
-
-def _store(sample: types.Sample) -> _Stored:
-  sample = dataclasses.replace(sample, task=None, message_ids=None)
-  return batches.stored_arrays(sample)

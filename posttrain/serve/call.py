@@ -27,6 +27,7 @@ those of prompts from a forward over the whole prompt.
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import json
 import secrets
@@ -187,7 +188,7 @@ class Call:
     kind = 'chatcmpl' if request.chat else 'cmpl'
     self._id = f'{kind}-{secrets.token_hex(12)}'
     self._created = int(time.time())
-    self._token_texts: dict[int, str] = {}
+    self._text_of = functools.cache(self._token_text)
     self._loop, self._events = asyncio.get_running_loop(), asyncio.Queue()
     self._choices = [
       Detokenizer(engine.policy.text, request.stop)
@@ -449,15 +450,13 @@ class Call:
       return f'token_id:{token}'
     return self._text_of(token)
 
-  def _text_of(self, token: int) -> str:
+  def _token_text(self, token: int) -> str:
     """Returns the text of a single token; the name of a special token."""
-    if token not in self._token_texts:
-      policy = self._worker.policy
-      text, renderer = policy.text([token]), policy.renderer
-      if not text and renderer:
-        text = renderer.tokenizer.text(token) or ''
-      self._token_texts[token] = text
-    return self._token_texts[token]
+    policy = self._worker.policy
+    text, renderer = policy.text([token]), policy.renderer
+    if not text and renderer:
+      text = renderer.tokenizer.text(token) or ''
+    return text
 
   def _logprobs(self, ids, logprobs, tops) -> dict[str, Any] | None:
     """Returns the `logprobs` of a choice, if they are requested.

@@ -188,7 +188,7 @@ class Selection:
   def is_over(self) -> bool:
     """Whether `stop_at` is reached, or `patience` is over."""
     if self.value is not None and self.cfg.stop_at is not None:
-      if self._sign * self.value >= self._sign * self.cfg.stop_at:
+      if self._sign * (self.value - self.cfg.stop_at) >= 0:
         return True
     return self.cfg.patience is not None and self.waited >= self.cfg.patience
 

@@ -82,8 +82,8 @@ class TokenComponents(arrays.Objective):
     )
     proximal = scores.pop(0) if is_proximal else None
     fields, metrics = self._credit(batch, *scores) if has_critic else ({}, {})
-    fields = vars(batch) | {'proximal_logprobs': proximal} | fields
-    return arrays.ScoredBatch(**fields), metrics
+    fields = vars(batch) | fields
+    return arrays.ScoredBatch(**fields, proximal_logprobs=proximal), metrics
 
   def _credit(
     self, batch: arrays.AnyBatch, before: jax.Array, after: jax.Array
@@ -111,13 +111,13 @@ class TokenComponents(arrays.Objective):
     return_mean, spread = moments(returns)
     if cfg.normalize_advantages:
       advantages = (advantages - mean) / (jnp.sqrt(variance) + 1e-8)
-    fields = {
+    scale = spread + 1e-8 if cfg.normalize_returns else jnp.ones(())
+    return {
       'advantages': jnp.where(member, advantages, batch.advantages),
       'values': values,
       'returns': returns,
-      'return_scale': spread + 1e-8 if cfg.normalize_returns else jnp.ones(()),
-    }
-    return fields, {
+      'return_scale': scale,
+    }, {
       'value/mean': moments(values)[0],
       'value/return_mean': return_mean,
       'value/explained_variance': jnp.where(

@@ -68,7 +68,7 @@ class ReasoningGym(base.Env):
     def grade(text: str, truncated: bool) -> types.Score:
       text = tool_calls.outside_thoughts(text)
       tagged = _ANSWER.findall(text)
-      answer = (tagged[-1] if tagged else text).strip()
+      answer = [text, *tagged][-1].strip()
       reward = float(data.score_answer(answer, data[index]))
       return types.Score(reward, reward == 1, formatted=bool(tagged))
 
