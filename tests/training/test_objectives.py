@@ -142,12 +142,12 @@ def test_options_reach_the_components():
 def _scored(monkeypatch):
   """A model that is quick to compile: a table of logprobs, and of entropies."""
 
-  def score(params, cfg, ids, positions, segment_ids, *rest):
-    predicted = (positions > 0) & (segment_ids != 0)
+  def score(self, params, micro):
+    predicted = (micro.positions > 0) & (micro.segment_ids != 0)
     tables = params['policy'], params['entropy']
-    return tuple(jnp.where(predicted, x[ids], 0.0) for x in tables)
+    return tuple(jnp.where(predicted, x[micro.ids], 0.0) for x in tables)
 
-  monkeypatch.setattr(objectives.scoring, 'score', score)
+  monkeypatch.setattr(objectives.TokenComponents, '_score', score)
   rng = np.random.default_rng(3)
   shape = (2, fixtures.MODEL.vocab_size)
   tables = np.float32(-4 + 0.3 * rng.normal(size=shape))
