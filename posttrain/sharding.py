@@ -1,7 +1,8 @@
 """Mesh and sharding rules: the device placement of every array.
 
 Mesh axes: `data` splits the batch, `fsdp` splits the batch and the weights,
-`tensor` splits heads, MLP width and vocabulary. Rules are an ordered list of
+`expert` splits the batch and the experts, `tensor` splits heads, MLP width and
+vocabulary. Rules are an ordered list of
 `(regex, axes)` resolved against tree paths; the first match wins.
 
 A program is traced for a mesh within `use(mesh)`. The code that it calls reads
@@ -22,10 +23,10 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from posttrain import schema, tree
 
-AXES = ('data', 'fsdp', 'tensor')
-BATCH_AXES = ('data', 'fsdp')  # split the rows of a batch, and decode slots
+AXES = ('data', 'fsdp', 'expert', 'tensor')
+BATCH_AXES = AXES[:3]  # split the rows of a batch, and decode slots
 BATCH = PartitionSpec(None, BATCH_AXES)  # [micro_batches, rows, tokens]
-DATA, FSDP, TENSOR = AXES
+DATA, FSDP, EXPERT, TENSOR = AXES
 _AUTO = (jax.sharding.AxisType.Auto,) * len(AXES)
 # Megatron's split of a block's matrices (Shoeybi et al., arXiv 1909.08053) over
 # `tensor`: the first ones by columns, those that write to the residual stream
@@ -53,9 +54,9 @@ def mesh_sizes(cfg: MeshOptions, devices: int) -> dict[str, int]:
     raise ValueError(
       f'config.mesh must multiply to the {devices} devices'
       f'{" that config.mesh.sampler leaves" * splits}: got '
-      f'data={cfg.data}, fsdp={cfg.fsdp}, tensor={cfg.tensor}, so {known} or a '
-      'multiple; lower one, set one to -1 (the rest), or plan for other '
-      'devices with --dry_run --devices=gpu:N'
+      f'data={cfg.data}, fsdp={cfg.fsdp}, expert={cfg.expert}, '
+      f'tensor={cfg.tensor}, so {known} or a multiple; lower one, set one to '
+      '-1 (the rest), or plan for other devices with --dry_run --devices=gpu:N'
     )
   return sizes
 
@@ -98,7 +99,7 @@ def make_meshes(
   if own is None:
     mesh = make(cfg, devices)
     return mesh, mesh
-  left = len(devices) - own.data * own.fsdp * own.tensor
+  left = len(devices) - math.prod(getattr(own, axis) for axis in AXES)
   if left < 1:
     raise ValueError(
       'config.mesh.sampler must leave devices to train on: got '
@@ -177,8 +178,8 @@ def check_batch(
     each = tokens or 1
     rows = '' if tokens is None else f' x rows of {tokens} tokens'
     raise ValueError(
-      f'{key} must be a multiple of data x fsdp{rows} = {ways * each} on '
-      f'{mesh.size} devices: got {count * each}'
+      f'{key} must be a multiple of data x fsdp x expert{rows} = '
+      f'{ways * each} on {mesh.size} devices: got {count * each}'
     )
 
 
@@ -230,17 +231,18 @@ def move(params: Any, rules: Rules, mesh: Mesh) -> Any:
 def local_mesh(mesh: Mesh) -> Mesh:
   """Returns the mesh of this process's devices, which decode for it.
 
-  Weights are split over `tensor` as on the run's mesh, and slots over all
-  others. In a run of one process it is the mesh itself.
+  Weights are split over `expert` and `tensor` as on the run's mesh, and slots
+  over all others. In a run of one process it is the mesh itself.
   """
   if jax.process_count() == 1:
     return mesh
-  return _host_mesh(jax.process_index(), mesh.shape[TENSOR])
+  return _host_mesh(jax.process_index(), mesh)
 
 
-def _host_mesh(process: int, tensor: int) -> Mesh:
+def _host_mesh(process: int, mesh: Mesh) -> Mesh:
   own = [x for x in jax.devices() if x.process_index == process]
-  return Mesh(np.reshape(own, (-1, 1, tensor)), AXES, _AUTO)
+  sizes = -1, 1, mesh.shape[EXPERT], mesh.shape[TENSOR]
+  return Mesh(np.reshape(own, sizes), AXES, _AUTO)
 
 
 def check_hosts(mesh: Mesh | AbstractMesh, hosts: int) -> None:
@@ -252,13 +254,14 @@ def check_hosts(mesh: Mesh | AbstractMesh, hosts: int) -> None:
 
   Raises:
     ValueError: the devices cannot be shared out, or an array that is split over
-      `tensor` would lie on several hosts.
+      `expert` or `tensor` would lie on several hosts.
   """
-  devices, tensor = math.prod(mesh.shape.values()), mesh.shape[TENSOR]
-  if devices % hosts or devices // hosts % tensor:
+  devices = math.prod(mesh.shape.values())
+  split = mesh.shape[EXPERT] * mesh.shape[TENSOR]
+  if devices % hosts or devices // hosts % split:
     raise ValueError(
-      f'config.mesh.tensor must divide the devices of a process: got {tensor}, '
-      f'and {devices} devices in {hosts} processes'
+      'config.mesh.expert x tensor must divide the devices of a process: got '
+      f'{split}, and {devices} devices in {hosts} processes'
     )
 
 
@@ -278,8 +281,7 @@ def localize(params: Any, rules: Rules, mesh: Mesh) -> Any:
     mesh: the mesh of this process, from `local_mesh`.
   """
   hosts = [
-    _host_mesh(process, mesh.shape[TENSOR]).devices
-    for process in range(jax.process_count())
+    _host_mesh(process, mesh).devices for process in range(jax.process_count())
   ]
   types = (jax.sharding.AxisType.Auto,) * (1 + len(AXES))
   wide = Mesh(np.stack(hosts), ('process', *AXES), types)
@@ -466,4 +468,4 @@ def reduce_to(x: jax.Array, place: NamedSharding) -> jax.Array:
     return jax.lax.psum(x, BATCH_AXES)
   dimension = place.spec.index(FSDP)
   x = jax.lax.psum_scatter(x, FSDP, scatter_dimension=dimension, tiled=True)
-  return jax.lax.psum(x, DATA)
+  return jax.lax.psum(x, (DATA, EXPERT))

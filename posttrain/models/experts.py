@@ -28,7 +28,11 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
 
+from posttrain import sharding
 from posttrain.models import lora
 from posttrain.ops import grouped_matmul
 
@@ -44,13 +48,13 @@ def route(
   """Chooses each token's experts.
 
   Args:
-    logits: f32[N, E].
+    logits: f32[..., E].
     per_token: k.
     normalize: whether a token's weights sum to 1, which is a softmax over the
       chosen logits.
 
   Returns:
-    (weights f32[N, k], experts i32[N, k]), the largest first.
+    (weights f32[..., k], experts i32[..., k]), the largest first.
   """
   top, index = jax.lax.top_k(logits, per_token)
   if normalize:
@@ -59,25 +63,28 @@ def route(
   return jnp.exp(top - total), index
 
 
-def statistics(logits: jax.Array, index: jax.Array, valid: jax.Array) -> Stats:
+def statistics(logits: jax.Array, index: jax.Array) -> Stats:
   """Returns sums over tokens, from which `metrics` and `balance` are computed.
 
   Args:
-    logits: f32[N, E].
-    index: i32[N, k], the choices.
-    valid: bool[N], whether it is a token.
+    logits: f32[..., E].
+    index: i32[..., k], the choices; those of a pad are E.
 
   Returns:
     load f32[E], choices of each expert; probs f32[E], sums of p; entropy f32[],
     the sum of the entropies of p, nats; tokens f32[].
   """
-  live = valid[:, None].astype(jnp.float32)
+  experts = jnp.arange(logits.shape[-1])
+  experts = experts.reshape((1,) * index.ndim + experts.shape)
+  chosen = (index[..., None] == experts).astype(jnp.float32)
+  live = (index[..., :1] < logits.shape[-1]).astype(jnp.float32)
   log_p = jax.nn.log_softmax(logits)
-  chosen = jnp.zeros(logits.shape[1]).at[index].add(live)
+  p = jnp.exp(log_p) * live
+  tokens = tuple(range(index.ndim - 1))
   return {
-    'load': chosen,
-    'probs': jnp.sum(jnp.exp(log_p) * live, axis=0),
-    'entropy': -jnp.sum(jnp.exp(log_p) * log_p * live),
+    'load': jnp.sum(chosen, axis=(*tokens, -2)),
+    'probs': jnp.sum(p, axis=tokens),
+    'entropy': -jnp.sum(p * log_p),
     'tokens': jnp.sum(live),
   }
 
@@ -95,6 +102,24 @@ def balance(stats: Stats) -> jax.Array:
   share = jax.lax.stop_gradient(load / jnp.maximum(choices, 1))
   mean = probs / jnp.maximum(stats['tokens'], 1)[..., None]
   return load.shape[-1] * jnp.sum(share * mean, axis=-1)
+
+
+def metrics(stats: Stats) -> dict[str, tuple[jax.Array, jax.Array]]:
+  """Returns metrics of stacked layers, as (sum, count) pairs.
+
+  `router/entropy` of p in nats, mean over tokens; means over micro-batches and
+  layers of `router/balance` and of `router/max_load`, the largest load of an
+  expert by the mean load.
+  """
+  stats = jax.lax.stop_gradient(stats)
+  mean = jnp.mean(stats['load'], axis=-1)
+  layers = jnp.sum(mean > 0).astype(jnp.float32)
+  peak = jnp.max(stats['load'], axis=-1) / jnp.where(mean > 0, mean, 1)
+  return {
+    'router/entropy': (jnp.sum(stats['entropy']), jnp.sum(stats['tokens'])),
+    'router/balance': (jnp.sum(balance(stats)), layers),
+    'router/max_load': (jnp.sum(peak), layers),
+  }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +226,9 @@ def apply(
     return product(y, params[name], order.sizes, group)
 
   rows = spread(x, order.rows, order.places)
-  gate, up = times(rows, 'gate'), times(rows, 'up')
+  # Named for `transformer.REMAT`.
+  gate = checkpoint_name(times(rows, 'gate'), 'kept')
+  up = checkpoint_name(times(rows, 'up'), 'kept')
   if limit is None:
     hidden = nn.silu(gate) * up
   else:
@@ -209,5 +236,85 @@ def apply(
     up = jnp.clip(up, -limit, limit)
     hidden = gate * jax.nn.sigmoid(ALPHA * gate) * (up + 1)
   weights = jnp.where(known, weights, 0).astype(x.dtype)
-  y = times(hidden, 'down') * weights.reshape(-1)[order.rows, None]
+  y = checkpoint_name(times(hidden, 'down'), 'kept')
+  y *= weights.reshape(-1)[order.rows, None]
   return collect(y, order.rows, order.places, len(x))
+
+
+def axes(name: str, whole: bool = False) -> tuple[str | None, ...]:
+  """Returns the mesh axes of a kernel [E, in, out] of `NAMES`.
+
+  Args:
+    name: the kernel's name.
+    whole: whether `fsdp` does not split it, as in a decode view.
+  """
+  split = sharding.ROWS if name == 'down' else sharding.COLUMNS
+  return sharding.EXPERT, *(
+    None if whole and axis == sharding.FSDP else axis for axis in split
+  )
+
+
+def mix(
+  params: Any,
+  x: jax.Array,
+  index: jax.Array,
+  weights: jax.Array,
+  whole: bool = False,
+) -> jax.Array:
+  """Computes `apply` of rows, on the devices of the current mesh.
+
+  Args:
+    params: as of `apply`.
+    x: float[B, T, D].
+    index: i32[B, T, k]; E = a pad.
+    weights: f32[B, T, k].
+    whole: see `axes`.
+  """
+
+  def flat(params, x, index, weights):
+    args = (y.reshape(-1, y.shape[-1]) for y in (x, index, weights))
+    return apply(params, *args).reshape(x.shape)
+
+  if sharding.current() is None:
+    return flat(params, x, index, weights)
+
+  def place(kernel, split):
+    if not isinstance(kernel, lora.Adapted):
+      return PartitionSpec(*split)
+    return dataclasses.replace(
+      kernel,
+      kernel=PartitionSpec(*split),
+      a=PartitionSpec(*split[:2]),
+      b=PartitionSpec(split[0], None, split[2]),
+    )
+
+  places = {
+    name: {'kernel': place(params[name]['kernel'], axes(name, whole))}
+    for name in NAMES
+  }
+  rows = sharding.fitting(x.shape[:1], (sharding.BATCH_AXES,))
+
+  def gather(w, place):
+    for i, axis in enumerate(place):
+      if axis == sharding.FSDP:
+        w = lax.all_gather(w.astype(x.dtype), axis, axis=i, tiled=True)
+    return w
+
+  def local(params, *tokens):
+    params = jax.tree.map(gather, params, places)
+    if rows[0]:
+      tokens = [
+        lax.all_gather(y, sharding.EXPERT, axis=0, tiled=True) for y in tokens
+      ]
+    x, index, weights = tokens
+    own = jax.tree.leaves(params['gate'])[0].shape[0]
+    first = lax.axis_index(sharding.EXPERT) * own
+    y = flat(params, x, index - first, weights)
+    if not rows[0]:
+      return lax.psum(y, (sharding.EXPERT, sharding.TENSOR))
+    y = lax.psum_scatter(y, sharding.EXPERT, scatter_dimension=0, tiled=True)
+    return lax.psum(y, sharding.TENSOR)
+
+  return sharding.split(local, (places, rows, rows, rows), rows)(
+    params, x, index, weights
+  )

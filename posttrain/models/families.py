@@ -63,6 +63,10 @@ for _x in 'qkvo':
   }
 for _x in ('gate', 'up', 'down'):
   NAMES[f'layers/mlp/{_x}/kernel'] = f'{LAYER}mlp.{_x}_proj.weight'
+  # One tensor per expert.
+  name = f'{LAYER}mlp.experts.{{}}.{_x}_proj.weight'
+  NAMES[f'layers/experts/{_x}/kernel'] = name
+NAMES['layers/experts/router/kernel'] = LAYER + 'mlp.gate.weight'
 # Those of the norms, by `post_norms`.
 NORMS = {
   False: {'layers/mlp_norm/scale': LAYER + 'post_attention_layernorm.weight'},
@@ -84,6 +88,10 @@ class Family:
   fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   # Our fields by further keys; they precede those of KEYS.
   keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  # Other names of keys.
+  aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  # Further keys of which only one value is supported.
+  plain: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   # Values of missing keys.
   absent: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   # The layers with a window, unless `layer_types` lists them: '' = none,
@@ -117,6 +125,7 @@ _QWEN_ABSENT = {
   'sliding_window': 4096,
   'max_window_layers': 28,
 }
+_MIXTRAL = LAYER + 'block_sparse_moe.'
 # A model is written as the first one that computes it.
 FAMILIES = {
   'llama': Family('LlamaForCausalLM'),
@@ -158,5 +167,49 @@ FAMILIES = {
     },
     windows='sliding_window_pattern',
     local_theta='rope_local_base_freq',
+  ),
+  # An MLP where the layer is in mlp_only_layers, or its number no multiple of
+  # decoder_sparse_step.
+  'qwen3_moe': Family(
+    'Qwen3MoeForCausalLM',
+    fixed={'qk_norm': True},
+    keys={
+      'experts.count': 'num_experts',
+      'experts.per_token': 'num_experts_per_tok',
+      'experts.mlp_dim': 'moe_intermediate_size',
+      'experts.normalize': 'norm_topk_prob',
+    },
+    aliases={'num_local_experts': 'num_experts'},
+    plain={'use_sliding_window': False},
+    absent={
+      'num_key_value_heads': 4,
+      'num_experts': 128,
+      'num_experts_per_tok': 8,
+      'moe_intermediate_size': 768,
+      'norm_topk_prob': False,
+      'decoder_sparse_step': 1,
+    },
+    divides=False,
+  ),
+  'mixtral': Family(
+    'MixtralForCausalLM',
+    keys={
+      'experts.count': 'num_local_experts',
+      'experts.per_token': 'num_experts_per_tok',
+      'experts.mlp_dim': 'intermediate_size',
+    },
+    plain={'sliding_window': None, 'router_jitter_noise': 0.0},
+    absent={
+      'num_key_value_heads': 8,
+      'num_local_experts': 8,
+      'num_experts_per_tok': 2,
+      'rope_theta': 1e6,
+    },
+    names={
+      'layers/experts/router/kernel': _MIXTRAL + 'gate.weight',
+      'layers/experts/gate/kernel': _MIXTRAL + 'experts.{}.w1.weight',
+      'layers/experts/up/kernel': _MIXTRAL + 'experts.{}.w3.weight',
+      'layers/experts/down/kernel': _MIXTRAL + 'experts.{}.w2.weight',
+    },
   ),
 }

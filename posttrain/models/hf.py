@@ -78,10 +78,16 @@ def tensors(
   by_name, kinds, order = {}, layers.kinds(cfg), [*names]
   for path, leaf in tree.flat(all_shapes(cfg)).items():
     places = [((), ())]
-    if stacked := path.startswith('layers/'):
+    if path.startswith('layers/'):
       owners = layers.owners(kinds, path.split('/')[1])
       places = [((place,), (i,)) for place, i in enumerate(owners)]
-    shape = leaf.shape[1:] if stacked else leaf.shape
+      if names[path].count('{}') > 1:
+        places = [
+          ((*place, expert), (*numbers, expert))
+          for place, numbers in places
+          for expert in range(leaf.shape[1])
+        ]
+    shape = leaf.shape[len(places[0][0]) :]
     shape = shape[::-1] if path.endswith('kernel') else shape
     shape = (1, *shape) if path == 'reward/kernel' else shape
     for index, numbers in places:

@@ -9,6 +9,7 @@
 """
 
 import dataclasses
+import operator
 import pathlib
 import typing
 from typing import Any
@@ -21,6 +22,9 @@ from posttrain.util import disk
 _OURS = ('dtype', 'remat', 'attention')
 _FIELDS = {x.name: x.default for x in dataclasses.fields(schema.Model)}
 _TYPES = typing.get_type_hints(schema.Model)
+for _x, _kind in typing.get_type_hints(schema.Experts).items():
+  _FIELDS[f'experts.{_x}'] = getattr(schema.Experts, _x)
+  _TYPES[f'experts.{_x}'] = _kind
 _KINDS = ('full_attention', 'sliding_attention')
 
 
@@ -113,6 +117,8 @@ def _candidates(
     wrong = differing(_parse(text), cfg)
     if not cfg.local_layers:  # nothing reads their base
       wrong = [x for x in wrong if x != 'local_rope_theta']
+    if cfg.experts.count and not cfg.dense_layers:  # nothing reads it
+      wrong = [x for x in wrong if x != 'mlp_dim']
     if family.divides and cfg.embed_dim % cfg.heads:
       wrong.append('heads')
     options.append((wrong, text, family))
@@ -130,7 +136,7 @@ def _text(
     'hidden_act': theirs[cfg.activation],
   }
   for field, key in {**families.KEYS, **family.keys}.items():
-    value = getattr(cfg, field)
+    value = operator.attrgetter(field)(cfg)
     if key == 'query_pre_attn_scalar' and value is not None:
       value = int(value)
     text[key] = theirs[value] if field == 'activation' else value
@@ -146,7 +152,10 @@ def _text(
   }
   if family.local_theta and cfg.local_rope_theta is not None:
     text[family.local_theta] = cfg.local_rope_theta
-  if family.windows not in ('', 'upper') or cfg.local_layers:
+  if cfg.dense_layers:
+    text['mlp_only_layers'] = [*cfg.dense_layers]
+  used = cfg.local_layers or family.windows != 'upper'
+  if family.windows and used:
     text |= {
       # A Gemma wants one even if no layer uses it.
       'sliding_window': cfg.window or family.absent.get('sliding_window'),
@@ -192,6 +201,7 @@ def _parse(text: dict[str, Any]) -> schema.Model:
       f'{ {x: f.architecture for x, f in families.FAMILIES.items()} }: got '
       f'{name!r}, {architectures!r}'
     )
+  text = {family.aliases.get(key, key): value for key, value in text.items()}
   c = {'tie_word_embeddings': False, **family.absent, **text}
   rope, fields = _rope(family, c)
   c |= rope
@@ -200,7 +210,7 @@ def _parse(text: dict[str, Any]) -> schema.Model:
     c['num_key_value_heads'] = c.get('num_attention_heads')
   if c.get('head_dim') is None and c.get('num_attention_heads'):
     c['head_dim'] = (c.get('hidden_size') or 0) // c['num_attention_heads']
-  for key, value in families.PLAIN.items():
+  for key, value in {**families.PLAIN, **family.plain}.items():
     if key not in keys.values() and c.get(key) not in (None, value):
       raise ValueError(
         f'{key} of a {name} must be {value!r}, or absent: got {c[key]!r}'
@@ -215,6 +225,17 @@ def _parse(text: dict[str, Any]) -> schema.Model:
         raise ValueError(f'{key} of a {name} must {must}: got {value!r}')
       value = families.ACTIVATIONS[value]
     fields[field] = _as(_TYPES[field], value)
+  nested = {x: fields.pop(x) for x in [*fields] if x.startswith('experts.')}
+  fields['experts'] = schema.Experts(
+    **{name.partition('.')[2]: value for name, value in nested.items()}
+  )
+  if nested and 'decoder_sparse_step' in family.absent:
+    fields['dense_layers'] = tuple(
+      i
+      for i in range(fields['layers'])
+      if i in (c.get('mlp_only_layers') or ())
+      or (i + 1) % c['decoder_sparse_step']
+    )
   model = schema.Model(**family.fixed, **fields)
   # The layers are counted by now: a list of them is short.
   local = _local_layers(c, model.layers, family.windows)

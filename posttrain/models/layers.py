@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from posttrain import schema, sharding
-from posttrain.models import delta, lora
+from posttrain.models import delta, experts, lora
 from posttrain.ops import attention
 
 Params = Any
@@ -111,7 +111,7 @@ class Linear(nn.Module):
   """
 
   features: int
-  split: tuple[str, str]
+  split: tuple[str, str | None]
   use_bias: bool = False
   scale: float = 1.0
 
@@ -193,6 +193,46 @@ class Attention(nn.Module):
     scale = residual_scale(cfg)
     out = Linear(cfg.embed_dim, sharding.ROWS, scale=scale, name='o')(out)
     return sharding.pin_batch(out), new
+
+
+class Kernels(nn.Module):
+  """The kernels of experts, [E, in, out], normal as that of `Linear`."""
+
+  shape: tuple[int, int, int]
+  scale: float = 1.0
+
+  @nn.compact
+  def __call__(self) -> Params:
+    normal = nn.initializers.normal(self.scale / math.sqrt(self.shape[1]))
+    return {'kernel': self.param('kernel', normal, self.shape)}
+
+
+class Experts(nn.Module):
+  """A mixture of experts, see `models.experts`, and its statistics."""
+
+  cfg: schema.Model
+  fused: bool = False
+
+  @nn.compact
+  def __call__(
+    self, x: jax.Array, valid: jax.Array
+  ) -> tuple[jax.Array, experts.Stats]:
+    cfg, sizes = self.cfg, self.cfg.experts
+    count, width = sizes.count, sizes.mlp_dim
+    router = Linear(count, (sharding.FSDP, None), name='router')
+    # Rounding chooses experts, where two are alike.
+    with jax.default_matmul_precision('highest'):
+      logits = router(x.astype(jnp.float32))
+    weights, index = experts.route(logits, sizes.per_token, sizes.normalize)
+    index = jnp.where(valid[..., None], index, count)
+    inner, scale = (count, cfg.embed_dim, width), residual_scale(cfg)
+    params = {
+      'gate': Kernels(inner, name='gate')(),
+      'up': Kernels(inner, name='up')(),
+      'down': Kernels((count, width, cfg.embed_dim), scale, name='down')(),
+    }
+    y = experts.mix(params, x, index, weights, whole=self.fused)
+    return sharding.pin_batch(y), experts.statistics(logits, index)
 
 
 class Delta(nn.Module):
@@ -302,13 +342,17 @@ class MLP(nn.Module):
 
 
 # Mixers and feed-forwards of layers, by their names in trees.
-PARTS = {'attention': Attention, 'delta': Delta, 'mlp': MLP}
+PARTS = {'attention': Attention, 'delta': Delta, 'mlp': MLP, 'experts': Experts}
 
 
 def kinds(cfg: schema.Model) -> tuple[Kind, ...]:
   """Returns the kind of each layer."""
+  mlps = cfg.dense_layers if cfg.experts.count else range(cfg.layers)
   return tuple(
-    ('delta' if i in cfg.delta_layers else 'attention', 'mlp')
+    (
+      'delta' if i in cfg.delta_layers else 'attention',
+      'mlp' if i in mlps else 'experts',
+    )
     for i in range(cfg.layers)
   )
 
@@ -398,10 +442,14 @@ class Block(nn.Module):
     if cfg.post_norms:
       y = norm('attention_post_norm', checkpoint_name(y, 'kept'))
     x = checkpoint_name(x + y, 'kept')
-    y = PARTS[ff](cfg, self.fused, name=ff)(norm('mlp_norm', x))
+    y, feed, stats = norm('mlp_norm', x), PARTS[ff], None
+    if ff == 'experts':
+      y, stats = feed(cfg, self.fused, name=ff)(y, tokens[1])
+    else:
+      y = feed(cfg, self.fused, name=ff)(y)
     if cfg.post_norms:
       y = norm('mlp_post_norm', checkpoint_name(y, 'kept'))
-    return x + y, new
+    return x + y, stats if cache is None else new
 
 
 class Embed(nn.Module):

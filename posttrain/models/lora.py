@@ -158,7 +158,7 @@ def merge(params: Params) -> Params:
 
 
 def matmul(
-  x: jax.Array, kernel: jax.Array | Adapted, split: tuple[str, str]
+  x: jax.Array, kernel: jax.Array | Adapted, split: tuple[str, str | None]
 ) -> jax.Array:
   """Computes x W, or x W + s (x A) B, in x's dtype.
 

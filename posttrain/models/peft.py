@@ -58,12 +58,13 @@ def save(
   hf.check_empty(folder)
   places = _places(cfg, leaves)
   shapes = {
-    name: leaves[path].shape[:0:-1] for name, (path, _) in places.items()
+    name: leaves[path].shape[: len(index) - 1 : -1]
+    for name, (path, index) in places.items()
   }
 
   def get(name: str) -> np.ndarray:
-    path, layer = places[name]
-    return np.asarray(leaves[path][layer], np.float32).T
+    path, index = places[name]
+    return np.asarray(leaves[path][index], np.float32).T
 
   folder.mkdir(parents=True, exist_ok=True)
   dtypes = dict.fromkeys(shapes, np.dtype(np.float32))
@@ -125,9 +126,9 @@ def load(
   leaves = {
     path: np.zeros(x.shape, np.float32) for path, x in tree.flat(like).items()
   }
-  for name, (path, layer) in _places(cfg, leaves).items():
-    leaves[path][layer] = hf.read_tensor(folder / WEIGHTS, name).T
-    if not np.isfinite(leaves[path][layer]).all():
+  for name, (path, index) in _places(cfg, leaves).items():
+    leaves[path][index] = hf.read_tensor(folder / WEIGHTS, name).T
+    if not np.isfinite(leaves[path][index]).all():
       raise ValueError(
         f'{folder / WEIGHTS}: tensor {name} must be finite: got NaN or infinity'
       )
@@ -159,8 +160,8 @@ def headers(
     raise ValueError(f'{folder / CONFIG}: {error}') from error
   flat = tree.flat(like)
   shapes = {
-    name: flat[path].shape[:0:-1]
-    for name, (path, _) in _places(cfg, flat).items()
+    name: flat[path].shape[: len(index) - 1 : -1]
+    for name, (path, index) in _places(cfg, flat).items()
   }
   hf.find(folder, shapes, WEIGHTS)
   return options, like
@@ -168,8 +169,8 @@ def headers(
 
 def _places(
   cfg: schema.Model, leaves: Mapping[str, Any] | None = None
-) -> dict[str, tuple[str, int]]:
-  """Returns {PEFT's name: (leaf's path, layer)} of given leaves, or of all."""
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+  """Returns {PEFT's name: (leaf's path, index)} of given leaves, or of all."""
   places = {}
   for name, tensor in hf.tensors(cfg).items():
     if not (tensor.index and tensor.transposed):
@@ -178,6 +179,6 @@ def _places(
       path = f'{tensor.paths[0]}/{part}'
       if leaves is None or path in leaves:
         stem = 'base_model.model.' + name.removesuffix('.weight')
-        place = path, tensor.index[0]
+        place = path, tensor.index
         places[f'{stem}.lora_{part.upper()}.weight'] = place
   return places

@@ -22,11 +22,15 @@ decoding, with a cache, unrolls all blocks over a `decode_view`.
     layers/{attention,mlp}_post_norm/scale        [L, D]           post_norms
     layers/mlp/{gate,up}/kernel                   [L, D, F]
     layers/mlp/down/kernel                        [L, F, D]
+    layers/experts/router/kernel                  [L, D, E]        experts
+    layers/experts/{gate,up}/kernel               [L, E, D, F]     experts
+    layers/experts/down/kernel                    [L, E, F, D]     experts
     final_norm/scale                              [D]
     head/kernel                                   [D, V]   not tied_head
 
 The L of a part's leaves are the layers that have it, see `layers.kinds`. J, K,
-R, V and W of delta layers are those of `models.delta`.
+R, V and W of delta layers are those of `models.delta`; E and F of experts those
+of `models.experts`.
 
 The decode view has the same names, except that `layers` is a tuple of layers,
 q, k and v are one `qkv`, gate and up one `gate_up`, qkv, z, b and a of a delta
@@ -51,7 +55,7 @@ import jax
 import jax.numpy as jnp
 
 from posttrain import schema, sharding
-from posttrain.models import layers, lora
+from posttrain.models import experts, layers, lora
 from posttrain.ops import attention
 
 Params = Any
@@ -62,6 +66,17 @@ Cache = tuple[layers.LayerCache | tuple[()], ...]  # () = a delta layer
 # wins. The table is the transpose of a head.
 _INPUTS = '(attention/[qkv]|delta/(qkv|[zba])|mlp/(gate|up))'
 SHARDING_RULES = (
+  (r'experts/router/kernel(/a)?$', (None, sharding.FSDP, None)),
+  (r'experts/router/kernel/b$', ()),
+  (r'experts/(gate|up)/kernel$', (None, *experts.axes('up'))),
+  (r'experts/down/kernel$', (None, *experts.axes('down'))),
+  (r'experts/(gate|up)/kernel/a$', (None, sharding.EXPERT, sharding.FSDP)),
+  (
+    r'experts/(gate|up)/kernel/b$',
+    (None, sharding.EXPERT, None, sharding.TENSOR),
+  ),
+  (r'experts/down/kernel/a$', (None, sharding.EXPERT, sharding.TENSOR)),
+  (r'experts/down/kernel/b$', (None, sharding.EXPERT, None, sharding.FSDP)),
   (r'embed/table$', sharding.ROWS),
   (r'head/kernel$', sharding.COLUMNS),
   (r'attention/[qkv]/kernel$', (None, *sharding.COLUMNS)),
@@ -84,6 +99,8 @@ SHARDING_RULES = (
 
 # The same, of a decode view: matrices are split over `tensor` alone.
 VIEW_RULES = (
+  (r'experts/(gate|up)/kernel$', experts.axes('up', whole=True)),
+  (r'experts/down/kernel$', experts.axes('down', whole=True)),
   (r'embed/table$', (sharding.TENSOR, None)),
   (
     r'(head|attention/qkv|delta/inputs|mlp/gate_up)/kernel$',
@@ -121,10 +138,12 @@ class Period(nn.Module):
   @nn.compact
   def __call__(self, x, local, ranges, ends, tokens):
     block = _remat(self.cfg)
+    stats = []
     for i, kind in enumerate(self.kinds):
       own = None if local is None else local[i]
-      x, _ = block(self.cfg, kind, name=str(i))(x, own, ranges, ends, tokens)
-    return x, None
+      x, each = block(self.cfg, kind, name=str(i))(x, own, ranges, ends, tokens)
+      stats += [each] if each else []
+    return x, jax.tree.map(lambda *x: jnp.stack(x), *stats) if stats else None
 
 
 def _stacked(kinds: tuple[layers.Kind, ...]) -> Any:
@@ -157,7 +176,7 @@ class Transformer(nn.Module):
     positions: jax.Array,
     segment_ids: jax.Array,
     ends: jax.Array | None = None,
-  ) -> jax.Array:
+  ) -> tuple[jax.Array, experts.Stats | None]:
     cfg = self.cfg
     x = layers.Embed(cfg, name='embed')(tokens)
     k_start, k_end = attention.intervals(segment_ids, positions, ends)
@@ -182,12 +201,12 @@ class Transformer(nn.Module):
     )
     k_ends = (k_end,) if ends is None else (k_end, ends)
     valid = positions, segment_ids != 0
-    x, _ = blocks(cfg, kind, name='layers')(x, local, ranges, k_ends, valid)
+    x, stats = blocks(cfg, kind, name='layers')(x, local, ranges, k_ends, valid)
     x = sharding.pin_batch(layers.RMSNorm(cfg, name='final_norm')(x))
     if self.is_initializing() and not cfg.tied_head:
       # `head` reads the kernel.
       layers.Linear(cfg.vocab_size, sharding.COLUMNS, name='head')(x)
-    return x
+    return x, stats
 
 
 @functools.partial(jax.jit, static_argnames='cfg')
@@ -220,7 +239,7 @@ def trunk(
   segment_ids: jax.Array,
   ends: jax.Array | None = None,
   cache: layers.Cached | None = None,
-) -> tuple[jax.Array, layers.Cached | None]:
+) -> tuple[jax.Array, Any]:
   """Computes the hidden states that predict each token's successor.
 
   With a cache, `params` are a `decode_view`, a row holds one sequence, its new
@@ -239,7 +258,9 @@ def trunk(
       cache.
 
   Returns:
-    (hidden [B, T, D] in the compute dtype, cache with the new tokens). Pads
+    (hidden [B, T, D] in the compute dtype, cache with the new tokens). Without
+    a cache, in its place the statistics of the layers with experts, stacked;
+    None = there are none. Pads
     attend to no key and no token attends to them; their hidden states are
     finite and without meaning.
   """
@@ -250,10 +271,12 @@ def trunk(
         lambda x: x.reshape(*shape, *x.shape[1:]), params['layers']
       )
       params = {**params, 'layers': split}
-    hidden = Transformer(cfg).apply(
+    hidden, stats = Transformer(cfg).apply(
       {'params': params}, tokens, positions, segment_ids, ends
     )
-    return hidden, None
+    if len(layers.period(cfg)) > 1:
+      stats = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), stats)
+    return hidden, stats
 
   def apply(module, params, *args):
     return module.apply({'params': params}, *args)

@@ -20,8 +20,10 @@ class Lora(bounds.Options):
   rslora: bool = False
   # Regex searched in the paths of the layers' matrices, which are corrected if
   # it matches. Paths are layers/attention/q/kernel (k, v, o) and
-  # layers/mlp/up/kernel (gate, down). The default matches all of them.
-  targets: bounds.Regex = r'^layers/.*/kernel$'
+  # layers/mlp/up/kernel (gate, down), or layers/experts/up/kernel, one matrix
+  # per expert. The default matches all of them, but not the router's,
+  # layers/experts/router/kernel.
+  targets: bounds.Regex = r'^layers/(?!experts/router).*/kernel$'
 
 
 # Bounds of a model's options: far beyond any model, and small enough that a
@@ -91,6 +93,29 @@ class Delta(bounds.Options):
     )
 
 
+class Experts(bounds.Options):
+  """A mixture of experts in place of the MLP (arXiv 1701.06538)."""
+
+  # Number of experts; 0 = none.
+  count: Annotated[int, bounds.within(0, 2**16)] = 0
+  # Number of experts of a token; at most count.
+  per_token: Size = 2
+  # Hidden width of an expert's gated MLP.
+  mlp_dim: Size = 64
+  # The weights of a token's experts sum to 1; else they are their probabilities
+  # among all experts.
+  normalize: bool = True
+
+  def __post_init__(self):
+    super().__post_init__()
+    bounds.require(
+      not self.count or self.per_token <= self.count,
+      'per_token',
+      f'be at most count={self.count}',
+      self.per_token,
+    )
+
+
 class Model(bounds.Options):
   """A decoder-only transformer of the Llama, Qwen or Gemma family."""
 
@@ -108,6 +133,10 @@ class Model(bounds.Options):
   head_dim: Size = 32
   # Hidden width of the gated MLP.
   mlp_dim: Size = 384
+  # Experts in place of the MLP, see dense_layers.
+  experts: Experts = Experts()
+  # Indices (from 0) of layers with an MLP in a model with experts.
+  dense_layers: tuple[int, ...] = ()
   # Activation of the MLP's gate: 'silu', or 'gelu' with tanh (Gemma).
   activation: Annotated[str, bounds.one_of('silu', 'gelu')] = 'silu'
   # Base of the RoPE wavelengths; larger = longer contexts.
@@ -198,6 +227,14 @@ class Model(bounds.Options):
         'local ones',
       ),
       (
+        'dense_layers',
+        set(self.dense_layers)
+        < set(range(self.layers if self.experts.count else 1))
+        and len(set(self.dense_layers)) == len(self.dense_layers),
+        f'be some of [0, layers={self.layers}) but not all, each once, of a '
+        'model with experts',
+      ),
+      (
         'window',
         bool(self.local_layers) == (self.window is not None),
         'be set if and only if local_layers is',
@@ -215,7 +252,19 @@ class Model(bounds.Options):
     inner = delta.value_heads * (3 * delta.value_dim + 2)
     inner += 2 * delta.key_heads * delta.key_dim
     mixers = (self.layers - count) * heads + count * inner
-    return self.embed_dim * (tables + mixers + self.layers * 3 * self.mlp_dim)
+    experts = self.experts
+    count = self.layers - len(self.dense_layers) if experts.count else 0
+    widths = (self.layers - count) * 3 * self.mlp_dim
+    widths += count * experts.count * (3 * experts.mlp_dim + 1)
+    return self.embed_dim * (tables + mixers + widths)
+
+  @property
+  def ff_columns(self) -> int:
+    """The hidden width of a token in the widest feed-forward."""
+    if not self.experts.count:
+      return self.mlp_dim
+    chosen = self.experts.per_token * self.experts.mlp_dim
+    return max(chosen, self.mlp_dim if self.dense_layers else 0)
 
   @property
   def serves_trees(self) -> bool:
@@ -237,12 +286,19 @@ class Model(bounds.Options):
     try:
       scaling = RopeScaling(**values.get('rope_scaling', {}))
       delta = Delta(**values.get('delta', {}))
+      experts = Experts(**values.get('experts', {}))
       tuples = {
         name: tuple(values.get(name, ()))
-        for name in ('local_layers', 'delta_layers')
+        for name in ('local_layers', 'delta_layers', 'dense_layers')
       }
       return cls(
-        **{**values, 'rope_scaling': scaling, 'delta': delta, **tuples}
+        **{
+          **values,
+          'rope_scaling': scaling,
+          'delta': delta,
+          'experts': experts,
+          **tuples,
+        }
       )
     except (AttributeError, TypeError) as error:
       must = 'be an object with keys of the schema only'

@@ -302,3 +302,7 @@ class Loss(bounds.Options):
   preference: PreferenceLoss = Sigmoid()
   # The loss of a stage of kind 'ranking'.
   ranking: Ranking = Ranking()
+  # Weight of the loss that balances a model's experts (Switch Transformers,
+  # arXiv 2101.03961), over the tokens of a micro-batch, mean over layers; 0 =
+  # it is metered only, as router/balance. Not in stages on pairs.
+  balance: bounds.NonNegative = 0.0

@@ -559,6 +559,8 @@ class SamplerMesh(bounds.Options):
   fsdp: bounds.Count = 1
   # Devices of the axis that splits heads, MLP width and vocabulary.
   tensor: bounds.Count = 1
+  # Devices of the axis that splits slots, rows and experts.
+  expert: bounds.Count = 1
 
 
 class Mesh(bounds.Options):
@@ -570,13 +572,15 @@ class Mesh(bounds.Options):
   fsdp: Devices = 1
   # Devices of the axis that splits heads, MLP width and vocabulary.
   tensor: Devices = 1
+  # Devices of the axis that splits the batch and the experts.
+  expert: Devices = 1
   # Devices of their own, the last ones, for the models that sample, score and
   # judge; the axes above then split the others. None = they share those.
   sampler: SamplerMesh | None = None
 
   def __post_init__(self):
     super().__post_init__()
-    sizes = self.data, self.fsdp, self.tensor
+    sizes = self.data, self.fsdp, self.expert, self.tensor
     bounds.require(
       sizes.count(-1) <= 1, 'data', 'be -1 on one axis at most', sizes
     )

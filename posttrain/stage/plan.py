@@ -471,7 +471,7 @@ def _head(model: schema.Model, mesh: Mesh) -> int:
 
 def _work(model: schema.Model, mesh: Mesh, tokens: int, copies: int) -> int:
   """Returns the bytes of a layer's work on some tokens: the measured term."""
-  columns = model.mlp_dim // mesh.shape[sharding.TENSOR]
+  columns = model.ff_columns // mesh.shape[sharding.TENSOR]
   return copies * tokens * columns * _width(model)
 
 
@@ -507,7 +507,9 @@ def _update_bytes(
   kept = width * model.embed_dim
   if model.remat == 'none':
     heads = (model.heads + model.kv_heads) * model.head_dim
-    products = (2 if model.qk_norm else 1) * heads + heads + 2 * model.mlp_dim
+    products = (
+      (2 if model.qk_norm else 1) * heads + heads + 2 * model.ff_columns
+    )
     kept += (width * products + 4 * model.heads) // tensor
     kept += width * model.embed_dim
   elif model.remat == 'attention':
@@ -562,7 +564,7 @@ def _transfers(
   once per update.
   """
   width, depth = _width(model), model.layers
-  data, fsdp, tensor = (mesh.shape[x] for x in sharding.AXES)
+  data, fsdp, _, tensor = (mesh.shape[x] for x in sharding.AXES)
   once, local = batch.reduce_gradients == 'update', _local_tokens(mesh, batch)
   tables = _head(model, mesh) * (1 if model.tied_head else 2)
   trained, others = _by_fsdp(params['layers'])

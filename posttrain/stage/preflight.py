@@ -169,11 +169,12 @@ def make(
   sharding.check_batch(mesh, rows, f'{key}.micro_batch_tokens', row_tokens)
   slots = stage.rollout.slot_count
   sharding.check_batch(run.sampler_mesh, slots, f'config.{name}.rollout.slots')
-  if stage.batch.reduce_gradients == 'update' and mesh.shape['tensor'] > 1:
-    raise ValueError(
-      f'{key}.reduce_gradients must be micro_batch with config.mesh.tensor='
-      f'{mesh.shape["tensor"]}: got update; choose fsdp for these devices'
-    )
+  for axis in ('expert', 'tensor'):
+    if stage.batch.reduce_gradients == 'update' and mesh.shape[axis] > 1:
+      raise ValueError(
+        f'{key}.reduce_gradients must be micro_batch with config.mesh.{axis}='
+        f'{mesh.shape[axis]}: got update; choose fsdp for these devices'
+      )
   # 3. The tasks of its evaluation.
   envs = dict(data.envs) if spec.objective.generates_text else {}
   with _naming(name):

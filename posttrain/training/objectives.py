@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from posttrain import schema, scoring, types
 from posttrain.losses import ce, combine, gae, ratios, ref_kl, rl, value
-from posttrain.models import transformer
+from posttrain.models import experts, transformer
 from posttrain.training import arrays, pair_objectives
 
 
@@ -34,7 +34,7 @@ class TokenComponents(arrays.Objective):
   `loss/total`, `entropy` and `mismatch/*`; with several environments also
   `entropy/<env>` and `nll/<env>`, `loss/<component>/<env>`, an environment's
   share of the loss (these add up), and `tokens/<component>/<env>`, its member
-  tokens.
+  tokens; of a model with experts `router/*`.
   """
 
   def __init__(
@@ -55,7 +55,7 @@ class TokenComponents(arrays.Objective):
     loss = loss or schema.Loss()
     self._rl = loss.rl
     self._ref_kl = vars(loss.ref_kl)
-    self._value = loss.value
+    self._value, self._balance = loss.value, loss.balance
 
   def before_updates(
     self, params: arrays.Params, batch: arrays.AnyBatch
@@ -72,7 +72,7 @@ class TokenComponents(arrays.Objective):
 
     def score(i, before):
       micro = jax.tree.map(lambda x: x[i] if x.ndim else x, batch)
-      logprobs, _, *values = self._score(params, micro)
+      _, logprobs, _, *values = self._score(params, micro)
       scores = [logprobs] * is_proximal + values
       return [x.at[i].set(y) for x, y in zip(before, scores, strict=True)]
 
@@ -139,7 +139,7 @@ class TokenComponents(arrays.Objective):
     if not (batch.mask & (batch.versions >= 0)).any():
       prefixes += ('mismatch/',)
     if not batch.num_micro_batches:
-      prefixes += ('entropy', 'loss/')
+      prefixes += ('entropy', 'loss/', 'router/')
     # Exact names from here on: an environment's may begin with another's.
     names = {
       key
@@ -155,7 +155,7 @@ class TokenComponents(arrays.Objective):
   def __call__(
     self, params: arrays.Params, micro: arrays.AnyBatch
   ) -> tuple[jax.Array, combine.Metrics]:
-    logprobs, entropy, *values = self._score(params, micro)
+    stats, logprobs, entropy, *values = self._score(params, micro)
     components = self._components(micro, logprobs, entropy)
     if values and self._value.coef:
       terms, metrics = value.loss(
@@ -172,6 +172,11 @@ class TokenComponents(arrays.Objective):
         name: (terms * micro.copies, metrics)
         for name, (terms, metrics) in components.items()
       }
+    if stats and self._balance:
+      member = jnp.astype(micro.rl_weights != 0, jnp.float32)
+      member += micro.ce_weights != 0
+      term = self._balance * jnp.mean(experts.balance(stats))
+      components['balance'] = term * member, {}
     counts = {
       'rl': rl.denominator(
         micro.rl_count,
@@ -182,34 +187,40 @@ class TokenComponents(arrays.Objective):
       'ce': micro.ce_count,
       'ref_kl': micro.ref_kl_count,
       'value': micro.value_count,
+      'balance': micro.rl_count + micro.ce_count,
     }
     loss, metrics = combine.total(components, counts)
     if len(self._envs) > 1:
       metrics |= self._per_env(micro, components, counts)
     metrics |= self._diagnostics(micro, logprobs, entropy)
     metrics |= _mismatch(micro, logprobs, self._rl.max_log_ratio)
+    metrics |= experts.metrics(stats) if stats else {}
     return loss, combine.sums(metrics, micro.copies)
 
   def _score(
     self, params: arrays.Params, micro: arrays.AnyBatch
-  ) -> tuple[jax.Array, ...]:
-    """Returns logprobs and entropy of each token, f32[B, T].
+  ) -> tuple[Any, ...]:
+    """Returns statistics of experts, logprobs and entropy, f32[B, T].
 
-    With a critic also the values before and after it.
+    With a critic also the values before and after each token.
     """
     places = micro.ids, micro.positions, micro.segment_ids
     links = micro.temperatures, micro.parents
-    hidden, _ = transformer.trunk(params, self._model, *places, ends=micro.ends)
+    hidden, stats = transformer.trunk(
+      params, self._model, *places, ends=micro.ends
+    )
     scores = scoring.score_hidden(params, self._model, hidden, *places, *links)
     if micro.rewards is None:
-      return scores
+      return stats, *scores
     critic = params['critic']
     if 'layers' in critic:  # it has a trunk of its own
       hidden, _ = transformer.trunk(
         critic, self._model, *places, ends=micro.ends
       )
-    return *scores, *scoring.values(
-      critic, hidden, micro.positions, micro.parents
+    return (
+      stats,
+      *scores,
+      *scoring.values(critic, hidden, micro.positions, micro.parents),
     )
 
   def _components(

@@ -110,15 +110,14 @@ def test_adapted_experts_are_merged_ones():
 
 def test_statistics():
   logits = jnp.log(jnp.array([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [1, 1, 1]]))
-  index = jnp.array([[0], [1], [2]])
-  stats = experts.statistics(logits, index, jnp.array([True, True, False]))
+  stats = experts.statistics(logits, jnp.array([[0], [1], [3]]))
   np.testing.assert_array_equal(stats['load'], [1, 1, 0])
   np.testing.assert_allclose(stats['probs'], [0.6, 1.05, 0.35], rtol=1e-5)
   entropy = 1.5 * np.log(2) - 0.8 * np.log(0.8) - 0.2 * np.log(0.1)
   np.testing.assert_allclose(stats['entropy'], entropy, rtol=1e-5)
   # 3 (0.5 x 0.3 + 0.5 x 0.525)
   np.testing.assert_allclose(experts.balance(stats), 1.2375, rtol=1e-5)
-  none = experts.statistics(logits, index, jnp.zeros(3, bool))
+  none = experts.statistics(logits, jnp.full((3, 1), 3))
   assert experts.balance(none) == 0
 
 

@@ -86,6 +86,31 @@ CASES = {
       'tie_word_embeddings': False,
     },
   ),
+  'qwen3-moe': (
+    'Qwen3Moe',
+    {
+      'num_hidden_layers': 4,
+      'num_experts': 7,
+      'num_experts_per_tok': 3,
+      'moe_intermediate_size': 20,
+      'norm_topk_prob': True,
+      'mlp_only_layers': [1, 3],
+      'head_dim': 12,
+    },
+  ),
+  'qwen3-moe-sums-below-1': (
+    'Qwen3Moe',
+    {
+      'num_experts': 8,
+      'num_experts_per_tok': 2,
+      'moe_intermediate_size': 24,
+      'head_dim': 16,
+    },
+  ),
+  'mixtral': (
+    'Mixtral',
+    {'num_local_experts': 5, 'num_experts_per_tok': 2, 'head_dim': 10},
+  ),
 }
 each = pytest.mark.parametrize('case', CASES)
 
@@ -257,6 +282,8 @@ def test_logits_equal_those_of_transformers(case, folder):
   'case',
   [
     'qwen3',
+    'qwen3-moe',
+    'mixtral',
     'gemma2',
     'gemma3',
     *(

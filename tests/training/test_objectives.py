@@ -145,7 +145,7 @@ def _scored(monkeypatch):
   def score(self, params, micro):
     predicted = (micro.positions > 0) & (micro.segment_ids != 0)
     tables = params['policy'], params['entropy']
-    return tuple(jnp.where(predicted, x[micro.ids], 0.0) for x in tables)
+    return None, *(jnp.where(predicted, x[micro.ids], 0.0) for x in tables)
 
   monkeypatch.setattr(objectives.TokenComponents, '_score', score)
   rng = np.random.default_rng(3)
@@ -397,3 +397,30 @@ def test_entropy_and_nll_are_per_environment():
 def test_bad_options(node, options, message):
   with pytest.raises(schema.FieldError, match=message):
     node(**options)
+
+
+def test_experts_are_balanced_by_option():
+  sizes = schema.Experts(count=3, per_token=1, mlp_dim=8)
+  model = dataclasses.replace(fixtures.MODEL, experts=sizes)
+  params, batch = fixtures.params(model), _batch()
+
+  def measure(balance):
+    loss = schema.Loss(balance=balance)
+    objective = objectives.TokenComponents(model, ENVS, loss)
+    grads, metrics, total = jax.jit(
+      functools.partial(train_step.accumulate, objective)
+    )(params, batch)
+    return grads, combine.means(metrics), total
+
+  plain, metrics, total = measure(0.0)
+  grads, balanced, more = measure(2.0)
+  assert 1 < metrics['router/balance'] <= 3
+  assert 1 < metrics['router/max_load'] <= 3
+  assert 0 < metrics['router/entropy'] < np.log(3)
+  assert 'loss/balance' not in metrics
+  np.testing.assert_allclose(more - total, balanced['loss/balance'], rtol=1e-4)
+  # The micro-batches have about as many tokens.
+  expected = 2 * metrics['router/balance']
+  np.testing.assert_allclose(balanced['loss/balance'], expected, rtol=0.1)
+  router = [x['layers']['experts']['router']['kernel'] for x in (plain, grads)]
+  assert np.abs(router[0] - router[1]).max() > 1e-4

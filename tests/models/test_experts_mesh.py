@@ -1,0 +1,113 @@
+"""Experts on several devices compute what one does.
+
+As a program it writes the results of meshes, `data,fsdp,expert,tensor`, to a
+file.
+"""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from posttrain import schema, sharding
+from posttrain.models import layers, lora, transformer
+from tests import fixtures
+
+CFG = schema.Model(
+  vocab_size=40,
+  layers=2,
+  embed_dim=16,
+  heads=2,
+  kv_heads=2,
+  head_dim=8,
+  mlp_dim=24,
+  experts=schema.Experts(count=4, per_token=2, mlp_dim=12),
+  dense_layers=(0,),
+)
+
+
+def outcome(mesh):
+  """Returns logits, the gradient of a sum, and those of a decode view."""
+  params = transformer.init(jax.random.key(0), CFG)
+  adapter = lora.init(jax.random.key(1), schema.Lora(rank=2), params)
+  # B is 0 at first.
+  adapter = jax.tree.map(
+    lambda x: 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), adapter
+  )
+  trees = params, adapter
+  rules = transformer.SHARDING_RULES
+  trees = sharding.put(trees, sharding.shardings(trees, rules, mesh))
+  rng = np.random.default_rng(0)
+  tokens = rng.integers(0, 40, (8, 6)).astype(np.int32)
+  positions = np.broadcast_to(np.arange(6, dtype=np.int32), (8, 6))
+  segments = np.ones_like(tokens)
+  segments[:3, 4:] = 0
+
+  def loss(trees, adapted):
+    params, adapter = trees
+    params = lora.Base(params, 0.5).attach(adapter) if adapted else params
+    rows = tokens, positions, segments
+    hidden, stats = transformer.trunk(params, CFG, *rows)
+    weights = jnp.asarray((segments != 0)[..., None], jnp.float32)
+    return jnp.sum(weights * hidden**3), (hidden * weights, stats)
+
+  def decode(params, rows):
+    view = transformer.decode_view(params, CFG)
+    place = sharding.shardings(view, transformer.VIEW_RULES, mesh)
+    if sharding.current() is not None:
+      view = jax.lax.with_sharding_constraint(view, place)
+    cache = layers.Cached(transformer.empty_cache(CFG, rows, 8))
+    hidden, _ = transformer.trunk(
+      view, CFG, *(x[:rows] for x in (tokens, positions, segments)), cache=cache
+    )
+    return hidden * (segments[:rows] != 0)[..., None]
+
+  with sharding.use(mesh):
+    out = {
+      f'adapted={x}': jax.jit(
+        jax.value_and_grad(lambda t, x=x: loss(t, x), has_aux=True)
+      )(trees)
+      for x in (False, True)
+    }
+    # Rows that do not divide over the devices as well.
+    for rows in (8, 3):
+      out[f'decode={rows}'] = jax.jit(lambda p, rows=rows: decode(p, rows))(
+        trees[0]
+      )
+  return {
+    jax.tree_util.keystr(path): np.asarray(x)
+    for path, x in jax.tree_util.tree_leaves_with_path(out)
+  }
+
+
+@pytest.mark.parametrize(
+  'devices, meshes',
+  [
+    (4, ((1, 1, 4, 1), (1, 2, 2, 1))),
+    pytest.param(8, ((1, 2, 2, 2), (2, 1, 2, 2)), marks=pytest.mark.slow),
+  ],
+)
+def test_devices_match_one(tmp_path, devices, meshes):
+  path = tmp_path / 'arrays.npz'
+  names = [','.join(map(str, mesh)) for mesh in meshes]
+  fixtures.run_on_devices(
+    devices, '-m', 'tests.models.test_experts_mesh', str(path), *names
+  )
+  arrays = np.load(path)
+  for key, value in outcome(sharding.one_device()).items():
+    for name in names:
+      atol = 1e-5 * max(1, np.abs(value).max())
+      np.testing.assert_allclose(
+        arrays[f'{name}/{key}'], value, atol=atol, err_msg=f'{name} {key}'
+      )
+
+
+if __name__ == '__main__':
+  results = {}
+  for name in sys.argv[2:]:
+    sizes = dict(zip(sharding.AXES, map(int, name.split(',')), strict=True))
+    found = outcome(sharding.make_mesh(schema.Mesh(**sizes)))
+    results |= {f'{name}/{key}': value for key, value in found.items()}
+  np.savez(sys.argv[1], **results)
