@@ -27,11 +27,19 @@ model: 0, then some 0.60 of the games, reward 0.2, then 1.5, 100 steps
 """
 
 import dataclasses
+import pathlib
 
 import ml_collections
 
-from configs import common
+from configs import common, machinery
 from posttrain import schema
+
+# Bytes, and an id for each letter with its mark, as `cX`: so a letter of a guess
+# has the same distance to the marked letters of its place in every game.
+TOKENIZER = schema.Tokenizer(
+  path=str(pathlib.Path(__file__).with_name('wordle_tokenizer.json')),
+  eos='<|end|>',
+)
 
 # What is learned: 679 words, of which 128 are never secret in training.
 ENV = schema.Wordle(
@@ -45,11 +53,11 @@ EVAL = schema.Eval(
   prompts=96,
   samples=4,
   max_tokens=6,
-  max_episode_tokens=120,
+  max_episode_tokens=90,
   suite=('wordle', 'crane', 'hello'),
 )
 BATCH = schema.Batch(
-  prompts_per_step=64, row_tokens=144, micro_batch_tokens=2304
+  prompts_per_step=64, row_tokens=96, micro_batch_tokens=2304
 )
 
 # Stage 1: SFT on games of a consistent guesser, up to the first evaluation with
@@ -62,6 +70,8 @@ SFT = schema.Stage(
   optim=schema.Optim(lr=2e-3, schedule='constant', warmup_steps=20),
   eval=dataclasses.replace(
     EVAL,
+    skip=64,
+    prompts=32,
     samples=16,
     every=50,
     best='eval/sampled_pass_rate/wordle',
@@ -78,7 +88,7 @@ GRPO = schema.Stage(
       ENTRY,
       algorithm=schema.Grpo(),
       sampler=schema.Policy(
-        temperature=1.0, max_tokens=6, max_episode_tokens=120
+        temperature=1.0, max_tokens=6, max_episode_tokens=90
       ),
       group_size=8,
     )
@@ -97,6 +107,8 @@ GRPO = schema.Stage(
 def get_config(argument: str = '') -> ml_collections.ConfigDict:
   stages = {'sft': SFT, 'grpo': GRPO}
   config, folder = common.published_task(argument, stages, 512, 4096)
+  if not folder:
+    config.tokenizer = machinery.node(TOKENIZER)
   for name in config.stages if folder else ():
     config[name].envs.wordle.env.style = 'verbose'
   return config

@@ -8,7 +8,7 @@ import pytest
 
 from configs import arguments, common
 from posttrain import config, main, schema, types
-from posttrain.chat import rendering
+from posttrain.chat import rendering, tokenizers
 from posttrain.config import checks
 from posttrain.stage import preflight
 from tests import qwen3
@@ -80,14 +80,14 @@ def test_tiny_is_smaller(path):
   _assert_smaller(tiny, full)
   assert full.model == schema.PRESETS['small']
   assert tiny.model == schema.PRESETS['tiny']
-  # The suite needs no larger slots, and no piece of a word.
+  # The suite needs no larger slots, and SQL's no piece of a word.
   renderer = rendering.load(tiny.tokenizer)
   for stage in tiny.stages.values():
     for prompt in stage.eval.suite:
       messages = [{'role': 'user', 'content': prompt}]
       ids = renderer.render(messages, add_generation_prompt=True).ids
       assert len(ids) + stage.eval.max_tokens <= stage.batch.row_tokens
-      if tiny.tokenizer.path:
+      if 'sql_tokenizer' in (tiny.tokenizer.path or ''):
         assert len(ids) < len(prompt) / 2
 
 
@@ -138,6 +138,15 @@ def test_controls_share_the_start_of_grpo(name):
   ratios = [x.envs['sums'].ratio for x in both.values()]
   assert ratios == [1, 0]  # taught, and measured alone
   assert both['grpo'].envs[name] == control.stages['grpo'].envs[name]
+
+
+def test_a_marked_letter_of_wordle_is_one_id():
+  tokenizer = tokenizers.load(_build('wordle').tokenizer)
+  text = 'cXrYaGnXeX'
+  ids = tokenizer.encode(text)
+  assert len(ids) == 5 and tokenizer.decode(ids) == text
+  assert len(tokenizer.encode('crane')) == 5
+  assert not set(ids) & set(tokenizer.encode('crane'))
 
 
 def test_rewards_of_controls():
