@@ -33,7 +33,8 @@ MODEL = dataclasses.replace(
 )
 OPTIM = dataclasses.replace(fixtures.OPTIM, eps=1e-3)  # not to magnify rounding
 CFG = schema.Lora(rank=4, alpha=8.0)
-KINDS = ('tokens', 'trees', 'lora', 'critic', 'sigmoid', 'kto', 'ranking')
+CRITICS = {'critic': 'model', 'head': 'head'}
+KINDS = ('tokens', 'trees', 'lora', *CRITICS, 'sigmoid', 'kto', 'ranking')
 REDUCE = ('micro_batch', 'update')
 REFERENCES = ('ema:0.9', 'snapshot:2')
 SIZES = ((8, 1, 1), (1, 8, 1), (1, 2, 4), (2, 2, 2))
@@ -50,7 +51,7 @@ def _objective(kind):
     return objectives.TYPES['ranking'](MODEL, (), loss)
   mode = 'token_truncate' if kind in ('tokens', 'trees') else 'none'
   loss = schema.Loss(rl=schema.Clip(sampler_is_mode=mode))
-  envs = trees.ENVS if kind in ('trees', 'critic') else ('arithmetic',)
+  envs = trees.ENVS if kind in ('trees', *CRITICS) else ('arithmetic',)
   return objectives.TokenComponents(MODEL, envs, loss)
 
 
@@ -59,7 +60,7 @@ def _batch(kind):
     return pairs._pack(pairs._choices(16), pairs._choices(4, seed=1), rows=8)
   if kind == 'trees':
     return trees._pack(trees._samples(), True, 32, rows=8)
-  if kind == 'critic':
+  if kind in CRITICS:
     return critics.pack(critics.samples(), trees=True, rows=8)
   return fixtures.sampled(*fixtures.batches(1, micro_batch_tokens=512))
 
@@ -75,7 +76,7 @@ def _adapter(base, key):
 def outcome(kind, mesh, reduce='micro_batch'):
   """Returns the metrics and the state of two steps of two updates."""
   rules, key = transformer.SHARDING_RULES, jax.random.key(0)
-  critic = schema.Critic(kind='model' if kind == 'critic' else 'none')
+  critic = schema.Critic(kind=CRITICS.get(kind, 'none'))
   optimizer = optim.make_all(OPTIM, critic, 10)
   objective = _objective(kind)
   params, base = transformer.init(key, MODEL), None
