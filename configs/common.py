@@ -330,7 +330,7 @@ def published_task(
     )
   stages = {**stages, 'grpo': arm(*arms, **stages)} if arms else {**stages}
   for name, stage in stages.items() if 'retention' in words else ():
-    sums = schema.Arithmetic(ops=('+',), train_tasks=4000, eval_tasks=1250)
+    sums = schema.Arithmetic(ops=('+',), train_tasks=4000, eval_tasks=2000)
     entry = schema.EnvEntry(env=sums, ratio=float(name == 'sft'))
     most = max(stage.eval.max_tokens, 40)
     stages[name] = dataclasses.replace(

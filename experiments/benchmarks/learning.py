@@ -709,7 +709,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     __doc__, seeds='0,1,2', jobs=1, test=1000, tune_seed=99
   )
   add = parser.add_argument
-  add('--recipes', required=True, help='files in configs/, without .py')
+  add(
+    '--recipes',
+    required=True,
+    help='files in configs/, without .py; with ; between if one has a comma',
+  )
   add('--workdir', required=True, help='the folder of all runs')
   add('--vary', action='append', default=[], metavar='KEY=VALUE,VALUE')
   add('--control', default='true', choices=('true', 'false'))
@@ -719,7 +723,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   args, rest = parser.parse_known_args(argv)
   parsed = map(jobs_lib.parse_sweep, args.vary)
   trials = expand(
-    args.recipes.split(','),
+    args.recipes.split(';' if ';' in args.recipes else ','),
     list(map(int, (args.starts or args.seeds).split(','))),
     [(key, text) for key, texts in parsed for text in texts],
     overrides_of(rest),
