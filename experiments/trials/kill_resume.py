@@ -46,13 +46,7 @@ SUMS = {
   'train_tasks': 15,
   'eval_tasks': 2,
 }
-PAIRS = {
-  'sizes': '(2,)',
-  'worked': False,
-  'format_reward': 0.1,
-  'train_tasks': 40,
-  'eval_tasks': 8,
-}
+PAIRS = {'sizes': '(2,)', 'worked': False, 'train_tasks': 40, 'eval_tasks': 8}
 # --stage -> (recipe, its stages, its environment, the environment's options)
 RECIPES = {
   'grpo': ('arithmetic', ('sft', 'grpo'), 'arithmetic', SUMS),
@@ -86,6 +80,9 @@ def setting(name: str) -> dict:
     # No answer is right so early, and the best step would be the first one.
     result |= {'sft.eval.best': None, 'sft.eval.stop_at': None}
     result['sft.batch.prompts_per_step'] = 16
+  if name == 'countdown':  # rewards that differ within a group
+    drawn = '{"drawn": {"fn": "configs.common:drawn", "isolate": False}}'
+    result['grpo.envs.countdown.rewards'] = drawn
   if name in ('grpo', 'ppo'):
     result[f'{second}.envs.{env}.sampler.max_tokens'] = 16
   for stage in (first, second):

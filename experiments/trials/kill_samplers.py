@@ -80,9 +80,7 @@ def main() -> None:
     scratch = pathlib.Path(folder)
     kill_resume.finish(kill_resume.start(args, scratch, 'whole'))
     truth = kill_resume.outcome(scratch / 'whole')
-    options = [
-      f'{k}={x}' for k, x in kill_resume.setting('arithmetic', 'grpo').items()
-    ]
+    options = [f'{k}={x}' for k, x in kill_resume.setting('grpo').items()]
     words = [f'--config.{option}' for option in [*options, *args.set]]
     words += [f'--config.compilation_cache={scratch / "compiled"}']
     words += ['--config=configs/arithmetic.py:tiny']

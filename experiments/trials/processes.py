@@ -49,18 +49,18 @@ RECIPES = {  # name -> recipe, second stage, overrides
   'arithmetic': (
     'arithmetic',
     'grpo',
-    {**kill_resume.setting('arithmetic', 'grpo'), **TOKENS, 'grpo.steps': 8},
+    {**kill_resume.setting('grpo'), **TOKENS, 'grpo.steps': 8},
   ),
   'sql': ('sql', 'grpo', TOKENS),
   'dpo': (
     'arithmetic_dpo',
     'dpo',
-    {**kill_resume.setting('arithmetic', 'dpo'), 'dpo.steps': 6},
+    {**kill_resume.setting('dpo'), 'dpo.steps': 6},
   ),
   'rm': (
     'arithmetic_reward_model',
     'rm',
-    {**kill_resume.setting('arithmetic', 'rm'), 'rm.steps': 6},
+    {**kill_resume.setting('rm'), 'rm.steps': 6},
   ),
 }
 
