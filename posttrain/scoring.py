@@ -77,6 +77,8 @@ def score_hidden(
 ) -> tuple[jax.Array, jax.Array]:
   """Computes `score` from hidden states [B, T, D] of `transformer.trunk`."""
   weight, softcap = transformer.head(params, cfg)
+  if cfg.logit_divisor != 1:  # divides logits as a temperature does
+    temperatures = temperatures * cfg.logit_divisor
   hidden, ahead = _predicting(hidden, parents)
   outputs = logprobs.linear(
     hidden,
@@ -175,7 +177,8 @@ def next_logits(params: Any, cfg: schema.Model, hidden: jax.Array) -> jax.Array:
     f32[..., V]; `score` reads log_softmax(logits / temperature).
   """
   weight, softcap = transformer.head(params, cfg)
-  return logprobs.logits(hidden, weight, softcap=softcap)
+  logits = logprobs.logits(hidden, weight, softcap=softcap)
+  return logits if cfg.logit_divisor == 1 else logits / cfg.logit_divisor
 
 
 # What a `Scorer` computes of each token: f32, nats; f32; f32[2], see `is_top`.

@@ -304,7 +304,8 @@ def check(
       return
     checkpoint = read(start)
   if checkpoint.kind == 'hf':
-    hf.find(checkpoint.folder, hf.shapes(checkpoint.model))
+    shapes_of = hf.shapes(checkpoint.model, folder=checkpoint.folder)
+    hf.find(checkpoint.folder, shapes_of)
     return
   store.check_params(checkpoint.folder, shapes(folder, cfg) if reward else like)
 

@@ -559,7 +559,7 @@ def named_model(name: str, path: str, now: Any = None) -> schema.Model:
     name: the preset's name, or the directory.
     path: dotted key of the model, for errors.
     now: the replaced node; a directory's model keeps its dtype,
-      remat and attention, a run's its attention.
+      remat, rope_length and attention, a run's its attention.
   """
   if name in schema.PRESETS:
     return schema.PRESETS[name]
@@ -575,6 +575,8 @@ def named_model(name: str, path: str, now: Any = None) -> schema.Model:
 def _model_of(start: Any, now: Any) -> schema.Model:
   """Returns the model of weights, with what they leave open as it is `now`."""
   is_run = start.kind == 'run'
-  names = ('attention',) if is_run else ('dtype', 'remat', 'attention')
+  names = (
+    ('attention',) if is_run else ('dtype', 'remat', 'rope_length', 'attention')
+  )
   kept = {name: now[name] for name in names if now is not None}
   return dataclasses.replace(start.model, **kept)

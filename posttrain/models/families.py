@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from posttrain import schema
+
 # Our fields, by the keys of config.json that determine them in every family.
 KEYS = {
   'vocab_size': 'vocab_size',
@@ -20,6 +22,12 @@ KEYS = {
   'norm_eps': 'rms_norm_eps',
   'tied_head': 'tie_word_embeddings',
 }
+# Values of missing keys, where `Family.absent` has none.
+ABSENT = {
+  'tie_word_embeddings': False,
+  'attention_bias': False,
+  'mlp_bias': False,
+}
 # Keys of which only one value is supported where `Family.keys` has none.
 PLAIN = {
   'attention_bias': False,
@@ -32,19 +40,38 @@ PLAIN = {
   'transformers_weights': None,
 }
 ACTIVATIONS = {'silu': 'silu', 'gelu_pytorch_tanh': 'gelu'}
-# Kinds of RoPE's scaling: theirs and ours; and of each of theirs (our field of
-# `schema.RopeScaling`, their key).
-ROPES = {'default': 'none', 'linear': 'linear', 'llama3': 'llama3'}
+# Kinds of RoPE's scaling, theirs and ours; and their keys of each of ours, by
+# the fields of `schema.RopeScaling`.
+ROPES = {'default': 'none', **{x: x for x in schema.ROPE_KINDS[1:]}}
+LENGTH = 'original_max_position_embeddings'
 SCALING: dict[str, dict[str, str]] = {
-  'default': {},
+  'none': {},
   'linear': {'factor': 'factor'},
   'llama3': {
     'factor': 'factor',
-    'original_length': 'original_max_position_embeddings',
+    'original_length': LENGTH,
     'low_frequency': 'low_freq_factor',
     'high_frequency': 'high_freq_factor',
   },
+  'yarn': {
+    'factor': 'factor',
+    'original_length': LENGTH,
+    'fast_turns': 'beta_fast',
+    'slow_turns': 'beta_slow',
+    'truncate': 'truncate',
+    'attention_factor': 'attention_factor',
+  },
+  'dynamic': {'factor': 'factor', 'original_length': 'max_position_embeddings'},
+  'longrope': {
+    'factor': 'factor',
+    'original_length': LENGTH,
+    'attention_factor': 'attention_factor',
+    'short_factors': 'short_factor',
+    'long_factors': 'long_factor',
+  },
 }
+# Those that may be missing: the fields have the same defaults.
+OPTIONAL = ('beta_fast', 'beta_slow', 'truncate', 'attention_factor')
 
 LAYER = 'model.layers.{}.'
 # Names of tensors by the paths of our leaves.
@@ -63,17 +90,26 @@ for _x in 'qkvo':
   }
 for _x in ('gate', 'up', 'down'):
   NAMES[f'layers/mlp/{_x}/kernel'] = f'{LAYER}mlp.{_x}_proj.weight'
+  NAMES[f'layers/mlp/{_x}/bias'] = f'{LAYER}mlp.{_x}_proj.bias'
   # One tensor per expert.
   name = f'{LAYER}mlp.experts.{{}}.{_x}_proj.weight'
   NAMES[f'layers/experts/{_x}/kernel'] = name
 NAMES['layers/experts/router/kernel'] = LAYER + 'mlp.gate.weight'
-# Those of the norms, by `post_norms`.
+# Those of the norms of the MLP and after branches, by `pre_norms` and
+# `post_norms`.
 NORMS = {
-  False: {'layers/mlp_norm/scale': LAYER + 'post_attention_layernorm.weight'},
-  True: {
+  (True, False): {
+    'layers/mlp_norm/scale': LAYER + 'post_attention_layernorm.weight'
+  },
+  (True, True): {
     'layers/attention_post_norm/scale': LAYER
     + 'post_attention_layernorm.weight',
     'layers/mlp_norm/scale': LAYER + 'pre_feedforward_layernorm.weight',
+    'layers/mlp_post_norm/scale': LAYER + 'post_feedforward_layernorm.weight',
+  },
+  (False, True): {
+    'layers/attention_post_norm/scale': LAYER
+    + 'post_attention_layernorm.weight',
     'layers/mlp_post_norm/scale': LAYER + 'post_feedforward_layernorm.weight',
   },
 }
@@ -94,20 +130,29 @@ class Family:
   plain: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   # Values of missing keys.
   absent: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  # The layers with a window, unless `layer_types` lists them: '' = none,
-  # whatever the keys; 'upper' = those from `max_window_layers` on, if
-  # `use_sliding_window`; n, or a key with n = all but every n-th one.
+  # The layers with a window: '' = none, 'all' = all if `sliding_window`,
+  # whatever the other keys. The others, unless `layer_types` lists them:
+  # 'upper' = those from `max_window_layers` on, if `use_sliding_window`; 'nope'
+  # = those without RoPE, likewise; n, or a key with n = all but every n-th one.
   windows: str | int = ''
-  # With a RoPE of their own, unscaled, for these layers: the key of its base.
-  local_theta: str = ''
+  # With a RoPE of their own, unscaled, for local layers: the key of its base in
+  # version 4, or its value there.
+  local_theta: str | float = ''
+  # Whether `no_rope_layers` or `no_rope_layer_interval` name layers without it.
+  nope: bool = False
+  # Kinds of scaling, as in ROPES; the last one of equals is written.
+  ropes: Mapping[str, str] = dataclasses.field(default_factory=lambda: ROPES)
   # Names of tensors, as in NAMES; equal names are one tensor, which has our
   # leaves in the order of NAMES one after the other.
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
   divides: bool = True  # transformers wants heads to divide hidden_size
 
 
+_BIASES = {'qkv_bias': 'attention_bias', 'output_bias': 'attention_bias'}
+_ALL_BIASES = {**_BIASES, 'mlp_bias': 'mlp_bias'}
 _GEMMA = {'norm_offset': True, 'post_norms': True, 'scale_embeddings': True}
 _GEMMA_KEYS = {
+  **_BIASES,
   'activation': 'hidden_activation',
   'query_scale': 'query_pre_attn_scalar',
   'logit_softcap': 'final_logit_softcapping',
@@ -126,9 +171,92 @@ _QWEN_ABSENT = {
   'max_window_layers': 28,
 }
 _MIXTRAL = LAYER + 'block_sparse_moe.'
+_MULTIPLIERS = {
+  'embedding_multiplier': 'embedding_multiplier',
+  'residual_multiplier': 'residual_multiplier',
+  'logit_divisor': 'logits_scaling',
+  'attention_multiplier': 'attention_multiplier',
+}
+_OLMO = {
+  'pre_norms': False,
+  'post_norms': True,
+  'qk_norm': True,
+  'wide_qk_norm': True,
+}
 # A model is written as the first one that computes it.
 FAMILIES = {
-  'llama': Family('LlamaForCausalLM'),
+  'llama': Family('LlamaForCausalLM', keys=_ALL_BIASES),
+  'mistral': Family(
+    'MistralForCausalLM',
+    absent={'num_key_value_heads': 8, 'sliding_window': 4096},
+    windows='all',
+    divides=False,
+  ),
+  'ministral3': Family(
+    'Ministral3ForCausalLM',
+    keys={'query_beta': 'llama_4_scaling_beta'},
+    absent={
+      'num_key_value_heads': 8,
+      'head_dim': 128,
+      'rope_parameters': {
+        'rope_type': 'yarn',
+        'rope_theta': 1e6,
+        'factor': 16.0,
+        LENGTH: 16_384,
+        'mscale': 1.0,
+        'mscale_all_dim': 1.0,
+        'llama_4_scaling_beta': 0.1,
+      },
+    },
+    windows='all',
+    divides=False,
+  ),
+  'smollm3': Family(
+    'SmolLM3ForCausalLM',
+    keys=_ALL_BIASES,
+    absent={
+      'num_key_value_heads': 4,
+      'rope_theta': 2e6,
+      'no_rope_layer_interval': 4,
+      'tie_word_embeddings': True,
+    },
+    windows='nope',
+    nope=True,
+  ),
+  'granite': Family(
+    'GraniteForCausalLM',
+    keys={**_ALL_BIASES, **_MULTIPLIERS},
+    absent=dict.fromkeys(_MULTIPLIERS.values(), 1.0),
+  ),
+  'phi3': Family(
+    'Phi3ForCausalLM',
+    keys={'partial_rotary': 'partial_rotary_factor'},
+    absent={'partial_rotary_factor': 1.0, LENGTH: 4096},
+    windows='all',
+    ropes={
+      'default': 'none',
+      **dict.fromkeys(('su', 'yarn', 'longrope'), 'longrope'),
+    },
+    names={
+      **{
+        f'layers/attention/{x}/kernel': f'{LAYER}self_attn.qkv_proj.weight'
+        for x in 'qkv'
+      },
+      **{
+        f'layers/mlp/{x}/kernel': f'{LAYER}mlp.gate_up_proj.weight'
+        for x in ('gate', 'up')
+      },
+    },
+  ),
+  'olmo2': Family('Olmo2ForCausalLM', fixed=_OLMO, keys=_BIASES),
+  'olmo3': Family(
+    'Olmo3ForCausalLM',
+    fixed=_OLMO,
+    keys=_BIASES,
+    absent={'rope_theta': 5e5, 'sliding_window': 4096},
+    windows=4,
+    local_theta=5e5,
+  ),
   'qwen2': Family(
     'Qwen2ForCausalLM',
     fixed={'qkv_bias': True},
@@ -139,6 +267,7 @@ FAMILIES = {
   'qwen3': Family(
     'Qwen3ForCausalLM',
     fixed={'qk_norm': True},
+    keys=_BIASES,
     absent={**_QWEN_ABSENT, 'head_dim': 128},
     windows='upper',
     divides=False,

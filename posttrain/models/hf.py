@@ -74,7 +74,11 @@ def tensors(
     family = hf_config.family_of(folder)
   else:
     family = hf_config.best_family(cfg)
-  names = {**families.NAMES, **families.NORMS[cfg.post_norms], **family.names}
+  names = {
+    **families.NAMES,
+    **families.NORMS[cfg.pre_norms, cfg.post_norms],
+    **family.names,
+  }
   by_name, kinds, order = {}, layers.kinds(cfg), [*names]
   for path, leaf in tree.flat(all_shapes(cfg)).items():
     places = [((), ())]

@@ -9,6 +9,7 @@
 """
 
 import dataclasses
+import math
 import operator
 import pathlib
 import typing
@@ -19,7 +20,7 @@ from posttrain.models import families
 from posttrain.util import disk
 
 # Fields that do not change a model's function.
-_OURS = ('dtype', 'remat', 'attention')
+_OURS = ('dtype', 'remat', 'rope_length', 'attention')
 _FIELDS = {x.name: x.default for x in dataclasses.fields(schema.Model)}
 _TYPES = typing.get_type_hints(schema.Model)
 for _x, _kind in typing.get_type_hints(schema.Experts).items():
@@ -31,8 +32,8 @@ _KINDS = ('full_attention', 'sliding_attention')
 def read(folder: str | pathlib.Path) -> schema.Model:
   """Returns the model that a directory's `config.json` describes.
 
-  `dtype`, `remat` and `attention`, which the file does not determine, have
-  their defaults.
+  `dtype`, `remat`, `rope_length` and `attention`, which the file does not
+  determine, have their defaults.
 
   Raises:
     ValueError: the file is missing or no JSON, the architecture is unknown, or
@@ -113,8 +114,13 @@ def _candidates(
     own = _FIELDS | family.fixed
     if any(getattr(cfg, x) != own[x] for x in names - family.keys.keys()):
       continue
+    if cfg.rope_scaling.kind not in family.ropes.values():
+      continue
     text = _text(name, family, cfg)
-    wrong = differing(_parse(text), cfg)
+    try:
+      wrong = differing(_parse(text), cfg)
+    except ValueError:  # some options cannot be told to this family
+      continue
     if not cfg.local_layers:  # nothing reads their base
       wrong = [x for x in wrong if x != 'local_rope_theta']
     if cfg.experts.count and not cfg.dense_layers:  # nothing reads it
@@ -133,6 +139,7 @@ def _text(
   text: dict[str, Any] = {
     'architectures': [family.architecture],
     'model_type': name,
+    'pad_token_id': None,  # some families have one above small vocabularies
     'hidden_act': theirs[cfg.activation],
   }
   for field, key in {**families.KEYS, **family.keys}.items():
@@ -141,21 +148,35 @@ def _text(
       value = int(value)
     text[key] = theirs[value] if field == 'activation' else value
   kind = cfg.rope_scaling.kind
-  rope = {ours: theirs for theirs, ours in families.ROPES.items()}[kind]
+  rope = {ours: theirs for theirs, ours in family.ropes.items()}[kind]
   scaling = {
-    key: getattr(cfg.rope_scaling, field)
-    for field, key in families.SCALING[rope].items()
+    key: list(value) if isinstance(value, tuple) else value
+    for field, key in families.SCALING[kind].items()
+    if (value := getattr(cfg.rope_scaling, field)) is not None
   }
+  # Some numbers are read from the top alone, or from below alone.
+  if 'max_position_embeddings' in scaling:
+    text['max_position_embeddings'] = scaling.pop('max_position_embeddings')
+  elif kind == 'longrope':
+    text[families.LENGTH] = scaling[families.LENGTH]
+  if (key := 'llama_4_scaling_beta') in text:
+    scaling[key] = text[key]
   text |= {
     'rope_theta': cfg.rope_theta,
     'rope_scaling': {'rope_type': rope, **scaling} if scaling else None,
   }
-  if family.local_theta and cfg.local_rope_theta is not None:
-    text[family.local_theta] = cfg.local_rope_theta
+  theta_key = family.local_theta
+  if isinstance(theta_key, str) and cfg.local_rope_theta is not None:
+    text[theta_key] = cfg.local_rope_theta
   if cfg.dense_layers:
     text['mlp_only_layers'] = [*cfg.dense_layers]
-  used = cfg.local_layers or family.windows != 'upper'
-  if family.windows and used:
+  if family.nope:
+    nope = cfg.nope_layers
+    text['no_rope_layers'] = [int(i not in nope) for i in range(cfg.layers)]
+  used = cfg.local_layers or family.windows not in ('', 'upper', 'nope')
+  if family.windows == 'all':
+    text['sliding_window'] = cfg.window
+  elif used:
     text |= {
       # A Gemma wants one even if no layer uses it.
       'sliding_window': cfg.window or family.absent.get('sliding_window'),
@@ -202,7 +223,7 @@ def _parse(text: dict[str, Any]) -> schema.Model:
       f'{name!r}, {architectures!r}'
     )
   text = {family.aliases.get(key, key): value for key, value in text.items()}
-  c = {'tie_word_embeddings': False, **family.absent, **text}
+  c = {**families.ABSENT, **family.absent, **text}
   rope, fields = _rope(family, c)
   c |= rope
   keys = {**families.KEYS, **family.keys}
@@ -238,9 +259,24 @@ def _parse(text: dict[str, Any]) -> schema.Model:
     )
   model = schema.Model(**family.fixed, **fields)
   # The layers are counted by now: a list of them is short.
-  local = _local_layers(c, model.layers, family.windows)
+  nope = _nope_layers(c, model.layers) if family.nope else ()
+  local = _local_layers(c, model.layers, family.windows, nope)
   window = c.get('sliding_window') if local else None
-  return dataclasses.replace(model, local_layers=local, window=window)
+  return dataclasses.replace(
+    model, nope_layers=nope, local_layers=local, window=window
+  )
+
+
+def _nope_layers(c: dict[str, Any], layers: int) -> tuple[int, ...]:
+  """Returns the indices of the layers without RoPE."""
+  rotates, every = c.get('no_rope_layers'), c['no_rope_layer_interval']
+  if rotates is None:
+    rotates = [(i + 1) % every for i in range(layers)]
+  if len(rotates) != layers:
+    raise ValueError(
+      f'no_rope_layers must have {layers} entries: got {rotates!r}'
+    )
+  return tuple(i for i, rotated in enumerate(rotates) if not rotated)
 
 
 def _rope(
@@ -270,54 +306,75 @@ def _rope(
     )
   fields = {
     'rope_theta': _as(float, full['rope_theta']),
-    'rope_scaling': _scaling(full, c),
+    'rope_scaling': _scaling(family, full, c),
   }
-  if family.local_theta:
-    local = {'rope_theta': c[family.local_theta], **local}
+  if theta := family.local_theta:
+    theta = c[theta] if isinstance(theta, str) else theta
+    local = {'rope_theta': theta, **local}
     fields['local_rope_theta'] = _as(float, local['rope_theta'])
-    if _scaling(local, {}).kind != 'none':
+    if _scaling(family, local, {}).kind != 'none':
       raise ValueError(f'RoPE of local layers must not be scaled: got {local}')
   return full, fields
 
 
-def _scaling(node: dict[str, Any], c: dict[str, Any]) -> schema.RopeScaling:
-  kind, ropes = (
-    node.get('rope_type', node.get('type', 'default')),
-    families.ROPES,
-  )
-  if kind not in ropes:
-    raise ValueError(f'rope_type must be one of {[*ropes]}: got {kind!r}')
-  key = 'original_max_position_embeddings'
-  if key in c:  # precedes the one beside the other numbers
-    node = {**node, key: c[key]}
+def _scaling(
+  family: families.Family, node: dict[str, Any], c: dict[str, Any]
+) -> schema.RopeScaling:
+  kind = node.get('rope_type', node.get('type', 'default'))
+  if kind not in family.ropes:
+    must = f'be one of {[*family.ropes]}'
+    raise ValueError(f'rope_type must {must}: got {kind!r}')
+  kind, length = family.ropes[kind], families.LENGTH
+  # The one at the top precedes that beside the other numbers.
+  node = {
+    **node,
+    **{x: c[x] for x in c.keys() & {length, 'max_position_embeddings'}},
+  }
+  if kind in ('yarn', 'longrope') and node.get('factor') is None:
+    counts = node.get('max_position_embeddings'), node.get(length)
+    node['factor'] = counts[0] / counts[1] if all(counts) else None
+  mscales = [node.get(x) for x in ('mscale', 'mscale_all_dim')]
+  if all(mscales) and node.get('attention_factor') is None:
+    log = 0.1 * math.log(max(node.get('factor') or 1, 1))
+    up, down = (log * x + 1 for x in mscales)
+    node['attention_factor'] = up / down
   types, values = typing.get_type_hints(schema.RopeScaling), {}
   for field, key in families.SCALING[kind].items():
-    if node.get(key) is None:
+    if node.get(key) is not None:
+      values[field] = _as(types[field], node[key])
+    elif key not in families.OPTIONAL:
       raise ValueError(f'{key} must be given: got none')
-    values[field] = _as(types[field], node[key])
   try:
-    return schema.RopeScaling(kind=ropes[kind], **values)
+    return schema.RopeScaling(kind=kind, **values)
   except ValueError as error:
     raise ValueError(f'rope_scaling: {error}') from error
 
 
 def _as(kind: Any, value: Any) -> Any:
-  """Returns an integer as a float if the type is one, else the value."""
+  """Returns integers as floats, and lists as tuples, where a type is one."""
+  if isinstance(value, list) and kind == tuple[float, ...]:
+    return tuple(_as(float, x) for x in value)
   is_float = kind in (float, float | None)
   exact = type(value) is int and abs(value) < 2**53
   return float(value) if is_float and exact else value
 
 
 def _local_layers(
-  c: dict[str, Any], layers: int, windows: str | int
+  c: dict[str, Any], layers: int, windows: str | int, nope: tuple[int, ...]
 ) -> tuple[int, ...]:
   """Returns the indices of the layers with a window, by `Family.windows`."""
+  kinds = c.get('layer_types')
   if not windows:
     return ()
-  used = windows != 'upper' or (
-    c.get('use_sliding_window') and c['sliding_window'] is not None
+  if windows == 'all':
+    used = c.get('sliding_window') is not None
+    if kinds is not None and {*kinds} != {_KINDS[used]}:
+      must = f'be {_KINDS[used]} in all layers, by sliding_window'
+      raise ValueError(f'layer_types must {must}: got {kinds!r}')
+    return tuple(range(layers)) if used else ()
+  used = windows not in ('upper', 'nope') or (
+    c.get('use_sliding_window') and c.get('sliding_window') is not None
   )
-  kinds = c.get('layer_types')
   if kinds is not None:
     local = [kind == 'sliding_attention' for kind in kinds]
     is_known = len(kinds) == layers and not {*kinds} - {*_KINDS}
@@ -327,6 +384,8 @@ def _local_layers(
         'sliding_attention only with use_sliding_window and sliding_window: '
         f'got {kinds!r}'
       )
+  elif windows == 'nope':
+    local = [used and i in nope for i in range(layers)]
   elif windows == 'upper':
     local = [used and i >= c['max_window_layers'] for i in range(layers)]
   else:

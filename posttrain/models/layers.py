@@ -23,7 +23,9 @@ from posttrain.models import delta, experts, lora
 from posttrain.ops import attention
 
 Params = Any
-Rope = tuple[jax.Array, jax.Array]  # (cos, sin), f32[B, T, 1, H / 2] each
+# (cos, sin), f32[B, T, 1, H / 2] each, of the part that rotates; and the factor
+# of queries, f32[B, T, 1, 1], None = 1.
+Rope = tuple[jax.Array, jax.Array, jax.Array | None]
 LayerRange = tuple[Rope, jax.Array]  # (rope, k_start i32[B, T])
 LayerCache = tuple[jax.Array, jax.Array]  # (keys, values), [B, K, S, H] each
 Recurrent = tuple[jax.Array, jax.Array]  # (buffer, state) of `models.delta`
@@ -156,23 +158,31 @@ class Attention(nn.Module):
         y = checkpoint_name(y, 'kept')
       return y
 
+    def norm(name, y):
+      return RMSNorm(cfg, name=f'{name}_norm')(y)
+
     if self.fused:
       y = project('qkv', sum(counts.values()))
       sizes = (cfg.head_dim * count for count in counts.values())
       projections = unfuse(parts(cfg.kv_heads), y, *sizes)
     else:
       projections = (project(name, count) for name, count in counts.items())
+    if cfg.wide_qk_norm:
+      q, k, v = projections
+      projections = norm('q', q), norm('k', k), v
     q, k, v = (y.reshape(*x.shape[:-1], -1, cfg.head_dim) for y in projections)
     gate = None
     if cfg.attention_gate:  # each head's query, then its gate
       q = q.reshape(*x.shape[:-1], cfg.heads, 2 * cfg.head_dim)
       q, gate = jnp.split(q, 2, axis=-1)
-    if cfg.qk_norm:
-      q = RMSNorm(cfg, name='q_norm')(q)
-      k = RMSNorm(cfg, name='k_norm')(k)
+    if cfg.qk_norm and not cfg.wide_qk_norm:
+      q, k = norm('q', q), norm('k', k)
     q, k = rotate(q, rope), rotate(k, rope)
+    if rope[2] is not None:
+      q = (q * rope[2]).astype(k.dtype)
+    scale = cfg.attention_multiplier
     options = {
-      'scale': 1.0 / math.sqrt(cfg.query_scale or cfg.head_dim),
+      'scale': scale or 1.0 / math.sqrt(cfg.query_scale or cfg.head_dim),
       'softcap': cfg.attention_softcap,
       'impl': cfg.attention,
     }
@@ -191,7 +201,9 @@ class Attention(nn.Module):
     if gate is not None:
       out *= nn.sigmoid(gate).reshape(out.shape)
     scale = residual_scale(cfg)
-    out = Linear(cfg.embed_dim, sharding.ROWS, scale=scale, name='o')(out)
+    out = Linear(
+      cfg.embed_dim, sharding.ROWS, cfg.output_bias, scale, name='o'
+    )(out)
     return sharding.pin_batch(out), new
 
 
@@ -327,7 +339,7 @@ class MLP(nn.Module):
     cfg = self.cfg
 
     def project(name, width):
-      return Linear(width, sharding.COLUMNS, name=name)(x)
+      return Linear(width, sharding.COLUMNS, cfg.mlp_bias, name=name)(x)
 
     if self.fused:
       y = project('gate_up', 2 * cfg.mlp_dim)
@@ -337,7 +349,9 @@ class MLP(nn.Module):
       up = checkpoint_name(project('up', cfg.mlp_dim), 'kept')
     activate = nn.silu if cfg.activation == 'silu' else nn.gelu
     scale = residual_scale(cfg)
-    down = Linear(cfg.embed_dim, sharding.ROWS, scale=scale, name='down')
+    down = Linear(
+      cfg.embed_dim, sharding.ROWS, cfg.mlp_bias, scale, name='down'
+    )
     return sharding.pin_batch(down(activate(gate) * up))
 
 
@@ -401,12 +415,12 @@ def stack(each: Sequence[Params], kinds: Sequence[Kind]) -> Params:
 class Block(nn.Module):
   """One layer: pre-norm mixer and feed-forward on a residual stream.
 
-  With `fused` the parameters are those of a decode view. `layer_ranges` is
-  from the function of that name; if it has two entries, `local` (bool[]) picks
-  one. `ends` are the k_end, and k_until if keys have bounds, of
-  `attention.attention`; delta layers read `tokens`. With a `cache`, keys and
-  values are written to its `places`, those of `append`, and queries attend to
-  it.
+  With `fused` the parameters are those of a decode view. `layer_ranges` are
+  from the function of that name, all or the layer's own; each of `flags`,
+  bool[], picks one of those after the first. `ends` are the k_end, and k_until
+  if keys have bounds, of `attention.attention`; delta layers read `tokens`.
+  With a `cache`, keys and values are written to its `places`, those of
+  `append`, and queries attend to it.
   """
 
   cfg: schema.Model
@@ -417,7 +431,7 @@ class Block(nn.Module):
   def __call__(
     self,
     x: jax.Array,
-    local: jax.Array | None,
+    flags: tuple[jax.Array, ...],
     layer_ranges: tuple[LayerRange, ...],
     ends: tuple[jax.Array, ...],
     tokens: Tokens,
@@ -425,31 +439,34 @@ class Block(nn.Module):
     cache: Cached | None = None,
   ) -> tuple[jax.Array, Cached | None]:
     cfg, (mixer, ff) = self.cfg, self.kind
-    rope, k_start = layer_ranges[0]
-    if local is not None:
-      rope, k_start = jax.tree.map(
-        lambda x, x_local: jnp.where(local, x_local, x), *layer_ranges
-      )
+    own, *others = layer_ranges
+    for flag, other in zip(flags, others, strict=True):
+      pick = functools.partial(jnp.where, flag)
+      own = jax.tree.map(pick, other, own)
+    rope, k_start = own
 
-    def norm(name, y):
-      return RMSNorm(cfg, name=name)(y)
+    def enter(name, y):
+      return RMSNorm(cfg, name=f'{name}_norm')(y) if cfg.pre_norms else y
 
-    y = norm('attention_norm', x)
+    def leave(name, y):
+      if cfg.post_norms:
+        y = checkpoint_name(y, 'kept')
+        y = RMSNorm(cfg, name=f'{name}_post_norm')(y)
+      factor = cfg.residual_multiplier
+      return y if factor == 1 else y * jnp.asarray(factor, y.dtype)
+
+    y = enter('attention', x)
     args = rope, places, (k_start, *ends), cache
     if mixer == 'delta':
       args = tokens, cache
     y, new = PARTS[mixer](cfg, self.fused, name=mixer)(y, *args)
-    if cfg.post_norms:
-      y = norm('attention_post_norm', checkpoint_name(y, 'kept'))
-    x = checkpoint_name(x + y, 'kept')
-    y, feed, stats = norm('mlp_norm', x), PARTS[ff], None
+    x = checkpoint_name(x + leave('attention', y), 'kept')
+    y, feed, stats = enter('mlp', x), PARTS[ff], None
     if ff == 'experts':
       y, stats = feed(cfg, self.fused, name=ff)(y, tokens[1])
     else:
       y = feed(cfg, self.fused, name=ff)(y)
-    if cfg.post_norms:
-      y = norm('mlp_post_norm', checkpoint_name(y, 'kept'))
-    return x + y, stats if cache is None else new
+    return x + leave('mlp', y), stats if cache is None else new
 
 
 class Embed(nn.Module):
@@ -477,6 +494,8 @@ class Embed(nn.Module):
     x = sharding.pin_batch(x)
     if cfg.scale_embeddings:  # the factor is rounded to the compute dtype
       x *= jnp.asarray(math.sqrt(cfg.embed_dim), cfg.dtype)
+    if cfg.embedding_multiplier != 1:
+      x *= jnp.asarray(cfg.embedding_multiplier, cfg.dtype)
     return x
 
 
@@ -510,6 +529,13 @@ def residual_scale(cfg: schema.Model) -> float:
   return 1.0 / math.sqrt(2 * cfg.layers)
 
 
+def variants(cfg: schema.Model) -> list[tuple[bool, bool]]:
+  """Returns whether each layer is local, and whether it has no RoPE."""
+  return [
+    (i in cfg.local_layers, i in cfg.nope_layers) for i in range(cfg.layers)
+  ]
+
+
 def layer_ranges(
   cfg: schema.Model,
   positions: jax.Array,
@@ -517,7 +543,7 @@ def layer_ranges(
   k_start: jax.Array,
   k_end: jax.Array,
 ) -> tuple[LayerRange, ...]:
-  """Returns (rope, k_start) of full layers, and that of local ones if any.
+  """Returns (rope, k_start) of the different `variants`, in their order.
 
   Args:
     cfg: model options.
@@ -527,56 +553,108 @@ def layer_ranges(
     k_start: i32[B, T], the first key of its sequence.
     k_end: i32[B, T], one past the last key that it attends to.
   """
-  full = rope_table(positions, frequencies(cfg, False)), k_start
-  if not cfg.local_layers:
-    return (full,)
-  if index is None:
-    first = attention.ancestors(positions, cfg.window)
-  else:
-    first = index - cfg.window + 1
-  local_start = jnp.clip(first, k_start, k_end)
-  return full, (rope_table(positions, frequencies(cfg, True)), local_start)
+  ranges = []
+  for local, nope in sorted({*variants(cfg)}):
+    start = k_start
+    if local:
+      if index is None:
+        first = attention.ancestors(positions, cfg.window)
+      else:
+        first = index - cfg.window + 1
+      start = jnp.clip(first, k_start, k_end)
+    ranges.append((rope_table(cfg, positions, local, nope), start))
+  return tuple(ranges)
 
 
-def frequencies(cfg: schema.Model, local: bool) -> jax.Array:
-  """Returns RoPE's angle per token of each pair of a head: f32[H / 2], radians.
+def frequencies(cfg: schema.Model, local: bool) -> tuple[jax.Array, float]:
+  """Returns RoPE's angle per token of each pair, and its `attention_factor`.
 
       theta^(-2i / H),  scaled by `rope_scaling`
 
   `llama3`, with w = original_length / wavelength: frequencies with w >=
   high_frequency are kept, those with w <= low_frequency are divided by the
-  factor, in between they are interpolated linearly in w. Local layers with
-  their own base are never scaled.
+  factor, in between they are interpolated linearly in w. `yarn`: likewise with
+  fast_turns and slow_turns, but linearly in i. `dynamic`, with n = rope_length
+  and f the factor: theta (f n / original_length - f + 1)^(H / (H - 2)). Local
+  layers with their own base are never scaled.
 
   References: Su et al., RoFormer, arXiv 2104.09864.
+
+  Returns:
+    (f32[H / 2] in radians, with H the numbers that rotate; the factor).
   """
   own = local and cfg.local_rope_theta is not None
   theta = cfg.local_rope_theta if own else cfg.rope_theta
-  exponents = jnp.arange(0, cfg.head_dim, 2, dtype=jnp.float32) / cfg.head_dim
-  radians, scaling = theta**-exponents, cfg.rope_scaling
-  if own or scaling.kind == 'none':
-    return radians
-  slow = radians / scaling.factor
-  if scaling.kind == 'linear':
-    return slow
-  low, high = scaling.low_frequency, scaling.high_frequency
-  w = scaling.original_length * radians / (2 * math.pi)
-  keep = jnp.clip((w - low) / (high - low), 0.0, 1.0)
-  return (1.0 - keep) * slow + keep * radians
+  size, scaling = cfg.rotary_dim, cfg.rope_scaling
+  kind, factor = 'none' if own else scaling.kind, scaling.factor
+  context = scaling.original_length
+  length = max(cfg.rope_length or context, context)
+  if kind == 'dynamic':
+    theta *= (factor * length / context - factor + 1) ** (size / (size - 2))
+  exponents = jnp.arange(0, size, 2, dtype=jnp.float32) / size
+  radians, gain = theta**-exponents, scaling.attention_factor
+  slow = radians / factor
+  if kind == 'linear':
+    return slow, 1.0
+  if kind == 'longrope':
+    is_long = length > context
+    factors = scaling.long_factors if is_long else scaling.short_factors
+    if gain is None:
+      gain = math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(context))
+    return radians / jnp.array(factors, jnp.float32), gain
+  if kind == 'yarn':
+    low, high = (
+      size * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+      for turns in (scaling.fast_turns, scaling.slow_turns)
+    )
+    if scaling.truncate:
+      low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    high += 0.001 * (low == high)
+    ramp = jnp.arange(size // 2, dtype=jnp.float32)
+    keep = 1.0 - jnp.clip((ramp - low) / (high - low), 0.0, 1.0)
+    if gain is None:
+      gain = 0.1 * math.log(max(factor, 1.0)) + 1
+  elif kind == 'llama3':
+    low, high = scaling.low_frequency, scaling.high_frequency
+    w = context * radians / (2 * math.pi)
+    keep, gain = jnp.clip((w - low) / (high - low), 0.0, 1.0), 1.0
+  else:
+    return radians, 1.0
+  return (1.0 - keep) * slow + keep * radians, gain
 
 
-def rope_table(positions: jax.Array, radians: jax.Array) -> Rope:
-  """Returns (cos, sin) of `positions * radians`, f32[B, T, 1, H / 2] each."""
+def rope_table(
+  cfg: schema.Model, positions: jax.Array, local: bool, nope: bool
+) -> Rope:
+  """Returns the rotations of tokens by positions, in one of `variants`."""
+  radians, gain = frequencies(cfg, local)
   angles = positions[..., None].astype(jnp.float32) * radians[None, None]
-  return jnp.cos(angles)[..., None, :], jnp.sin(angles)[..., None, :]
+  cos, sin = jnp.cos(angles)[..., None, :], jnp.sin(angles)[..., None, :]
+  if nope:
+    cos, sin = jnp.ones_like(cos), jnp.zeros_like(sin)
+  elif gain != 1:
+    cos, sin = cos * gain, sin * gain
+  if not cfg.query_beta:
+    return cos, sin, None
+  times = positions // cfg.rope_scaling.original_length
+  scale = 1 + cfg.query_beta * jnp.log(1 + times.astype(jnp.float32))
+  return cos, sin, scale[..., None, None]
 
 
 def rotate(x: jax.Array, rope: Rope) -> jax.Array:
-  """Rotates pairs (x[i], x[i + H/2]) by their angles (half-split layout)."""
-  cos, sin = rope
-  a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  """Rotates pairs (x[i], x[i + H/2]) by their angles (half-split layout).
+
+  If the table has fewer pairs than a head, its other numbers are unchanged.
+  """
+  cos, sin, _ = rope
+  size = 2 * cos.shape[-1]
+  a, b = jnp.split(x[..., :size].astype(jnp.float32), 2, axis=-1)
   y = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-  return y.astype(x.dtype)
+  y = y.astype(x.dtype)
+  if size == x.shape[-1]:
+    return y
+  return jnp.concatenate([y, x[..., size:]], axis=-1)
 
 
 def append(

@@ -8,6 +8,7 @@ Names of matrices are those of the base's HuggingFace directory, see `hf`.
 """
 
 import json
+import os
 import pathlib
 import re
 from collections.abc import Mapping
@@ -52,11 +53,12 @@ def save(
     base: name or path of the base model, in HuggingFace's format.
 
   Raises:
-    ValueError: `folder` is not empty.
+    ValueError: `folder` is not empty; or one tensor of the base has several of
+      the adapted matrices (Phi-3).
   """
   folder, leaves = pathlib.Path(folder), tree.flat(adapter)
   hf.check_empty(folder)
-  places = _places(cfg, leaves)
+  places = _places(cfg, leaves, base if os.path.isdir(base) else None)
   shapes = {
     name: leaves[path].shape[: len(index) - 1 : -1]
     for name, (path, index) in places.items()
@@ -168,12 +170,22 @@ def headers(
 
 
 def _places(
-  cfg: schema.Model, leaves: Mapping[str, Any] | None = None
+  cfg: schema.Model,
+  leaves: Mapping[str, Any] | None = None,
+  base: str | None = None,
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
   """Returns {PEFT's name: (leaf's path, index)} of given leaves, or of all."""
   places = {}
-  for name, tensor in hf.tensors(cfg).items():
+  for name, tensor in hf.tensors(cfg, folder=base).items():
     if not (tensor.index and tensor.transposed):
+      continue
+    if len(tensor.paths) > 1:
+      for path in tensor.paths:
+        if f'{path}/a' in (leaves or ()):
+          raise ValueError(
+            f'lora.targets must leave out {tensor.paths} for PEFT, as they are '
+            f'one tensor {name}: got {path}; export with --format=hf'
+          )
       continue
     for part in 'ab':
       path = f'{tensor.paths[0]}/{part}'

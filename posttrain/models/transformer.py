@@ -1,4 +1,4 @@
-"""A decoder-only transformer of the Llama, Qwen or Gemma shape.
+"""A decoder-only transformer, of the families of `families`.
 
 Pure functions of a params tree: `init` draws it, `trunk` turns tokens into
 hidden states, `head` returns the matrix that turns those into logits. One
@@ -10,7 +10,9 @@ decoding, with a cache, unrolls all blocks over a `decode_view`.
     layers/attention_norm/scale                   [L, D]
     layers/attention/{q,k,v}/kernel               [L, D, N*H or K*H]
     layers/attention/{q,k,v}/bias                 [L, N*H or K*H]  qkv_bias
+    layers/attention/o/bias                       [L, D]           output_bias
     layers/attention/{q_norm,k_norm}/scale        [L, H]           qk_norm
+                                                  [L, N*H or K*H]  wide_qk_norm
     layers/attention/o/kernel                     [L, N*H, D]
     layers/delta/qkv/kernel                       [L, D, J*(2K + R*V)]
     layers/delta/{z,b,a}/kernel                   [L, D, J*R*V or J*R]
@@ -25,6 +27,7 @@ decoding, with a cache, unrolls all blocks over a `decode_view`.
     layers/experts/router/kernel                  [L, D, E]        experts
     layers/experts/{gate,up}/kernel               [L, E, D, F]     experts
     layers/experts/down/kernel                    [L, E, F, D]     experts
+    layers/mlp/{gate,up,down}/bias                [L, F or D]      mlp_bias
     final_norm/scale                              [D]
     head/kernel                                   [D, V]   not tied_head
 
@@ -80,7 +83,8 @@ SHARDING_RULES = (
   (r'embed/table$', sharding.ROWS),
   (r'head/kernel$', sharding.COLUMNS),
   (r'attention/[qkv]/kernel$', (None, *sharding.COLUMNS)),
-  (r'attention/[qkv]/bias$', (None, sharding.TENSOR)),
+  (r'(attention/[qkv]|mlp/(gate|up))/bias$', (None, sharding.TENSOR)),
+  (r'(attention/o|mlp/down)/bias$', (None, None)),
   (r'(attention|delta)/o/kernel$', (None, *sharding.ROWS)),
   (r'delta/(qkv|[zba])/kernel$', (None, *sharding.COLUMNS)),
   (r'delta/taps$', (None, None, sharding.TENSOR)),
@@ -107,7 +111,10 @@ VIEW_RULES = (
     (None, sharding.TENSOR),
   ),
   (r'delta/taps$', (None, sharding.TENSOR)),
-  (r'(attention/qkv/bias|delta/(log_scale|bias))$', (sharding.TENSOR,)),
+  (
+    r'((attention/qkv|mlp/gate_up)/bias|delta/(log_scale|bias))$',
+    (sharding.TENSOR,),
+  ),
   (r'(/o|mlp/down)/kernel$', (sharding.TENSOR, None)),
   (r'', ()),
 )
@@ -136,11 +143,11 @@ class Period(nn.Module):
   kinds: tuple[layers.Kind, ...]
 
   @nn.compact
-  def __call__(self, x, local, ranges, ends, tokens):
+  def __call__(self, x, flags, ranges, ends, tokens):
     block = _remat(self.cfg)
     stats = []
     for i, kind in enumerate(self.kinds):
-      own = None if local is None else local[i]
+      own = tuple(flag[i] for flag in flags)
       x, each = block(self.cfg, kind, name=str(i))(x, own, ranges, ends, tokens)
       stats += [each] if each else []
     return x, jax.tree.map(lambda *x: jnp.stack(x), *stats) if stats else None
@@ -184,14 +191,14 @@ class Transformer(nn.Module):
     if ends is None:
       index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     ranges = layers.layer_ranges(cfg, positions, index, k_start, k_end)
-    local = None
-    if cfg.local_layers:
-      local = jnp.array([i in cfg.local_layers for i in range(cfg.layers)])
+    each = layers.variants(cfg)
+    _, *others = sorted({*each})
+    flags = tuple(jnp.array([x == own for x in each]) for own in others)
     period = layers.period(cfg)
     body, kind, count = _remat(cfg), period[0], cfg.layers // len(period)
     if len(period) > 1:
       body, kind = _stacked(period), period
-      local = None if local is None else local.reshape(count, -1)
+      flags = tuple(flag.reshape(count, -1) for flag in flags)
     blocks = nn.scan(
       body,
       variable_axes={'params': 0},
@@ -201,7 +208,7 @@ class Transformer(nn.Module):
     )
     k_ends = (k_end,) if ends is None else (k_end, ends)
     valid = positions, segment_ids != 0
-    x, stats = blocks(cfg, kind, name='layers')(x, local, ranges, k_ends, valid)
+    x, stats = blocks(cfg, kind, name='layers')(x, flags, ranges, k_ends, valid)
     x = sharding.pin_batch(layers.RMSNorm(cfg, name='final_norm')(x))
     if self.is_initializing() and not cfg.tied_head:
       # `head` reads the kernel.
@@ -290,17 +297,18 @@ def trunk(
   )
   start = jnp.zeros_like(k_end)
   ranges = layers.layer_ranges(cfg, positions, positions, start, k_end)
-  new = []
+  new, each = [], layers.variants(cfg)
+  distinct = sorted({*each})
   x = apply(layers.Embed(cfg, fused=True), params['embed'], tokens)
   for i, kind in enumerate(layers.kinds(cfg)):
     args = (
-      (ranges[i in cfg.local_layers],),
+      (ranges[distinct.index(each[i])],),
       (k_end,),
       (positions, valid),
       places,
     )
     block, layer = layers.Block(cfg, kind, fused=True), params['layers'][i]
-    x, layer_cache = apply(block, layer, x, None, *args, cache.layer(i))
+    x, layer_cache = apply(block, layer, x, (), *args, cache.layer(i))
     new.append(layer_cache)
   x = apply(layers.RMSNorm(cfg), params['final_norm'], x)
   slots = tuple(x.slots for x in new)

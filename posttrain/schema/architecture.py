@@ -1,6 +1,7 @@
 """Options of the model, its presets, its adapter and its tokenizer."""
 
 import datetime
+import functools
 import json
 from typing import Annotated, Any
 
@@ -41,16 +42,23 @@ Size = Annotated[int, bounds.within(1, MAX_SIZE)]
 Factor = Annotated[float, bounds.within(1e-3, 1e6)]
 
 
+ROPE_KINDS = ('none', 'linear', 'llama3', 'yarn', 'dynamic', 'longrope')
+
+
 class RopeScaling(bounds.Options):
   """Stretches RoPE for contexts longer than those of pretraining."""
 
   # 'none'; 'linear': multiplies all wavelengths by factor (Chen et al., arXiv
   # 2306.15595); 'llama3': multiplies the long wavelengths only (Llama 3.1,
-  # arXiv 2407.21783).
-  kind: Annotated[str, bounds.one_of('none', 'linear', 'llama3')] = 'none'
-  # Factor of the wavelengths.
+  # arXiv 2407.21783); 'yarn': likewise, by its bounds (Peng et al., arXiv
+  # 2309.00071); 'dynamic': a larger rope_theta, by model.rope_length;
+  # 'longrope': multiplies each wavelength by a factor of its own, of a list
+  # for short or for long sequences, by model.rope_length (Ding et al., arXiv
+  # 2402.13753).
+  kind: Annotated[str, bounds.one_of(*ROPE_KINDS)] = 'none'
+  # Factor of the wavelengths, or of the context length.
   factor: Factor = 1.0
-  # llama3: context length in pretraining, in tokens.
+  # Context length in pretraining, in tokens; linear reads none.
   original_length: Annotated[int, bounds.within(1, MAX_TOKENS)] = 8192
   # llama3: wavelengths above original_length / low_frequency are multiplied by
   # the whole factor.
@@ -58,6 +66,22 @@ class RopeScaling(bounds.Options):
   # llama3: wavelengths below original_length / high_frequency are unchanged;
   # between the two bounds, the factor is interpolated.
   high_frequency: Factor = 4.0
+  # yarn: wavelengths that fit this often or more into original_length are
+  # unchanged.
+  fast_turns: Factor = 32.0
+  # yarn: wavelengths that fit this often or less are multiplied by the factor;
+  # between the two bounds, over the pairs of a head, it is interpolated.
+  slow_turns: Factor = 1.0
+  # yarn: rounds the bounds to whole pairs.
+  truncate: bool = True
+  # yarn, longrope: factor of what RoPE rotates, in queries and keys; None =
+  # 0.1 ln(factor) + 1, or sqrt(1 + ln(factor) / ln(original_length)).
+  attention_factor: Annotated[float | None, bounds.within(1e-3, 1e6)] = None
+  # longrope: factors of the wavelengths, one for each pair of a head, of runs
+  # whose model.rope_length is at most original_length.
+  short_factors: tuple[float, ...] = ()
+  # longrope: those of the other runs.
+  long_factors: tuple[float, ...] = ()
 
   def __post_init__(self):
     super().__post_init__()
@@ -117,7 +141,7 @@ class Experts(bounds.Options):
 
 
 class Model(bounds.Options):
-  """A decoder-only transformer of the Llama, Qwen or Gemma family."""
+  """A decoder-only transformer of the Llama, Qwen, Gemma, ... families."""
 
   # Number of rows of the embedding table; None = the tokenizer's size.
   vocab_size: Annotated[int | None, bounds.within(2, MAX_SIZE)] = None
@@ -148,6 +172,20 @@ class Model(bounds.Options):
   delta: Delta = Delta()
   # Scaling of the wavelengths, except in layers with local_rope_theta.
   rope_scaling: RopeScaling = RopeScaling()
+  # Tokens of the longest sequence, by which rope_scaling of kind 'dynamic' or
+  # 'longrope' chooses the wavelengths; None = original_length. It holds for
+  # all sequences of a run: keys in the cache are rotated when they are written,
+  # so a sequence cannot change its wavelengths while it grows, and training
+  # must rotate as sampling has. (transformers chooses by the longest sequence
+  # of each call.) No property of the weights.
+  rope_length: Annotated[int | None, bounds.within(1, MAX_TOKENS)] = None
+  # Share of each head that RoPE rotates, from its beginning.
+  partial_rotary: Annotated[float, bounds.within(1e-3, 1)] = 1.0
+  # Indices of layers without RoPE (SmolLM3); () = none.
+  nope_layers: tuple[int, ...] = ()
+  # Queries at position p are multiplied by 1 + query_beta ln(1 + floor(p /
+  # rope_scaling.original_length)) (Llama 4, Ministral 3); 0 = by 1.
+  query_beta: Annotated[float, bounds.within(0, 1e3)] = 0.0
   # Indices (from 0) of layers that attend to the last `window` tokens only;
   # () = none.
   local_layers: tuple[int, ...] = ()
@@ -159,15 +197,31 @@ class Model(bounds.Options):
   norm_eps: Annotated[float, bounds.within(1e-12, 1)] = 1e-6
   # Every RMSNorm multiplies by 1 + its weight, not by its weight (Gemma).
   norm_offset: bool = False
-  # Further RMSNorms on the outputs of attention and MLP (Gemma 2).
+  # RMSNorms on the inputs of attention and MLP; all but OLMo 2 and 3 have them.
+  pre_norms: bool = True
+  # RMSNorms on the outputs of attention and MLP (Gemma 2, OLMo 2).
   post_norms: bool = False
   # RMSNorm on queries and keys, per head (Qwen3).
   qk_norm: bool = False
+  # With qk_norm: over all heads together, before they are split (OLMo 2).
+  wide_qk_norm: bool = False
   # Biases on the q, k and v projections (Qwen2).
   qkv_bias: bool = False
   # Multiplies attention's outputs by the sigmoid of a projection of its inputs,
   # whose weights are in q, after each head's (Qwen3.5).
   attention_gate: bool = False
+  # Bias on the projection of attention's output.
+  output_bias: bool = False
+  # Biases of the MLP.
+  mlp_bias: bool = False
+  # Factor of embeddings (Granite).
+  embedding_multiplier: Factor = 1.0
+  # Factor of the outputs of attention and MLP (Granite).
+  residual_multiplier: Factor = 1.0
+  # Logits are divided by this (Granite).
+  logit_divisor: Factor = 1.0
+  # Attention scores are multiplied by this; None = by query_scale (Granite).
+  attention_multiplier: Annotated[float | None, bounds.within(1e-6, 1e3)] = None
   # Attention scores are divided by the root of this; None = head_dim.
   query_scale: Annotated[float | None, bounds.within(1e-3, 1e6)] = None
   # Cap c of attention scores s: c tanh(s / c) (Gemma 2); None = no cap.
@@ -207,6 +261,35 @@ class Model(bounds.Options):
         f'divide heads={self.heads}',
       ),
       ('head_dim', self.head_dim % 2 == 0, 'be even (RoPE rotates pairs)'),
+      (
+        'partial_rotary',
+        self.rotary_dim > 0 and self.rotary_dim % 2 == 0,
+        f'rotate an even part of head_dim={self.head_dim}',
+      ),
+      (
+        'nope_layers',
+        set(self.nope_layers) <= set(range(self.layers))
+        and len(self.nope_layers) <= self.layers,
+        f'be in [0, layers={self.layers}), each once',
+      ),
+      (
+        'rope_scaling',
+        self.rope_scaling.kind != 'longrope'
+        or len(self.rope_scaling.short_factors)
+        == len(self.rope_scaling.long_factors)
+        == self.rotary_dim // 2,
+        f'have {self.rotary_dim // 2} short_factors and as many long_factors',
+      ),
+      (
+        'wide_qk_norm',
+        self.qk_norm or not self.wide_qk_norm,
+        'come with qk_norm',
+      ),
+      (
+        'logit_softcap',
+        self.logit_softcap is None or self.logit_divisor == 1,
+        'be None with a logit_divisor',
+      ),
       (
         'layers',
         self.matrix_parameters <= MAX_PARAMETERS,
@@ -272,6 +355,11 @@ class Model(bounds.Options):
     return self.attention != 'cudnn' and not self.delta_layers
 
   @property
+  def rotary_dim(self) -> int:
+    """The numbers of a head that RoPE rotates."""
+    return int(self.head_dim * self.partial_rotary)
+
+  @property
   def is_large(self) -> bool:
     """Whether a CPU needs long for a step, or an answer."""
     return self.matrix_parameters >= LARGE
@@ -284,80 +372,146 @@ class Model(bounds.Options):
       FieldError: a key is unknown, or has another type or an invalid value.
     """
     try:
-      scaling = RopeScaling(**values.get('rope_scaling', {}))
+      scaling = RopeScaling(**_tuples(values.get('rope_scaling', {})))
       delta = Delta(**values.get('delta', {}))
       experts = Experts(**values.get('experts', {}))
-      tuples = {
-        name: tuple(values.get(name, ()))
-        for name in ('local_layers', 'delta_layers', 'dense_layers')
-      }
-      return cls(
-        **{
-          **values,
-          'rope_scaling': scaling,
-          'delta': delta,
-          'experts': experts,
-          **tuples,
-        }
-      )
+      nodes = {'rope_scaling': scaling, 'delta': delta, 'experts': experts}
+      return cls(**{**_tuples(values), **nodes})
     except (AttributeError, TypeError) as error:
       must = 'be an object with keys of the schema only'
       raise bounds.FieldError('model', must, values, str(error)) from None
 
 
-def _qwen3(
-  layers: int, embed_dim: int, heads: int, mlp_dim: int, tied_head: bool
+def _tuples(values: dict[str, Any]) -> dict[str, Any]:
+  lists = {name: tuple(x) for name, x in values.items() if isinstance(x, list)}
+  return {**values, **lists}
+
+
+def _large(
+  vocab_size: int,
+  layers: int,
+  embed_dim: int,
+  heads: int,
+  kv_heads: int,
+  mlp_dim: int,
+  *,
+  head_dim: int = 128,
+  tied_head: bool = False,
+  **options: Any,
 ) -> Model:
-  """Returns a dense Qwen3 (arXiv 2505.09388)."""
+  """Returns a model as it is trained on accelerators."""
   return Model(
-    vocab_size=151_936,
+    vocab_size=vocab_size,
     layers=layers,
     embed_dim=embed_dim,
     heads=heads,
-    kv_heads=8,
-    head_dim=128,
+    kv_heads=kv_heads,
+    head_dim=head_dim,
     mlp_dim=mlp_dim,
-    rope_theta=1e6,
-    qk_norm=True,
     tied_head=tied_head,
     dtype='bfloat16',
     remat='block',
+    **options,
   )
 
 
-def _llama3(layers: int, embed_dim: int, heads: int, mlp_dim: int) -> Model:
-  """Returns a Llama 3.1 (arXiv 2407.21783), for contexts of 128k tokens."""
-  return Model(
-    vocab_size=128_256,
-    layers=layers,
-    embed_dim=embed_dim,
-    heads=heads,
-    kv_heads=8,
-    head_dim=128,
-    mlp_dim=mlp_dim,
-    rope_theta=500_000.0,
-    rope_scaling=RopeScaling(kind='llama3', factor=8.0),
-    norm_eps=1e-5,
-    tied_head=False,
-    dtype='bfloat16',
-    remat='block',
-  )
-
-
+# Dense Qwen3, arXiv 2505.09388.
+_qwen3 = functools.partial(
+  _large, 151_936, kv_heads=8, rope_theta=1e6, qk_norm=True
+)
+# Llama 3.1, arXiv 2407.21783, for contexts of 128k tokens.
+_llama3 = functools.partial(
+  _large,
+  128_256,
+  kv_heads=8,
+  rope_theta=5e5,
+  rope_scaling=RopeScaling(kind='llama3', factor=8.0),
+  norm_eps=1e-5,
+)
 # Models by name: `--config.model=NAME` replaces the whole node.
 PRESETS = {
   'tiny': Model(
     layers=1, embed_dim=32, heads=2, kv_heads=1, head_dim=16, mlp_dim=64
   ),
   'small': Model(),
-  'qwen3_0p6b': _qwen3(28, 1024, 16, 3072, tied_head=True),
-  'qwen3_1p7b': _qwen3(28, 2048, 16, 6144, tied_head=True),
-  'qwen3_4b': _qwen3(36, 2560, 32, 9728, tied_head=True),
-  'qwen3_8b': _qwen3(36, 4096, 32, 12_288, tied_head=False),
-  'qwen3_14b': _qwen3(40, 5120, 40, 17_408, tied_head=False),
-  'qwen3_32b': _qwen3(64, 5120, 64, 25_600, tied_head=False),
-  'llama3_8b': _llama3(32, 4096, 32, 14_336),
-  'llama3_70b': _llama3(80, 8192, 64, 28_672),
+  'qwen3_0p6b': _qwen3(28, 1024, 16, mlp_dim=3072, tied_head=True),
+  'qwen3_1p7b': _qwen3(28, 2048, 16, mlp_dim=6144, tied_head=True),
+  'qwen3_4b': _qwen3(36, 2560, 32, mlp_dim=9728, tied_head=True),
+  'qwen3_8b': _qwen3(36, 4096, 32, mlp_dim=12_288, tied_head=False),
+  'qwen3_14b': _qwen3(40, 5120, 40, mlp_dim=17_408, tied_head=False),
+  'qwen3_32b': _qwen3(64, 5120, 64, mlp_dim=25_600, tied_head=False),
+  'llama3_8b': _llama3(32, 4096, 32, mlp_dim=14_336),
+  'llama3_70b': _llama3(80, 8192, 64, mlp_dim=28_672),
+  'mistral_7b': _large(
+    32_768, 32, 4096, 32, 8, 14_336, rope_theta=1e6, norm_eps=1e-5
+  ),
+  'ministral3_3b': _large(
+    131_072,
+    26,
+    3072,
+    32,
+    8,
+    9216,
+    tied_head=True,
+    rope_theta=1e6,
+    norm_eps=1e-5,
+    query_beta=0.1,
+    rope_scaling=RopeScaling(
+      'yarn', 16.0, original_length=16_384, attention_factor=1.0
+    ),
+  ),
+  'smollm3_3b': _large(
+    128_256,
+    36,
+    2048,
+    16,
+    4,
+    11_008,
+    tied_head=True,
+    rope_theta=5e6,
+    nope_layers=tuple(range(3, 36, 4)),
+  ),
+  'granite3_2b': _large(
+    49_159,
+    40,
+    2048,
+    32,
+    8,
+    8192,
+    head_dim=64,
+    tied_head=True,
+    rope_theta=1e7,
+    norm_eps=1e-5,
+    embedding_multiplier=12.0,
+    residual_multiplier=0.22,
+    attention_multiplier=0.015625,
+    logit_divisor=8.0,
+  ),
+  'olmo2_1b': _large(
+    100_352,
+    16,
+    2048,
+    16,
+    16,
+    8192,
+    rope_theta=5e5,
+    pre_norms=False,
+    post_norms=True,
+    qk_norm=True,
+    wide_qk_norm=True,
+  ),
+  'phi3_mini': _large(
+    32_064,
+    32,
+    3072,
+    32,
+    32,
+    8192,
+    head_dim=96,
+    norm_eps=1e-5,
+    local_layers=tuple(range(32)),
+    window=2047,
+  ),
 }
 
 

@@ -225,7 +225,9 @@ def test_a_tied_head_and_rope_tables_are_ignored(copy):
     ('architectures', ['Gemma2Model']),
     ('hidden_size', None),
     ('quantization_config', {'bits': 4}),
-    ('rope_scaling', {'rope_type': 'yarn'}),
+    ('rope_scaling', {'rope_type': 'proportional'}),
+    ('partial_rotary_factor', 0.5),
+    ('mlp_bias', True),
     ('rope_parameters', {'full_attention': {'rope_theta': 5.0}}),
   ],
 )
@@ -240,13 +242,28 @@ def test_an_unsupported_config_is_refused_by_key(copy, key, value):
 @pytest.mark.parametrize(
   'cfg, key',
   [
-    (dataclasses.replace(SMALL, local_layers=(0,), window=4), 'local_layers'),
+    (
+      dataclasses.replace(
+        SMALL, local_layers=(0,), window=4, local_rope_theta=50.0
+      ),
+      'local_rope_theta',
+    ),
     (dataclasses.replace(GEMMA, post_norms=False), 'model'),
   ],
 )
 def test_models_of_no_architecture_are_not_written(cfg, key):
   with pytest.raises(ValueError, match=rf'{key} must '):
     hf_config.write(cfg)
+
+
+def test_a_mistral_with_a_window_in_some_layers_is_refused(tmp_path):
+  cfg = dataclasses.replace(SMALL, local_layers=(0, 1), window=4)
+  text = hf_config.write(cfg)
+  assert text['model_type'] == 'mistral'
+  text['layer_types'] = ['sliding_attention', 'full_attention']
+  (tmp_path / 'config.json').write_text(json.dumps(text))
+  with pytest.raises(ValueError, match='layer_types must '):
+    hf_config.read(tmp_path)
 
 
 def test_save_refuses_used_folders_and_other_models(written, tmp_path):

@@ -37,7 +37,26 @@ GEMMA = dataclasses.replace(
   attention_softcap=2.0,
   logit_softcap=3.0,
 )
-kinds = pytest.mark.parametrize('cfg', [FULL, GEMMA], ids=['full', 'gemma'])
+SWITCHES = dataclasses.replace(
+  CFG,
+  qk_norm=True,
+  wide_qk_norm=True,
+  pre_norms=False,
+  post_norms=True,
+  output_bias=True,
+  mlp_bias=True,
+  partial_rotary=0.5,
+  nope_layers=(1,),
+  query_beta=0.5,
+  rope_scaling=schema.RopeScaling('yarn', 4.0, 4),
+  embedding_multiplier=3.0,
+  residual_multiplier=0.5,
+  attention_multiplier=0.3,
+  logit_divisor=2.0,
+)
+kinds = pytest.mark.parametrize(
+  'cfg', [FULL, GEMMA, SWITCHES], ids=['full', 'gemma', 'switches']
+)
 
 
 def make_tokens(rows=2, length=12, seed=0):
@@ -124,6 +143,11 @@ def test_num_params_of_presets():
     'qwen3_32b': 32_762_123_264,
     'llama3_8b': 8_030_261_248,
     'llama3_70b': 70_553_706_496,
+    'mistral_7b': 7_248_023_552,
+    'smollm3_3b': 3_075_098_624,
+    'granite3_2b': 2_533_539_840,
+    'olmo2_1b': 1_484_916_736,
+    'phi3_mini': 3_821_079_552,
   }.items():
     assert transformer.num_params(schema.PRESETS[preset]) == parameters
 
@@ -131,7 +155,7 @@ def test_num_params_of_presets():
 @pytest.mark.parametrize('dims', [(1, 2, 2), (2, 4, 4)])
 def test_sharding_rules_match_and_divide(dims):
   sizes = dict(zip(('data', 'fsdp', 'tensor'), dims, strict=True))
-  for cfg in (FULL, GEMMA, schema.PRESETS['qwen3_0p6b']):
+  for cfg in (FULL, GEMMA, SWITCHES, schema.PRESETS['qwen3_0p6b']):
     for path, leaf in paths(shapes(cfg)).items():
       axes = next(
         axes
@@ -197,26 +221,51 @@ def test_decoding_in_chunks_equals_the_full_forward(cfg):
   )
 
 
+LONGROPE = schema.RopeScaling(
+  'longrope', 4.0, 16, short_factors=(1.0, 2.0), long_factors=(3.0, 4.0)
+)
+
+
 @pytest.mark.parametrize(
-  'scaling, expected',
+  'scaling, length, expected, gain',
   [
-    (schema.RopeScaling(), [1.0, 0.1]),
-    (schema.RopeScaling('linear', 4.0), [0.25, 0.025]),
+    (schema.RopeScaling(), None, [1.0, 0.1], 1.0),
+    (schema.RopeScaling('linear', 4.0), None, [0.25, 0.025], 1.0),
     # 16 tokens are 2.546 turns of the first pair, 0.255 of the second: the
     # first keeps (2.546 - 1) / (4 - 1) = 0.5155 of itself.
-    (schema.RopeScaling('llama3', 8.0, 16, 1.0, 4.0), [0.57605, 0.0125]),
+    (
+      schema.RopeScaling('llama3', 8.0, 16, 1.0, 4.0),
+      None,
+      [0.57605, 0.0125],
+      1.0,
+    ),
+    # 8 turns are at pair 0.299, 1 turn at 1.202: from 0 to 2, so that the
+    # second pair keeps one half of itself.
+    (
+      schema.RopeScaling('yarn', 4.0, 100, fast_turns=8.0),
+      None,
+      [1.0, 0.0625],
+      1.138629,
+    ),
+    # theta is 100 (2 * 24 / 8 - 1)^2 = 2500.
+    (schema.RopeScaling('dynamic', 2.0, 8), 24, [1.0, 0.02], 1.0),
+    (schema.RopeScaling('dynamic', 2.0, 8), None, [1.0, 0.1], 1.0),
+    # The gain is the root of 1 + ln 4 / ln 16.
+    (LONGROPE, None, [1.0, 0.05], 1.5**0.5),
+    (LONGROPE, 17, [1 / 3, 0.025], 1.5**0.5),
   ],
 )
-def test_rope_frequencies_of_every_scaling(scaling, expected):
+def test_rope_frequencies_of_every_scaling(scaling, length, expected, gain):
   cfg = dataclasses.replace(
-    CFG, head_dim=4, rope_theta=100.0, rope_scaling=scaling
+    CFG, head_dim=4, rope_theta=100.0, rope_scaling=scaling, rope_length=length
   )
-  radians = layers.frequencies(cfg, local=False)
+  radians, factor = layers.frequencies(cfg, local=False)
   np.testing.assert_allclose(radians, expected, rtol=1e-4)
+  np.testing.assert_allclose(factor, gain, rtol=1e-6)
   own = dataclasses.replace(cfg, local_rope_theta=10_000.0)
-  np.testing.assert_allclose(
-    layers.frequencies(own, local=True), [1.0, 0.01], rtol=1e-6
-  )
+  radians, factor = layers.frequencies(own, local=True)
+  np.testing.assert_allclose(radians, [1.0, 0.01], rtol=1e-6)
+  assert factor == 1
 
 
 class Twin(layers.MLP):

@@ -68,7 +68,7 @@ def test_matrix_parameters_are_those_of_the_matrices(preset):
     ([], 'model must be an object'),
     ({'colour': 1}, "model must .*'colour'"),
     ({'rope_scaling': {'x': 1}}, "model must .*'x'"),
-    ({'local_layers': 5}, 'model must .*5'),
+    ({'local_layers': 5}, 'local_layers must .*5'),
     ({'norm_eps': None}, 'norm_eps must be of type float'),
   ],
 )
