@@ -95,6 +95,22 @@ for _x in ('gate', 'up', 'down'):
   name = f'{LAYER}mlp.experts.{{}}.{_x}_proj.weight'
   NAMES[f'layers/experts/{_x}/kernel'] = name
 NAMES['layers/experts/router/kernel'] = LAYER + 'mlp.gate.weight'
+# Tensors of vision towers and of the prediction of further tokens; and those,
+# and redundant ones, that a model may do without.
+OTHERS = r'(model\.visual|mtp)\.'
+UNUSED = rf'^({OTHERS}|lm_head\.weight$)|rotary_emb\.inv_freq$'
+for _x, _name in {
+  'qkv/kernel': 'in_proj_qkv.weight',
+  'z/kernel': 'in_proj_z.weight',
+  'b/kernel': 'in_proj_b.weight',
+  'a/kernel': 'in_proj_a.weight',
+  'taps': 'conv1d.weight',
+  'log_scale': 'A_log',
+  'bias': 'dt_bias',
+  'norm_scale': 'norm.weight',
+  'o/kernel': 'out_proj.weight',
+}.items():
+  NAMES[f'layers/delta/{_x}'] = f'{LAYER}linear_attn.{_name}'
 # Those of the norms of the MLP and after branches, by `pre_norms` and
 # `post_norms`.
 NORMS = {
@@ -140,10 +156,18 @@ class Family:
   local_theta: str | float = ''
   # Whether `no_rope_layers` or `no_rope_layer_interval` name layers without it.
   nope: bool = False
+  # Whether layers have a gated DeltaNet, those that `layer_types` lists, or all
+  # but every `full_attention_interval`-th one.
+  delta: bool = False
+  # The key of the object that has the others; '' = none.
+  nested: str = ''
+  # Further keys of which only one value is supported.
+  plain: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   # Kinds of scaling, as in ROPES; the last one of equals is written.
   ropes: Mapping[str, str] = dataclasses.field(default_factory=lambda: ROPES)
   # Names of tensors, as in NAMES; equal names are one tensor, which has our
-  # leaves in the order of NAMES one after the other.
+  # leaves in the order of NAMES one after the other, and in delta layers head
+  # by head.
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
   divides: bool = True  # transformers wants heads to divide hidden_size
 
@@ -183,6 +207,31 @@ _OLMO = {
   'qk_norm': True,
   'wide_qk_norm': True,
 }
+_HYBRID = Family(
+  'Qwen3_5ForCausalLM',
+  fixed={'attention_gate': True, 'norm_offset': True, 'qk_norm': True},
+  keys={
+    'partial_rotary': 'partial_rotary_factor',
+    'delta.key_heads': 'linear_num_key_heads',
+    'delta.value_heads': 'linear_num_value_heads',
+    'delta.key_dim': 'linear_key_head_dim',
+    'delta.value_dim': 'linear_value_head_dim',
+    'delta.conv_width': 'linear_conv_kernel_dim',
+  },
+  absent={
+    'num_key_value_heads': 4,
+    'head_dim': 256,
+    'partial_rotary_factor': 0.25,
+    'full_attention_interval': 4,
+    'linear_num_key_heads': 16,
+    'linear_num_value_heads': 32,
+    'linear_key_head_dim': 128,
+    'linear_value_head_dim': 128,
+    'linear_conv_kernel_dim': 4,
+  },
+  delta=True,
+  divides=False,
+)
 # A model is written as the first one that computes it.
 FAMILIES = {
   'llama': Family('LlamaForCausalLM', keys=_ALL_BIASES),
@@ -271,6 +320,26 @@ FAMILIES = {
     absent={**_QWEN_ABSENT, 'head_dim': 128},
     windows='upper',
     divides=False,
+  ),
+  'qwen3_5_text': _HYBRID,
+  'qwen3_5': dataclasses.replace(
+    _HYBRID,
+    architecture='Qwen3_5ForConditionalGeneration',
+    nested='text_config',
+    names={
+      path: name.replace('model.', 'model.language_model.', 1)
+      for path, name in {**NAMES, **NORMS[True, False]}.items()
+    },
+  ),
+  'qwen3_next': dataclasses.replace(
+    _HYBRID,
+    architecture='Qwen3NextForCausalLM',
+    absent={**_HYBRID.absent, 'num_key_value_heads': 2, 'num_experts': 512},
+    plain={'num_experts': 0},
+    names={
+      f'layers/delta/{x}/kernel': f'{LAYER}linear_attn.in_proj_{name}.weight'
+      for x, name in {'qkv': 'qkvz', 'z': 'qkvz', 'b': 'ba', 'a': 'ba'}.items()
+    },
   ),
   'gemma2': Family(
     'Gemma2ForCausalLM',

@@ -20,6 +20,7 @@ import functools
 import json
 import math
 import pathlib
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -48,11 +49,14 @@ class Tensor(NamedTuple):
   paths: tuple[str, ...]
   index: tuple[int, ...]  # into their leading axes, if they are stacked
   shape: tuple[int, ...]  # in the file
+  # The output of ours, all leaves together, that each of the file's is; None =
+  # they have one order.
+  order: np.ndarray | None = None
 
   @property
   def transposed(self) -> bool:
     """Whether our leaves hold the transpose."""
-    return self.paths[0].endswith('kernel')
+    return self.paths[0].endswith(('kernel', 'taps'))
 
 
 Folder = str | pathlib.Path | None
@@ -92,7 +96,8 @@ def tensors(
           for expert in range(leaf.shape[1])
         ]
     shape = leaf.shape[len(places[0][0]) :]
-    shape = shape[::-1] if path.endswith('kernel') else shape
+    shape = shape[::-1] if path.endswith(('kernel', 'taps')) else shape
+    shape = (shape[0], 1, shape[1]) if path.endswith('taps') else shape
     shape = (1, *shape) if path == 'reward/kernel' else shape
     for index, numbers in places:
       name = names[path].format(*numbers)
@@ -101,8 +106,32 @@ def tensors(
         before = by_name[name]
         paths = tuple(sorted((*before.paths, path), key=order.index))
         whole = (before.shape[0] + shape[0], *shape[1:])
-      by_name[name] = Tensor(paths, index, whole)
+      by_name[name] = Tensor(paths, index, whole, _order(cfg, paths, whole[0]))
   return by_name
+
+
+def _order(
+  cfg: schema.Model, paths: tuple[str, ...], size: int
+) -> np.ndarray | None:
+  """Returns `Tensor.order`: ours is by key heads in a delta layer's leaves.
+
+  A tensor of several leaves has for each key head its part of each leaf. One of
+  all queries, keys and values has one after the other.
+  """
+  sizes = cfg.delta
+  if not paths[0].startswith('layers/delta/'):
+    return None
+  every = np.arange(size)
+  if len(paths) > 1:  # the leaves are qkv and z, or b and a
+    values = sizes.value_heads * sizes.value_dim
+    first = size - values if paths[0].endswith('qkv/kernel') else size // 2
+    parts = (x.reshape(sizes.key_heads, -1) for x in np.split(every, [first]))
+    return np.concatenate([*parts], axis=1).reshape(-1)
+  if not paths[0].endswith(('qkv/kernel', 'taps')):
+    return None
+  heads = every.reshape(sizes.key_heads, -1)
+  parts = np.split(heads, (sizes.key_dim, 2 * sizes.key_dim), axis=1)
+  return np.concatenate([x.reshape(-1) for x in parts])
 
 
 def shapes(
@@ -158,6 +187,8 @@ def _put(params: dict[str, Any], tensor: Tensor, array: np.ndarray) -> bool:
   for path in tensor.paths:
     ends.append(ends[-1] + params[path].shape[-1])
   flags = []
+  array = array.squeeze(1) if array.ndim > 2 else array
+  array = array if tensor.order is None else array[np.argsort(tensor.order)]
   for path, start, end in zip(tensor.paths, ends, ends[1:], strict=False):
     leaf = params[path]
     part = array[start:end] if len(tensor.paths) > 1 else array
@@ -218,17 +249,20 @@ def save(
   processes.on(0, lambda: check_empty(folder))
   reward, leaves = 'reward' in params, tree.flat(params)
   expected = tensors(cfg, reward, like)
-  dtypes = dict.fromkeys(expected, jnp.dtype(dtype))
+  dtypes, kept, files = dict.fromkeys(expected, jnp.dtype(dtype)), {}, {}
   if like is None:
     config = hf_config.write(cfg) | {'torch_dtype': dtype}
   else:
     check_like(like, cfg)
-    files = find(like, shapes(cfg, folder=like))
+    kept = {} if reward else others(like)
+    files = find(like, shapes(cfg, folder=like) | kept)
     dtypes |= {x: jnp.dtype(DTYPES[code]) for x, (_, code) in files.items()}
   processes.on(0, lambda: folder.mkdir(parents=True, exist_ok=True))
 
   def get(name):
     """Returns a tensor in HuggingFace's layout, on the host."""
+    if name in kept:
+      return read_tensor(files[name][0], name)
     tensor, parts = expected[name], []
     for leaf in map(leaves.get, tensor.paths):
       place = getattr(leaf, 'sharding', None)
@@ -237,9 +271,10 @@ def save(
       array = _get(leaf, tensor.index, tensor.transposed, dtypes[name], place)
       parts.append(np.asarray(array.addressable_data(0)))
     array = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    array = array if tensor.order is None else array[tensor.order]
     return array.reshape(tensor.shape)
 
-  all_shapes = shapes(cfg, reward, like)
+  all_shapes = shapes(cfg, reward, like) | kept
   write_shards(folder, all_shapes, dtypes, get, shard_bytes)
   if not processes.is_first():
     return
@@ -289,7 +324,8 @@ def find(
 ) -> dict[str, tuple[pathlib.Path, str]]:
   """Returns {name: (file, code of its dtype)} of the tensors in a directory.
 
-  Reads headers only. A tied head and RoPE's table are redundant and left out.
+  Reads headers only. A tied head and RoPE's table are redundant and left out,
+  and so are `others`.
 
   Args:
     folder: the directory.
@@ -300,14 +336,8 @@ def find(
     ValueError: names the file or the tensor that is missing, unknown,
       of another shape or of a dtype that is not in `DTYPES`.
   """
-  folder = pathlib.Path(folder)
-  paths, index = [single], folder / INDEX
-  if single == SINGLE and not (folder / single).is_file() and index.is_file():
-    paths = sorted(
-      {*disk.read_json_object(index).get('weight_map', {}).values()}
-    )
   files = {}
-  for path in (folder / path for path in paths):
+  for path in _paths(folder, single):
     if not path.is_file():
       raise ValueError(
         f'{path} must be there'
@@ -318,10 +348,7 @@ def find(
       )
     with _open(path) as file:
       for name in file.keys():
-        is_unused = name == families.NAMES['head/kernel'] or name.endswith(
-          'rotary_emb.inv_freq'
-        )
-        if is_unused and name not in shapes:
+        if name not in shapes and re.search(families.UNUSED, name):
           continue
         part = file.get_slice(name)
         shape, dtype = tuple(part.get_shape()), part.get_dtype()
@@ -338,6 +365,27 @@ def find(
       f'{len(missing)} are missing, such as {missing[0]}'
     )
   return files
+
+
+def others(folder: str | pathlib.Path) -> dict[str, tuple[int, ...]]:
+  """Returns the shapes of a directory's tensors that are not the model's."""
+  shapes = {}
+  for path in _paths(folder, SINGLE):
+    with _open(path) as file:
+      for name in file.keys():
+        if re.match(families.OTHERS, name):
+          shapes[name] = tuple(file.get_slice(name).get_shape())
+  return shapes
+
+
+def _paths(folder: str | pathlib.Path, single: str) -> list[pathlib.Path]:
+  """Returns the files of a directory's tensors, which may be missing."""
+  folder = pathlib.Path(folder)
+  index = folder / INDEX
+  if single == SINGLE and not (folder / single).is_file() and index.is_file():
+    parts = disk.read_json_object(index).get('weight_map', {}).values()
+    return [folder / part for part in sorted({*parts})]
+  return [folder / single]
 
 
 def names(path: pathlib.Path) -> list[str]:

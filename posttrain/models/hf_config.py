@@ -23,10 +23,13 @@ from posttrain.util import disk
 _OURS = ('dtype', 'remat', 'rope_length', 'attention')
 _FIELDS = {x.name: x.default for x in dataclasses.fields(schema.Model)}
 _TYPES = typing.get_type_hints(schema.Model)
-for _x, _kind in typing.get_type_hints(schema.Experts).items():
-  _FIELDS[f'experts.{_x}'] = getattr(schema.Experts, _x)
-  _TYPES[f'experts.{_x}'] = _kind
+_NODES = {'experts': schema.Experts, 'delta': schema.Delta}
+for _name, _node in _NODES.items():
+  for _x, _kind in typing.get_type_hints(_node).items():
+    _FIELDS[f'{_name}.{_x}'] = getattr(_node, _x)
+    _TYPES[f'{_name}.{_x}'] = _kind
 _KINDS = ('full_attention', 'sliding_attention')
+_MIXERS = ('full_attention', 'linear_attention')
 
 
 def read(folder: str | pathlib.Path) -> schema.Model:
@@ -174,6 +177,9 @@ def _text(
     nope = cfg.nope_layers
     text['no_rope_layers'] = [int(i not in nope) for i in range(cfg.layers)]
   used = cfg.local_layers or family.windows not in ('', 'upper', 'nope')
+  if family.delta:
+    mixers = [_MIXERS[i in cfg.delta_layers] for i in range(cfg.layers)]
+    text |= {'layer_types': mixers, **family.plain}
   if family.windows == 'all':
     text['sliding_window'] = cfg.window
   elif used:
@@ -222,6 +228,9 @@ def _parse(text: dict[str, Any]) -> schema.Model:
       f'{ {x: f.architecture for x, f in families.FAMILIES.items()} }: got '
       f'{name!r}, {architectures!r}'
     )
+  tied = {x: text[x] for x in ('tie_word_embeddings',) if x in text}
+  if family.nested:
+    text = {**text, **text.get(family.nested, {}), **tied}
   text = {family.aliases.get(key, key): value for key, value in text.items()}
   c = {**families.ABSENT, **family.absent, **text}
   rope, fields = _rope(family, c)
@@ -246,11 +255,10 @@ def _parse(text: dict[str, Any]) -> schema.Model:
         raise ValueError(f'{key} of a {name} must {must}: got {value!r}')
       value = families.ACTIVATIONS[value]
     fields[field] = _as(_TYPES[field], value)
-  nested = {x: fields.pop(x) for x in [*fields] if x.startswith('experts.')}
-  fields['experts'] = schema.Experts(
-    **{name.partition('.')[2]: value for name, value in nested.items()}
-  )
-  if nested and 'decoder_sparse_step' in family.absent:
+  for name, node in _NODES.items():
+    own = [x for x in fields if x.startswith(f'{name}.')]
+    fields[name] = node(**{x.partition('.')[2]: fields.pop(x) for x in own})
+  if 'decoder_sparse_step' in family.absent:
     fields['dense_layers'] = tuple(
       i
       for i in range(fields['layers'])
@@ -263,8 +271,25 @@ def _parse(text: dict[str, Any]) -> schema.Model:
   local = _local_layers(c, model.layers, family.windows, nope)
   window = c.get('sliding_window') if local else None
   return dataclasses.replace(
-    model, nope_layers=nope, local_layers=local, window=window
+    model,
+    nope_layers=nope,
+    local_layers=local,
+    window=window,
+    delta_layers=_delta_layers(c, model.layers) if family.delta else (),
   )
+
+
+def _delta_layers(c: dict[str, Any], layers: int) -> tuple[int, ...]:
+  """Returns the indices of the layers with a gated DeltaNet."""
+  kinds, every = c.get('layer_types'), c['full_attention_interval']
+  if kinds is None:
+    kinds = [_MIXERS[(i + 1) % every != 0] for i in range(layers)]
+  if len(kinds) != layers or {*kinds} - {*_MIXERS}:
+    raise ValueError(
+      f'layer_types must be one of {_MIXERS} for each of {layers} layers: got '
+      f'{kinds!r}'
+    )
+  return tuple(i for i, kind in enumerate(kinds) if kind == _MIXERS[True])
 
 
 def _nope_layers(c: dict[str, Any], layers: int) -> tuple[int, ...]:

@@ -61,12 +61,12 @@ def save(
   places = _places(cfg, leaves, base if os.path.isdir(base) else None)
   shapes = {
     name: leaves[path].shape[: len(index) - 1 : -1]
-    for name, (path, index) in places.items()
+    for name, (path, index, _) in places.items()
   }
 
   def get(name: str) -> np.ndarray:
-    path, index = places[name]
-    return np.asarray(leaves[path][index], np.float32).T
+    path, index, order = places[name]
+    return np.asarray(leaves[path][index], np.float32).T[order]
 
   folder.mkdir(parents=True, exist_ok=True)
   dtypes = dict.fromkeys(shapes, np.dtype(np.float32))
@@ -128,8 +128,8 @@ def load(
   leaves = {
     path: np.zeros(x.shape, np.float32) for path, x in tree.flat(like).items()
   }
-  for name, (path, index) in _places(cfg, leaves).items():
-    leaves[path][index] = hf.read_tensor(folder / WEIGHTS, name).T
+  for name, (path, index, order) in _places(cfg, leaves).items():
+    leaves[path][index].T[order] = hf.read_tensor(folder / WEIGHTS, name)
     if not np.isfinite(leaves[path][index]).all():
       raise ValueError(
         f'{folder / WEIGHTS}: tensor {name} must be finite: got NaN or infinity'
@@ -163,7 +163,7 @@ def headers(
   flat = tree.flat(like)
   shapes = {
     name: flat[path].shape[: len(index) - 1 : -1]
-    for name, (path, index) in _places(cfg, flat).items()
+    for name, (path, index, _) in _places(cfg, flat).items()
   }
   hf.find(folder, shapes, WEIGHTS)
   return options, like
@@ -173,8 +173,11 @@ def _places(
   cfg: schema.Model,
   leaves: Mapping[str, Any] | None = None,
   base: str | None = None,
-) -> dict[str, tuple[str, tuple[int, ...]]]:
-  """Returns {PEFT's name: (leaf's path, index)} of given leaves, or of all."""
+) -> dict[str, tuple[str, tuple[int, ...], Any]]:
+  """Returns {PEFT's name: (leaf's path, index, rows)}, of given leaves or all.
+
+  `rows` of our transposed matrix are those of PEFT's.
+  """
   places = {}
   for name, tensor in hf.tensors(cfg, folder=base).items():
     if not (tensor.index and tensor.transposed):
@@ -191,6 +194,8 @@ def _places(
       path = f'{tensor.paths[0]}/{part}'
       if leaves is None or path in leaves:
         stem = 'base_model.model.' + name.removesuffix('.weight')
-        place = path, tensor.index
+        order = tensor.order if part == 'b' else None
+        rows = slice(None) if order is None else order
+        place = path, tensor.index, rows
         places[f'{stem}.lora_{part.upper()}.weight'] = place
   return places

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from safetensors import numpy as safetensors
 
-from posttrain import scoring
+from posttrain import schema, scoring
 from posttrain.decode import engines, requests
-from posttrain.models import hf, hf_config, transformer
+from posttrain.models import hf, hf_config, lora, peft, transformer
 
 pytestmark = pytest.mark.gate
 
@@ -39,6 +39,19 @@ LONGROPE = {
   'rope_theta': 100.0,
   'short_factor': [1.0, 1.1, 1.3],
   'long_factor': [1.0, 2.0, 3.5],
+}
+# A larger range lets a head's output be all but 0, which its norm magnifies:
+# transformers' own two forms then differ by more than 2e-4.
+HYBRID = {
+  'initializer_range': 0.2,
+  'head_dim': 16,
+  'num_attention_heads': 3,
+  'num_key_value_heads': 1,
+  'linear_num_key_heads': 2,
+  'linear_num_value_heads': 6,
+  'linear_key_head_dim': 8,
+  'linear_value_head_dim': 12,
+  'rope_parameters': {**PLAIN, 'partial_rotary_factor': 0.5},
 }
 CASES = {
   'llama3-rope': ('Llama', {'rope_parameters': LLAMA3, 'head_dim': 24}),
@@ -258,6 +271,27 @@ CASES = {
     {'num_local_experts': 5, 'num_experts_per_tok': 2, 'head_dim': 10},
   ),
 }
+CASES |= {
+  'qwen3.5': ('Qwen3_5', {**HYBRID, 'num_hidden_layers': 4}),
+  'qwen3.5-tied': (
+    'Qwen3_5',
+    {
+      **HYBRID,
+      'hidden_size': 24,
+      'head_dim': 32,
+      'num_key_value_heads': 3,
+      'linear_num_key_heads': 3,
+      'linear_num_value_heads': 3,
+      'layer_types': ['full_attention', 'linear_attention', 'linear_attention'],
+      'rope_parameters': PLAIN,
+      'tie_word_embeddings': True,
+    },
+  ),
+  'qwen3-next': (
+    'Qwen3Next',
+    {**HYBRID, 'num_hidden_layers': 4, 'num_experts': 0},
+  ),
+}
 each = pytest.mark.parametrize('case', CASES)
 # Whose wavelengths change in transformers while an answer grows.
 UNSTEADY = {'llama-bias-dynamic', 'phi3'}
@@ -269,7 +303,7 @@ def make_peer(case, seed=0):
   torch = pytest.importorskip('torch')
   transformers = pytest.importorskip('transformers')
   family, options = CASES[case]
-  config = 'Gemma3Text' if family == 'Gemma3' else family
+  config = family + 'Text' * (family in ('Gemma3', 'Qwen3_5'))
   cfg = getattr(transformers, f'{config}Config')(
     **{
       'vocab_size': 160,
@@ -574,3 +608,63 @@ def test_load_then_save_is_bitwise_and_read_by_transformers(
   np.testing.assert_array_equal(
     peer_logits(load_peer(out), ids), peer_logits(make_peer(case), ids)
   )
+
+
+def test_a_hybrid_with_a_vision_tower_keeps_it(tmp_path):
+  """The text's part of a nested config trains, all else is written again."""
+  torch = pytest.importorskip('torch')
+  transformers = pytest.importorskip('transformers')
+  text = make_peer('qwen3.5').config
+  vision = {
+    'depth': 1,
+    'hidden_size': 16,
+    'intermediate_size': 16,
+    'num_heads': 2,
+    'out_hidden_size': 32,
+    'num_position_embeddings': 16,
+  }
+  torch.manual_seed(0)
+  peer = transformers.Qwen3_5ForConditionalGeneration(
+    transformers.Qwen3_5Config(text_config=text, vision_config=vision)
+  ).eval()
+  path, out, alone = (tmp_path / name for name in ('a', 'b', 'c'))
+  peer.save_pretrained(path)
+  cfg, params = read(path)
+  ids, positions = rows()
+  expected = peer_logits(peer, ids)
+  ours = logits(params, cfg, ids, positions)
+  assert np.abs(ours - expected).max() <= 2e-4 * np.abs(expected).max()
+  hf.save(params, cfg, out, like=path)
+  before, after = tensors_of(path), tensors_of(out)
+  assert any('visual' in name for name in before)
+  assert before.keys() == after.keys()
+  for name in before:
+    np.testing.assert_array_equal(before[name], after[name], strict=True)
+  hf.save(params, cfg, alone, dtype='float32')
+  np.testing.assert_allclose(
+    peer_logits(load_peer(alone), ids), expected, atol=1e-5
+  )
+
+
+@pytest.mark.filterwarnings('ignore:.is_gradient_checkpointing')
+def test_an_adapter_of_a_hybrid_is_loaded_by_peft(folder, tmp_path):
+  """Queries, keys and values have another order in the file."""
+  peft_library = pytest.importorskip('peft')
+  path = folder('qwen3.5')
+  cfg, params = read(path)
+  options = schema.Lora(rank=3, targets=r'(delta|attention)/.*/kernel$')
+  adapter = lora.init(jax.random.key(0), options, params)
+  adapter = jax.tree.map(
+    lambda x: 0.3 * jax.random.normal(jax.random.key(1), x.shape), adapter
+  )
+  peft.save(adapter, options, cfg, tmp_path / 'adapter', str(path))
+  loaded, _ = peft.load(tmp_path / 'adapter', cfg)
+  jax.tree.map(np.testing.assert_array_equal, loaded, adapter)
+  peer = peft_library.PeftModel.from_pretrained(
+    load_peer(path), tmp_path / 'adapter'
+  )
+  ids, positions = rows()
+  expected = peer_logits(peer, ids)
+  whole = lora.Base(params, lora.scale(options)).attach(adapter)
+  ours = logits(whole, cfg, ids, positions)
+  assert np.abs(ours - expected).max() <= 2e-4 * np.abs(expected).max()
