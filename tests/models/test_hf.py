@@ -1,5 +1,6 @@
 """HuggingFace directories, read and written, against transformers."""
 
+import copy
 import dataclasses
 import functools
 import json
@@ -266,6 +267,10 @@ CASES = {
       'head_dim': 16,
     },
   ),
+  'olmoe': (
+    'Olmoe',
+    {'num_experts': 6, 'num_experts_per_tok': 3, 'intermediate_size': 20},
+  ),
   'mixtral': (
     'Mixtral',
     {'num_local_experts': 5, 'num_experts_per_tok': 2, 'head_dim': 10},
@@ -502,13 +507,15 @@ def test_gradients_of_a_step_equal_those_of_torch(case, folder, tmp_path):
     logprobs, _ = scoring.score(params, cfg, ids, positions, ones, heat)
     return -logprobs.sum() / (ids.size - len(ids))
 
-  hf.save(jax.jit(jax.grad(loss))(params), cfg, tmp_path, like=folder(case))
-  ours, peer = tensors_of(tmp_path), make_peer(case)
-  peer.zero_grad()
-  tokens = torch.tensor(ids).long()
+  # Written as if they were weights.
+  ours, theirs = tmp_path / 'ours', tmp_path / 'theirs'
+  hf.save(jax.jit(jax.grad(loss))(params), cfg, ours, like=folder(case))
+  peer, tokens = copy.deepcopy(make_peer(case)), torch.tensor(ids).long()
   peer(tokens, labels=tokens).loss.backward()
-  theirs = {name: x.grad.numpy() for name, x in peer.named_parameters()}
-  peer.zero_grad()
+  for weight in peer.parameters():
+    weight.data = weight.grad
+  peer.save_pretrained(theirs)
+  ours, theirs = tensors_of(ours), tensors_of(theirs)
   assert theirs.keys() == ours.keys()
   largest = max(np.abs(x).max() for x in theirs.values())
   for name, x in theirs.items():

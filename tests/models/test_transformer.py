@@ -54,8 +54,15 @@ SWITCHES = dataclasses.replace(
   attention_multiplier=0.3,
   logit_divisor=2.0,
 )
+EXPERTS = dataclasses.replace(
+  CFG,
+  experts=schema.Experts(count=5, per_token=2, mlp_dim=12, normalize=False),
+  dense_layers=(0,),
+)
 kinds = pytest.mark.parametrize(
-  'cfg', [FULL, GEMMA, SWITCHES], ids=['full', 'gemma', 'switches']
+  'cfg',
+  [FULL, GEMMA, SWITCHES, EXPERTS],
+  ids=['full', 'gemma', 'switches', 'experts'],
 )
 
 
