@@ -389,6 +389,23 @@ FAMILIES = {
     },
     divides=False,
   ),
+  'olmoe': Family(
+    'OlmoeForCausalLM',
+    fixed={'qk_norm': True, 'wide_qk_norm': True},
+    keys={
+      'experts.count': 'num_experts',
+      'experts.per_token': 'num_experts_per_tok',
+      'experts.mlp_dim': 'intermediate_size',
+      'experts.normalize': 'norm_topk_prob',
+    },
+    aliases={'num_local_experts': 'num_experts'},
+    plain={'clip_qkv': None},
+    absent={
+      'num_experts': 64,
+      'num_experts_per_tok': 8,
+      'norm_topk_prob': False,
+    },
+  ),
   'mixtral': Family(
     'MixtralForCausalLM',
     keys={

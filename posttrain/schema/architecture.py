@@ -1,5 +1,6 @@
 """Options of the model, its presets, its adapter and its tokenizer."""
 
+import dataclasses
 import datetime
 import functools
 import json
@@ -440,6 +441,11 @@ PRESETS = {
   'qwen3_8b': _qwen3(36, 4096, 32, mlp_dim=12_288, tied_head=False),
   'qwen3_14b': _qwen3(40, 5120, 40, mlp_dim=17_408, tied_head=False),
   'qwen3_32b': _qwen3(64, 5120, 64, mlp_dim=25_600, tied_head=False),
+  'qwen3_30b_a3b': dataclasses.replace(
+    _qwen3(48, 2048, 32, mlp_dim=6144, tied_head=False),
+    kv_heads=4,
+    experts=Experts(count=128, per_token=8, mlp_dim=768),
+  ),
   'llama3_8b': _llama3(32, 4096, 32, mlp_dim=14_336),
   'llama3_70b': _llama3(80, 8192, 64, mlp_dim=28_672),
   'mistral_7b': _large(

@@ -85,8 +85,10 @@ def outcome(mesh):
 @pytest.mark.parametrize(
   'devices, meshes',
   [
-    (4, ((1, 1, 4, 1), (1, 2, 2, 1))),
-    pytest.param(8, ((1, 2, 2, 2), (2, 1, 2, 2)), marks=pytest.mark.slow),
+    (4, ((1, 2, 2, 1),)),
+    pytest.param(
+      8, ((2, 1, 4, 1), (1, 2, 2, 2), (2, 1, 2, 2)), marks=pytest.mark.slow
+    ),
   ],
 )
 def test_devices_match_one(tmp_path, devices, meshes):
