@@ -14,6 +14,7 @@ from posttrain import config, main, schema, sharding
 from posttrain.config import checks
 from posttrain.envs import registry
 from posttrain.metrics import statistics, writers
+from posttrain.models import layers, transformer
 from posttrain.pipeline import pair_data
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import calls, endpoints, env_calls, grading, remote
@@ -343,6 +344,19 @@ def _ask_the_rest(path, folder):
   from tests.rollout.endpoint import servers
 
   every_option.read_options()
+  model, factors = fixtures.MODEL, (2.0,) * (fixtures.MODEL.head_dim // 2)
+  for kind in ('llama3', 'yarn', 'longrope'):
+    scaling = schema.RopeScaling(
+      kind, 2.0, short_factors=factors, long_factors=factors
+    )
+    for length in (1, 10**6):
+      layers.frequencies(
+        dataclasses.replace(model, rope_scaling=scaling, rope_length=length),
+        False,
+      )
+  transformer.shapes(
+    dataclasses.replace(model, experts=schema.Experts(count=2))
+  )
   exporter.export(exporter.Flags(folder, databases=2))
   files = schema.SqlFiles(
     questions=f'{folder}/questions.json', databases=f'{folder}/database'

@@ -323,7 +323,7 @@ def make_peer(case, seed=0):
       'bos_token_id': None,
       'eos_token_id': None,
       'attn_implementation': 'eager',
-      **options,
+      **copy.deepcopy(options),  # transformers writes into it
     }
   )
   torch.manual_seed(seed)
@@ -563,7 +563,8 @@ def test_greedy_answers_equal_those_of_transformers(case, folder):
       )
     tokens = expected[0, len(prompt) :].tolist()
     assert answer.ids.tolist() == tokens
-    if case.startswith('olmo2'):  # random ones repeat themselves
+    # Random ones of these repeat themselves.
+    if case.startswith(('olmo2', 'qwen3-moe-sums')):
       continue
     # They are really different: no loop of up to 16 tokens at the end.
     assert len(set(tokens)) >= 16

@@ -72,7 +72,7 @@ def test_cudnn_gets_rows_of_whole_samples_and_the_plan_says_so():
   parts = plan({}, schema.Stage(envs={'a': entry(2)}, model=model))
   assert parts.stage.batch.trees is False
   (line,) = (x for x in parts.plan.lines() if x.split()[0] == 'trees')
-  assert 'cuDNN' in line
+  assert 'whole samples' in line
   # References score in such rows as well, with the attention of the policy.
   other = dataclasses.replace(model, layers=3, attention='auto')
   assert preflight._computing_as(other, parts.model).attention == 'cudnn'

@@ -151,7 +151,7 @@ class _Table(objectives.TokenComponents):
 
   def _score(self, params, micro):
     scores = params[micro.ids, micro.positions % 5]
-    return -jax.nn.softplus(scores), jnp.square(scores)
+    return None, -jax.nn.softplus(scores), jnp.square(scores)
 
 
 @functools.cache
