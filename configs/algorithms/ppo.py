@@ -1,10 +1,14 @@
-"""ppo: the values of a critic are the baseline, per token.
+"""ppo, with a critic: greedy 0.027 below grpo's on sums, at 40 steps.
 
     python -m posttrain.main --config=configs/algorithms/ppo.py --workdir=DIR
 
 As grpo.py, with a critic of the policy's size that begins as the policy and
 learns alone for the first steps. --config.main.critic.kind=head puts a linear
 head on the policy's trunk instead.
+
+Compared with grpo and rloo by five seeds on two starts, 40 steps of 32
+questions, of which the policy waits for 10, in docs/results.md: sampled -0.043,
+greedy -0.027, for twice the CPU seconds; explained variance below 0.002.
 
 Tried: 40 steps of 32 questions from grpo.py's start of seed 0, one seed,
   warm-up 5; sampled 0.566 before; CPU seconds of the whole run on a busy EPYC:
