@@ -161,8 +161,6 @@ class Family:
   delta: bool = False
   # The key of the object that has the others; '' = none.
   nested: str = ''
-  # Further keys of which only one value is supported.
-  plain: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   # Kinds of scaling, as in ROPES; the last one of equals is written.
   ropes: Mapping[str, str] = dataclasses.field(default_factory=lambda: ROPES)
   # Names of tensors, as in NAMES; equal names are one tensor, which has our

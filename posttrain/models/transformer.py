@@ -132,8 +132,9 @@ REMAT = {
 }
 
 
-def _remat(cfg: schema.Model) -> Any:
-  return nn.remat(layers.Block, prevent_cse=False, policy=REMAT[cfg.remat])
+def _remat(cfg: schema.Model, prevent_cse: bool) -> Any:
+  policy = REMAT[cfg.remat]
+  return nn.remat(layers.Block, prevent_cse=prevent_cse, policy=policy)
 
 
 class Period(nn.Module):
@@ -144,7 +145,8 @@ class Period(nn.Module):
 
   @nn.compact
   def __call__(self, x, flags, ranges, ends, tokens):
-    block = _remat(self.cfg)
+    # Else XLA would keep what several blocks recompute.
+    block = _remat(self.cfg, prevent_cse=True)
     stats = []
     for i, kind in enumerate(self.kinds):
       own = tuple(flag[i] for flag in flags)
@@ -195,7 +197,8 @@ class Transformer(nn.Module):
     _, *others = sorted({*each})
     flags = tuple(jnp.array([x == own for x in each]) for own in others)
     period = layers.period(cfg)
-    body, kind, count = _remat(cfg), period[0], cfg.layers // len(period)
+    body, kind = _remat(cfg, prevent_cse=False), period[0]
+    count = cfg.layers // len(period)
     if len(period) > 1:
       body, kind = _stacked(period), period
       flags = tuple(flag.reshape(count, -1) for flag in flags)
@@ -388,9 +391,14 @@ def decode_view(
     'layers': tuple(map(layer, range(cfg.layers) if only is None else only)),
     'head': {'kernel': head(params, cfg)[0]},
   }
-  return jax.tree.map(
-    lambda x: jnp.array(x, cfg.dtype if x.ndim > 1 else None, copy=True), view
-  )
+
+  def cast(path, x):
+    # A rounded router would choose other experts than in training.
+    is_router = any(getattr(key, 'key', '') == 'router' for key in path)
+    whole = x.ndim < 2 or is_router
+    return jnp.array(x, None if whole else cfg.dtype, copy=True)
+
+  return jax.tree_util.tree_map_with_path(cast, view)
 
 
 def head(params: Params, cfg: schema.Model) -> tuple[jax.Array, float | None]:

@@ -2,14 +2,14 @@
 
     out[i] = x[i] w[g],   the rows of group g are consecutive
 
-1. On an accelerator it is `jax.lax.ragged_dot`, which XLA there computes in
-   proportion to the rows.
-2. On a CPU XLA's `ragged_dot` multiplies all rows with all matrices. There a
-   loop over the groups that have rows reads a matrix once, and an inner loop
-   multiplies it with tiles of its rows. The last tile of a group reaches into
-   the next one, which then overwrites it. So groups of c rows or more compute
-   at most 1.3 times the products of their rows, see `tile`; groups without rows
-   cost nothing.
+1. On a TPU it is `jax.lax.ragged_dot`, which XLA there computes in proportion
+   to the rows.
+2. On a CPU or GPU XLA's `ragged_dot` multiplies all rows with all matrices, and
+   on a GPU holds all products. There a loop over the groups that have rows
+   reads a matrix once, and an inner loop multiplies it with tiles of its rows.
+   The last tile of a group reaches into the next one, which then overwrites it.
+   So groups of c rows or more compute at most 1.3 times the products of their
+   rows, see `tile`; groups without rows cost nothing.
 
 Axes: M rows, G groups, D inputs, F outputs.
 """
@@ -37,9 +37,9 @@ def grouped_matmul(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
     float[M, F] in x's dtype; rows after the last group are 0, and so are their
     gradients.
   """
-  if dispatch.platform() == 'cpu':
-    return _tiled(x, w, sizes)
-  return lax.ragged_dot(x, w, sizes)
+  if dispatch.platform() == 'tpu':
+    return lax.ragged_dot(x, w, sizes)
+  return _tiled(x, w, sizes)
 
 
 def tile(rows: int, groups: int) -> int:

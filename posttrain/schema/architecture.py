@@ -319,6 +319,11 @@ class Model(bounds.Options):
         'model with experts',
       ),
       (
+        'activation',
+        self.activation == 'silu' or not self.experts.count,
+        "be 'silu' with experts",
+      ),
+      (
         'window',
         bool(self.local_layers) == (self.window is not None),
         'be set if and only if local_layers is',

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from posttrain.models import experts, lora
+from posttrain import schema
+from posttrain.models import experts, lora, transformer
 
 
 def draw(seed, tokens=7, count=5, width=6, hidden=4, bias=False):
@@ -127,3 +128,14 @@ def test_balance_is_one_to_the_number_of_experts():
   one = jnp.array([3.0, 0, 0, 0])
   alone = {'load': one, 'probs': one, 'tokens': jnp.asarray(3.0)}
   assert experts.balance(alone) == 4
+
+
+def test_the_router_of_a_decode_view_is_not_rounded():
+  cfg = schema.Model(
+    vocab_size=8, layers=1, experts=schema.Experts(count=4), dtype='bfloat16'
+  )
+  params = transformer.init(jax.random.key(0), cfg)
+  (own,) = params['layers']['experts']['router']['kernel']
+  view = transformer.decode_view(params, cfg)['layers'][0]['experts']
+  assert view['gate']['kernel'].dtype == 'bfloat16'
+  np.testing.assert_array_equal(view['router']['kernel'], own)
