@@ -206,7 +206,7 @@ def chunked(
   system = jnp.tril(beta * (k @ across) * decay, -1)
   solution = _inverse(system) @ (beta * jnp.concatenate([v, start * k], -1))
   u, w = jnp.split(solution, [v.shape[-1]], axis=-1)
-  # Of a chunk: what it reads of S and of itself, and adds to a decayed S.
+  # Factors of a chunk: those of S and x in its outputs, and in the next S.
   reads = w, start * q, (q @ across) * decay
   adds = start[..., -1:, :], decay[..., -1, :, None] * k
 

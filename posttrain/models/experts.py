@@ -18,7 +18,7 @@ Axes: B rows, T tokens of a row, N tokens, E experts, k choices of a token, M =
 N k, D model, F an expert's width.
 
 References: Shazeer et al., arXiv 1701.06538; Fedus et al., Switch Transformers,
-arXiv 2101.03961; gpt-oss, arXiv 2508.10925 (the clamped SwiGLU).
+arXiv 2101.03961.
 """
 
 import dataclasses
@@ -36,7 +36,6 @@ from posttrain import sharding
 from posttrain.models import lora
 from posttrain.ops import grouped_matmul
 
-ALPHA = 1.702  # of the clamped SwiGLU: x sigmoid(1.702 x) is close to a gelu
 NAMES = ('gate', 'up', 'down')
 
 Stats = dict[str, jax.Array]
@@ -170,48 +169,34 @@ collect.defvjp(
 )
 
 
-def product(
-  x: jax.Array, params: Any, sizes: jax.Array, group: jax.Array
-) -> jax.Array:
+def product(x: jax.Array, kernel: Any, sizes: jax.Array) -> jax.Array:
   """Multiplies sorted rows with the kernels of their experts.
 
   Args:
     x: float[M, in].
-    params: `kernel` [E, in, out], which may be `lora.Adapted`, and perhaps
-      `bias` [E, out].
+    kernel: float[E, in, out], which may be `lora.Adapted`.
     sizes: i32[E].
-    group: i32[M], the expert of each row.
   """
 
   def times(x, w):
     return grouped_matmul.grouped_matmul(x, w.astype(x.dtype), sizes)
 
-  kernel = params['kernel']
   if isinstance(kernel, lora.Adapted):
     low = kernel.scale * times(x, kernel.a)
-    y = times(x, kernel.kernel) + times(low, kernel.b)
-  else:
-    y = times(x, kernel)
-  if 'bias' not in params:
-    return y
-  return y + params['bias'].astype(x.dtype)[group]
+    return times(x, kernel.kernel) + times(low, kernel.b)
+  return times(x, kernel)
 
 
 def apply(
-  params: Any,
-  x: jax.Array,
-  index: jax.Array,
-  weights: jax.Array,
-  limit: float | None = None,
+  params: Any, x: jax.Array, index: jax.Array, weights: jax.Array
 ) -> jax.Array:
   """Computes the experts of tokens, and adds up their results.
 
   Args:
-    params: of `gate`, `up` and `down`, see `product`.
+    params: `kernel` of `gate`, `up` and `down`, see `product`.
     x: float[N, D].
     index: i32[N, k]; outside [0, E) = no expert.
     weights: f32[N, k].
-    limit: that of the clamped SwiGLU; None = the plain one.
 
   Returns:
     float[N, D], 0 for a token without expert.
@@ -220,21 +205,15 @@ def apply(
   experts = jax.tree.leaves(kernel)[0].shape[0]
   known = (index >= 0) & (index < experts)
   order = sort(jnp.where(known, index, experts), experts)
-  group = jnp.where(known, index, 0).reshape(-1)[order.rows]
 
   def times(y, name):
-    return product(y, params[name], order.sizes, group)
+    return product(y, params[name]['kernel'], order.sizes)
 
   rows = spread(x, order.rows, order.places)
   # Named for `transformer.REMAT`.
   gate = checkpoint_name(times(rows, 'gate'), 'kept')
   up = checkpoint_name(times(rows, 'up'), 'kept')
-  if limit is None:
-    hidden = nn.silu(gate) * up
-  else:
-    gate = jnp.minimum(gate, limit)
-    up = jnp.clip(up, -limit, limit)
-    hidden = gate * jax.nn.sigmoid(ALPHA * gate) * (up + 1)
+  hidden = nn.silu(gate) * up
   weights = jnp.where(known, weights, 0).astype(x.dtype)
   y = checkpoint_name(times(hidden, 'down'), 'kept')
   y *= weights.reshape(-1)[order.rows, None]

@@ -70,7 +70,7 @@ SCALING: dict[str, dict[str, str]] = {
     'long_factors': 'long_factor',
   },
 }
-# Those that may be missing: the fields have the same defaults.
+# Keys of SCALING that may be missing; the fields have transformers' defaults.
 OPTIONAL = ('beta_fast', 'beta_slow', 'truncate', 'attention_factor')
 
 LAYER = 'model.layers.{}.'
@@ -92,8 +92,9 @@ for _x in ('gate', 'up', 'down'):
   NAMES[f'layers/mlp/{_x}/kernel'] = f'{LAYER}mlp.{_x}_proj.weight'
   NAMES[f'layers/mlp/{_x}/bias'] = f'{LAYER}mlp.{_x}_proj.bias'
   # One tensor per expert.
-  name = f'{LAYER}mlp.experts.{{}}.{_x}_proj.weight'
-  NAMES[f'layers/experts/{_x}/kernel'] = name
+  NAMES[f'layers/experts/{_x}/kernel'] = (
+    f'{LAYER}mlp.experts.{{}}.{_x}_proj.weight'
+  )
 NAMES['layers/experts/router/kernel'] = LAYER + 'mlp.gate.weight'
 # Tensors of vision towers and of the prediction of further tokens; and those,
 # and redundant ones, that a model may do without.
@@ -156,8 +157,8 @@ class Family:
   local_theta: str | float = ''
   # Whether `no_rope_layers` or `no_rope_layer_interval` name layers without it.
   nope: bool = False
-  # Whether layers have a gated DeltaNet, those that `layer_types` lists, or all
-  # but every `full_attention_interval`-th one.
+  # Whether some layers are delta layers: those that `layer_types` lists, or all
+  # except every `full_attention_interval`-th one.
   delta: bool = False
   # The key of the object that has the others; '' = none.
   nested: str = ''
@@ -198,6 +199,11 @@ _MULTIPLIERS = {
   'residual_multiplier': 'residual_multiplier',
   'logit_divisor': 'logits_scaling',
   'attention_multiplier': 'attention_multiplier',
+}
+_EXPERTS = {
+  'experts.count': 'num_experts',
+  'experts.per_token': 'num_experts_per_tok',
+  'experts.normalize': 'norm_topk_prob',
 }
 _OLMO = {
   'pre_norms': False,
@@ -369,12 +375,7 @@ FAMILIES = {
   'qwen3_moe': Family(
     'Qwen3MoeForCausalLM',
     fixed={'qk_norm': True},
-    keys={
-      'experts.count': 'num_experts',
-      'experts.per_token': 'num_experts_per_tok',
-      'experts.mlp_dim': 'moe_intermediate_size',
-      'experts.normalize': 'norm_topk_prob',
-    },
+    keys={**_EXPERTS, 'experts.mlp_dim': 'moe_intermediate_size'},
     aliases={'num_local_experts': 'num_experts'},
     plain={'use_sliding_window': False},
     absent={
@@ -390,12 +391,7 @@ FAMILIES = {
   'olmoe': Family(
     'OlmoeForCausalLM',
     fixed={'qk_norm': True, 'wide_qk_norm': True},
-    keys={
-      'experts.count': 'num_experts',
-      'experts.per_token': 'num_experts_per_tok',
-      'experts.mlp_dim': 'intermediate_size',
-      'experts.normalize': 'norm_topk_prob',
-    },
+    keys={**_EXPERTS, 'experts.mlp_dim': 'intermediate_size'},
     aliases={'num_local_experts': 'num_experts'},
     plain={'clip_qkv': None},
     absent={

@@ -718,7 +718,7 @@ def write(
 
 
 def read_rows(x: jax.Array, index: jax.Array) -> jax.Array:
-  """Returns what rows i32[R] have of sequences [B, N, ...]."""
+  """Returns the entries [R, N, ...] of sequences i32[R], from x [B, N, ...]."""
   place = sharding.fitting(x.shape, CACHE_AXES)
   specs = place, PartitionSpec(place[0])
   return sharding.split(lambda x, i: x[i], specs, place)(x, index)
@@ -727,7 +727,7 @@ def read_rows(x: jax.Array, index: jax.Array) -> jax.Array:
 def write_rows(
   x: jax.Array, new: jax.Array, index: jax.Array, used: jax.Array
 ) -> jax.Array:
-  """Writes rows [R, N, ...] to sequences i32[R], those that bool[R] says."""
+  """Writes rows [R, N, ...] to sequences i32[R], where `used` (bool[R])."""
   place = sharding.fitting(x.shape, CACHE_AXES)
   rows = PartitionSpec(place[0])
 
