@@ -295,7 +295,8 @@ def check(
   like = transformer.shapes(checkpoint.model)
   while checkpoint.is_adapter:
     if checkpoint.kind == 'peft':
-      peft.headers(checkpoint.folder, checkpoint.model)
+      base = checkpoint.origin
+      peft.headers(checkpoint.folder, checkpoint.model, base)
     else:
       adapted = lora.shapes(checkpoint.adapter, like)
       store.check_params(checkpoint.folder, adapted)
@@ -429,7 +430,7 @@ def adapter(
   if not checkpoint.is_adapter:
     return None
   if checkpoint.kind == 'peft':
-    params, options = peft.load(folder, checkpoint.model)
+    params, options = peft.load(folder, checkpoint.model, checkpoint.origin)
   else:
     params, options = None, checkpoint.adapter
   # The adapter's shapes, on the mesh of the base weights.

@@ -108,13 +108,14 @@ def read(folder: str | pathlib.Path) -> dict[str, Any]:
 
 
 def load(
-  folder: str | pathlib.Path, cfg: schema.Model
+  folder: str | pathlib.Path, cfg: schema.Model, base: str | None = None
 ) -> tuple[lora.Adapter, schema.Lora]:
   """Reads an adapter and its LoRA options.
 
   Args:
     folder: a folder with adapter_config.json and adapter_model.safetensors.
     cfg: the base model.
+    base: its directory, whose family names the matrices, as in `save`.
 
   Returns:
     (float32 adapter, options).
@@ -124,11 +125,11 @@ def load(
       some matrices in all layers of this model, or not finite.
   """
   folder = pathlib.Path(folder)
-  options, like = headers(folder, cfg)
+  options, like = headers(folder, cfg, base)
   leaves = {
     path: np.zeros(x.shape, np.float32) for path, x in tree.flat(like).items()
   }
-  for name, (path, index, order) in _places(cfg, leaves).items():
+  for name, (path, index, order) in _places(cfg, leaves, base).items():
     leaves[path][index].T[order] = hf.read_tensor(folder / WEIGHTS, name)
     if not np.isfinite(leaves[path][index]).all():
       raise ValueError(
@@ -139,7 +140,7 @@ def load(
 
 
 def headers(
-  folder: str | pathlib.Path, cfg: schema.Model
+  folder: str | pathlib.Path, cfg: schema.Model, base: str | None = None
 ) -> tuple[schema.Lora, lora.Adapter]:
   """Returns an adapter's options and shapes, by its config and headers.
 
@@ -147,7 +148,7 @@ def headers(
     ValueError: as `load`, unless a number is not finite.
   """
   folder = pathlib.Path(folder)
-  config, known = read(folder), _places(cfg)
+  config, known = read(folder), _places(cfg, base=base)
   names = hf.names(folder / WEIGHTS)
   kernels = {known[x][0].rpartition('/')[0] for x in names if x in known}
   try:
@@ -163,7 +164,7 @@ def headers(
   flat = tree.flat(like)
   shapes = {
     name: flat[path].shape[: len(index) - 1 : -1]
-    for name, (path, index, _) in _places(cfg, flat).items()
+    for name, (path, index, _) in _places(cfg, flat, base).items()
   }
   hf.find(folder, shapes, WEIGHTS)
   return options, like

@@ -652,6 +652,12 @@ def test_a_hybrid_with_a_vision_tower_keeps_it(tmp_path):
   np.testing.assert_allclose(
     peer_logits(load_peer(alone), ids), expected, atol=1e-5
   )
+  # An adapter has the names of the nested config, too.
+  options = schema.Lora(rank=2, targets='attention/q/kernel$')
+  adapter = lora.init(jax.random.key(0), options, params)
+  peft.save(adapter, options, cfg, tmp_path / 'adapter', str(path))
+  loaded, _ = peft.load(tmp_path / 'adapter', cfg, str(path))
+  jax.tree.map(np.testing.assert_array_equal, loaded, adapter)
 
 
 @pytest.mark.filterwarnings('ignore:.is_gradient_checkpointing')
