@@ -157,6 +157,10 @@ STAGE.lora.rank
   lora_r lora_rank lora use_lora use_peft peft_config
 STAGE.lora.alpha
   lora_alpha
+STAGE.lora.rslora
+  use_rslora
+STAGE.lora.dora
+  use_dora
 STAGE.lora.targets
   lora_target_modules target_modules
 --workdir

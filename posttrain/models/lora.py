@@ -2,19 +2,22 @@
 
     W' = W + s A B,   A: [in, R], B: [R, out],   s = alpha / R
     rsLoRA:                                      s = alpha / sqrt(R)
+    DoRA:  each column of W' times m / |column|, m: [out], which trains
 
-1. `init` draws an adapter: a tree with leaves `a` and `b` for each target
-   kernel of the model. Only the adapter trains.
+1. `init` draws an adapter: a tree with leaves `a` and `b`, and `column_scale`
+   (m) with DoRA, for each target kernel of the model. Only the adapter trains.
 2. `Base.attach` joins model and adapter: an adapted kernel becomes an
    `Adapted`, and `layers.Linear` computes x W + s (x A) B. W has no gradient.
 3. `merge` turns it into a plain kernel; decoding does so layer by layer.
 
-B is initialized to 0, so an untrained adapter changes nothing.
+B is initialized to 0, and m to the norms of W's columns, so an untrained
+adapter changes nothing. Norms have no gradient (section 4.3 of DoRA).
 
 Axes: L layers, R rank.
 
 References: Hu et al., LoRA, arXiv 2106.09685; Kalajdzievski, A rank
-stabilization scaling factor (rsLoRA), arXiv 2312.03732.
+stabilization scaling factor (rsLoRA), arXiv 2312.03732; Liu et al., DoRA:
+weight-decomposed low-rank adaptation, arXiv 2402.09353.
 """
 
 import dataclasses
@@ -43,9 +46,20 @@ class Adapted:
   a: jax.Array  # [..., in, R]
   b: jax.Array  # [..., R, out]
   scale: float = dataclasses.field(metadata={'static': True})
+  column_scale: jax.Array | None = None  # f32[..., out], of DoRA
 
   def merge(self) -> jax.Array:
-    """Computes W + s A B in float32: f32[..., in, out]."""
+    """Computes W' in float32: f32[..., in, out]."""
+    gain = self.gain()
+    return self._sum() if gain is None else self._sum() * gain[..., None, :]
+
+  def gain(self) -> jax.Array | None:
+    """Returns m / |column| of each column, f32[..., out]; None = 1."""
+    if self.column_scale is None:
+      return None
+    return self.column_scale / jax.lax.stop_gradient(norms(self._sum()))
+
+  def _sum(self) -> jax.Array:
     product = jnp.matmul(self.a, self.b, precision='highest')
     return self.kernel.astype(jnp.float32) + self.scale * product
 
@@ -85,10 +99,11 @@ def init(key: jax.Array, cfg: schema.Lora, like: Params) -> Adapter:
     like: the model's parameters, as arrays or ShapeDtypeStructs.
 
   Returns:
-    Float32 leaves `<path of kernel>/a` and `/b`.
+    Float32 leaves `<path of kernel>/a` and `/b`, and `/column_scale` with DoRA.
 
   Raises:
-    ValueError: the targets match nothing, or a leaf that is no layer's kernel.
+    ValueError: the targets match nothing, or a leaf that is no layer's kernel,
+      or with DoRA one of experts.
   """
   assert cfg.rank > 0, 'rank 0 means no adapter'
   flat = tree.flat(like)
@@ -113,12 +128,22 @@ def init(key: jax.Array, cfg: schema.Lora, like: Params) -> Adapter:
       key, (*lead, rows, cfg.rank), jnp.float32, -bound, bound
     )
     node['b'] = jnp.zeros((*lead, cfg.rank, columns), jnp.float32)
+    if cfg.dora:
+      if 'experts/' in path:
+        hint = 'leave experts out of targets'
+        raise schema.FieldError('dora', f'be False for {path}', True, hint)
+      node['column_scale'] = norms(flat[path].astype(jnp.float32))
   return adapter
 
 
 def shapes(cfg: schema.Lora, like: Params) -> Adapter:
   """Returns the adapter as `jax.ShapeDtypeStruct`s; allocates nothing."""
-  return jax.eval_shape(lambda: init(jax.random.key(0), cfg, like))
+  return jax.eval_shape(lambda x: init(jax.random.key(0), cfg, x), like)
+
+
+def norms(kernel: jax.Array) -> jax.Array:
+  """Returns the norms of columns, f32[..., out], of f32[..., in, out]."""
+  return jnp.sqrt(jnp.sum(kernel * kernel, axis=-2))
 
 
 def cast_matrices(params: Params, dtype: str) -> Params:
@@ -139,13 +164,15 @@ def absorb(params: Params, adapter: Adapter, scale: float) -> Params:
   flat, low = tree.flat(params), tree.flat(adapter)
   for path in {name.rpartition('/')[0] for name in low}:
     a, b = low[f'{path}/a'], low[f'{path}/b']
-    flat[path] = _absorb(flat[path], a, b, scale)
+    flat[path] = _absorb(
+      flat[path], a, b, low.get(f'{path}/column_scale'), scale
+    )
   return jax.tree.unflatten(jax.tree.structure(params), flat.values())
 
 
 @functools.partial(jax.jit, static_argnames='scale', donate_argnums=0)
-def _absorb(kernel, a, b, scale):
-  return Adapted(kernel, a, b, scale).merge().astype(kernel.dtype)
+def _absorb(kernel, a, b, column_scale, scale):
+  return Adapted(kernel, a, b, scale, column_scale).merge().astype(kernel.dtype)
 
 
 def merge(params: Params) -> Params:
@@ -160,7 +187,7 @@ def merge(params: Params) -> Params:
 def matmul(
   x: jax.Array, kernel: jax.Array | Adapted, split: tuple[str, str | None]
 ) -> jax.Array:
-  """Computes x W, or x W + s (x A) B, in x's dtype.
+  """Computes x W, or x W + s (x A) B, times DoRA's gain, in x's dtype.
 
   Args:
     x: float[T, in].
@@ -175,12 +202,13 @@ def matmul(
     return times(x, kernel, *split)
   low = times(x, kernel.a, split[0], None)
   correction = times(kernel.scale * low, kernel.b, None, split[1])
-  return times(x, kernel.kernel, *split) + correction
+  y, gain = times(x, kernel.kernel, *split) + correction, kernel.gain()
+  return y if gain is None else y * gain.astype(y.dtype)[None]
 
 
 def _attach(params: Params, adapter: Adapter, scale: float) -> Params:
   if not isinstance(params, dict):
-    return Adapted(params, adapter['a'], adapter['b'], scale)
+    return Adapted(params, scale=scale, **adapter)
   return {
     name: _attach(child, adapter[name], scale) if name in adapter else child
     for name, child in params.items()
@@ -193,7 +221,7 @@ def nest(leaves: Mapping[str, Any], scale: float) -> Any:
   def adapt(node: Any) -> Any:
     if not isinstance(node, dict):
       return node
-    if node.keys() == {'kernel', 'a', 'b'}:
+    if {'kernel', 'a', 'b'} <= node.keys():
       return Adapted(**node, scale=scale)
     return {name: adapt(child) for name, child in node.items()}
 

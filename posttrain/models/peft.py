@@ -2,7 +2,8 @@
 
     adapter_config.json         rank, alpha, target modules, the base's name
     adapter_model.safetensors   per adapted matrix lora_A [R, in] and
-                                lora_B [out, R]: our A and B, transposed
+                                lora_B [out, R]: our A and B, transposed;
+                                lora_magnitude_vector [out], of DoRA
 
 Names of matrices are those of the base's HuggingFace directory, see `hf`.
 """
@@ -22,17 +23,24 @@ from posttrain.models import hf, lora, transformer
 from posttrain.util import disk
 
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
-# Keys that may have any value: they do not change W + s A B, or are read.
+# Keys that may have any value: they do not change W', or are read.
 _FREE = (
   'auto_mapping base_model_name_or_path eva_config exclude_modules '
   'inference_mode layers_pattern lora_alpha lora_dropout megatron_config '
   'megatron_core peft_version qalora_group_size r revision runtime_config '
-  'target_modules task_type use_rslora'
+  'target_modules task_type use_dora use_rslora'
 ).split()
 # Values of other keys that leave the base weights as they are.
 _PLAIN = {
   'peft_type': ('LORA',),
   'init_lora_weights': (None, True, False, 'gaussian', 'orthogonal', 'eva'),
+}
+
+# PEFT's names of an adapter's leaves.
+_PARTS = {
+  'a': 'lora_A.weight',
+  'b': 'lora_B.weight',
+  'column_scale': 'lora_magnitude_vector',
 }
 
 
@@ -81,9 +89,12 @@ def save(
     'r': options.rank,
     'lora_alpha': int(alpha) if alpha.is_integer() else alpha,
     'use_rslora': options.rslora,
+    'use_dora': options.dora,
     'lora_dropout': 0.0,
     'fan_in_fan_out': False,
-    'target_modules': sorted({name.split('.')[-3] for name in shapes}),
+    'target_modules': sorted(
+      {x.split('.')[-3] for x in shapes if x.endswith('A.weight')}
+    ),
   }
   with disk.replacing(folder / CONFIG) as file:
     json.dump(config, file, indent=2)
@@ -156,6 +167,7 @@ def headers(
       rank=config['r'],
       alpha=float(config['lora_alpha']),
       rslora=bool(config.get('use_rslora')),
+      dora=bool(config.get('use_dora')),
       targets='^(' + '|'.join(map(re.escape, sorted(kernels))) + ')$',
     )
     like = lora.shapes(options, transformer.shapes(cfg))
@@ -191,12 +203,11 @@ def _places(
             f'one tensor {name}: got {path}; export with --format=hf'
           )
       continue
-    for part in 'ab':
+    stem = 'base_model.model.' + name.removesuffix('.weight')
+    for part, theirs in _PARTS.items():
       path = f'{tensor.paths[0]}/{part}'
       if leaves is None or path in leaves:
-        stem = 'base_model.model.' + name.removesuffix('.weight')
-        order = tensor.order if part == 'b' else None
+        order = None if part == 'a' else tensor.order
         rows = slice(None) if order is None else order
-        place = path, tensor.index, rows
-        places[f'{stem}.lora_{part.upper()}.weight'] = place
+        places[f'{stem}.{theirs}'] = path, tensor.index, rows
   return places

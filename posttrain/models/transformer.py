@@ -94,6 +94,8 @@ SHARDING_RULES = (
   (r'mlp/down/kernel$', (None, *sharding.ROWS)),
   (rf'{_INPUTS}/kernel/a$', (None, sharding.FSDP, None)),
   (rf'{_INPUTS}/kernel/b$', (None, None, sharding.TENSOR)),
+  (rf'{_INPUTS}/kernel/column_scale$', (None, sharding.TENSOR)),
+  (r'(/o|mlp/down)/kernel/column_scale$', (None, None)),
   (r'(/o|mlp/down)/kernel/a$', (None, sharding.TENSOR, None)),
   (r'(/o|mlp/down)/kernel/b$', (None, None, sharding.FSDP)),
   (r'final_norm/scale$', (None,)),

@@ -20,6 +20,9 @@ class Lora(bounds.Options):
   alpha: bounds.Positive = 32.0
   # Multiplies by alpha / sqrt(rank) instead (rsLoRA, arXiv 2312.03732).
   rslora: bool = False
+  # Trains the norm of each column beside its direction (DoRA, arXiv
+  # 2402.09353); targets must leave experts out.
+  dora: bool = False
   # Regex searched in the paths of the layers' matrices, which are corrected if
   # it matches. Paths are layers/attention/q/kernel (k, v, o) and
   # layers/mlp/up/kernel (gate, down), or layers/experts/up/kernel, one matrix

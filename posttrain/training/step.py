@@ -89,11 +89,10 @@ def fresh_state(
   places = jax.tree.map(lambda x: x.sharding, like)
   make = functools.partial(_make, stage, optimizer)
   if base is not None:
-    whole = base.params
     return jax.jit(
-      lambda: make(lora.init(key, stage.lora, whole), whole),
+      lambda whole: make(lora.init(key, stage.lora, whole), whole),
       out_shardings=places,
-    )()
+    )(base.params)
   return jax.jit(
     lambda whole: make(whole, whole), out_shardings=places, donate_argnums=0
   )(load())

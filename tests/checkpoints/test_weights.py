@@ -425,7 +425,7 @@ def test_peft_loads_ours_and_we_load_theirs(
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    ({'use_dora': True}, 'use_dora must .* True'),
+    ({'use_qalora': True}, 'use_qalora must .* True'),
     ({'lora_alpha': float('nan')}, 'alpha must .* nan'),
     ({'r': 4}, r'must have .*\(4, 32\).*got \(3, 32\)'),
     (

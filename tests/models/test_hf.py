@@ -661,19 +661,36 @@ def test_a_hybrid_with_a_vision_tower_keeps_it(tmp_path):
 
 
 @pytest.mark.filterwarnings('ignore:.is_gradient_checkpointing')
-def test_an_adapter_of_a_hybrid_is_loaded_by_peft(folder, tmp_path):
-  """Queries, keys and values have another order in the file."""
+@pytest.mark.parametrize(
+  ('case', 'kinds'),
+  [
+    ('qwen3.5', {}),
+    ('qwen3.5', {'dora': True}),
+    ('qwen3', {'rslora': True}),
+    ('qwen3', {'rslora': True, 'dora': True}),
+  ],
+)
+def test_an_adapter_computes_what_it_does_in_peft(
+  case, kinds, folder, tmp_path
+):
+  """Queries, keys and values of a hybrid have another order in the file."""
   peft_library = pytest.importorskip('peft')
-  path = folder('qwen3.5')
+  path = folder(case)
   cfg, params = read(path)
-  options = schema.Lora(rank=3, targets=r'(delta|attention)/.*/kernel$')
+  options = schema.Lora(
+    rank=3, targets=r'(delta|attention)/.*/kernel$', **kinds
+  )
   adapter = lora.init(jax.random.key(0), options, params)
   adapter = jax.tree.map(
     lambda x: 0.3 * jax.random.normal(jax.random.key(1), x.shape), adapter
   )
   peft.save(adapter, options, cfg, tmp_path / 'adapter', str(path))
-  loaded, _ = peft.load(tmp_path / 'adapter', cfg)
+  loaded, read_options = peft.load(tmp_path / 'adapter', cfg)
   jax.tree.map(np.testing.assert_array_equal, loaded, adapter)
+  assert (read_options.rslora, read_options.dora) == (
+    options.rslora,
+    options.dora,
+  )
   peer = peft_library.PeftModel.from_pretrained(
     load_peer(path), tmp_path / 'adapter'
   )

@@ -44,9 +44,13 @@ def logprobs(params):
   return scoring.score(params, MODEL, *ROWS)[0]
 
 
-def test_a_fresh_adapter_changes_nothing():
-  fresh = BASE.attach(lora.init(jax.random.key(1), CFG, PARAMS))
-  np.testing.assert_array_equal(logprobs(fresh), logprobs(PARAMS))
+@pytest.mark.parametrize('dora', [False, True])
+def test_a_fresh_adapter_changes_nothing(dora):
+  cfg = dataclasses.replace(CFG, dora=dora)
+  fresh = BASE.attach(lora.init(jax.random.key(1), cfg, PARAMS))
+  np.testing.assert_allclose(
+    logprobs(fresh), logprobs(PARAMS), atol=1e-5 if dora else 0
+  )
 
 
 def test_an_adapter_has_the_shapes_of_its_targets():
@@ -85,8 +89,32 @@ def test_merge_and_matmul_of_literal_numbers():
   )
 
 
-def test_merged_logprobs_equal_unmerged_ones():
-  params = BASE.attach(trained())
+def test_dora_of_literal_numbers():
+  """W + s A B has the columns (3, 4) and (0, 1)."""
+  adapted = lora.Adapted(
+    jnp.eye(2),
+    jnp.array([[1.0], [2.0]]),
+    jnp.array([[2.0, 0.0]]),
+    1.0,
+    column_scale=jnp.array([10.0, 3.0]),
+  )
+  np.testing.assert_allclose(adapted.merge(), [[6.0, 0.0], [8.0, 3.0]])
+  np.testing.assert_allclose(
+    lora.matmul(jnp.array([[1.0, 1.0]]), adapted, sharding.COLUMNS),
+    [[14.0, 3.0]],
+  )
+
+  def total(column_scale):  # norms are constants: the gradient is that of m / 5
+    return dataclasses.replace(adapted, column_scale=column_scale).merge().sum()
+
+  np.testing.assert_allclose(
+    jax.grad(total)(adapted.column_scale), [7 / 5, 1.0], rtol=1e-6
+  )
+
+
+@pytest.mark.parametrize('dora', [False, True])
+def test_merged_logprobs_equal_unmerged_ones(dora):
+  params = BASE.attach(trained(dataclasses.replace(CFG, dora=dora)))
   merged = lora.merge(params)
   assert jax.tree.structure(merged) == jax.tree.structure(PARAMS)
   unmerged_logprobs, merged_logprobs = logprobs(params), logprobs(merged)
