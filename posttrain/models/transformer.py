@@ -56,6 +56,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from posttrain import schema, sharding
 from posttrain.models import experts, layers, lora
@@ -127,16 +128,13 @@ VIEW_RULES = (
 # it. 'attention' saves a block's input and the results of attention, so that
 # the backward pass does not repeat attention. 'block' saves only a block's
 # input and recomputes all of it.
-REMAT = {
-  'none': jax.checkpoint_policies.save_only_these_names('kept'),
-  'attention': jax.checkpoint_policies.save_only_these_names('attention'),
-  'block': jax.checkpoint_policies.nothing_saveable,
-}
+REMAT = {'none': ('kept',), 'attention': ('attention',), 'block': ()}
 
 
-def _remat(cfg: schema.Model, prevent_cse: bool) -> Any:
-  policy = REMAT[cfg.remat]
-  return nn.remat(layers.Block, prevent_cse=prevent_cse, policy=policy)
+def _remat(block: Any, cfg: schema.Model, prevent_cse: bool = False) -> Any:
+  names = 'input', *REMAT[cfg.remat]
+  policy = jax.checkpoint_policies.save_only_these_names(*names)
+  return nn.remat(block, prevent_cse=prevent_cse, policy=policy)
 
 
 class Period(nn.Module):
@@ -148,10 +146,11 @@ class Period(nn.Module):
   @nn.compact
   def __call__(self, x, flags, ranges, ends, tokens):
     # Else XLA would keep what several blocks recompute.
-    block = _remat(self.cfg, prevent_cse=True)
+    block = _remat(layers.Block, self.cfg, prevent_cse=True)
     stats = []
     for i, kind in enumerate(self.kinds):
       own = tuple(flag[i] for flag in flags)
+      x = checkpoint_name(x, 'input')
       x, each = block(self.cfg, kind, name=str(i))(x, own, ranges, ends, tokens)
       stats += [each] if each else []
     return x, jax.tree.map(lambda *x: jnp.stack(x), *stats) if stats else None
@@ -199,10 +198,11 @@ class Transformer(nn.Module):
     _, *others = sorted({*each})
     flags = tuple(jnp.array([x == own for x in each]) for own in others)
     period = layers.period(cfg)
-    body, kind = _remat(cfg, prevent_cse=False), period[0]
+    body, kind = _remat(layers.Block, cfg), period[0]
     count = cfg.layers // len(period)
     if len(period) > 1:
-      body, kind = _stacked(period), period
+      # Else each block's parameters would be saved: a copy of all weights.
+      body, kind = _remat(_stacked(period), cfg), period
       flags = tuple(flag.reshape(count, -1) for flag in flags)
     blocks = nn.scan(
       body,

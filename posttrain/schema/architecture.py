@@ -437,6 +437,36 @@ _llama3 = functools.partial(
   rope_scaling=RopeScaling(kind='llama3', factor=8.0),
   norm_eps=1e-5,
 )
+
+
+# Qwen3.5's text: three layers of DeltaNet, then one of attention.
+def _qwen3_5(layers: int, *sizes: int, value_heads: int, **options: Any):
+  return _large(
+    248_320,
+    layers,
+    *sizes,
+    head_dim=256,
+    partial_rotary=0.25,
+    rope_theta=1e7,
+    attention_gate=True,
+    qk_norm=True,
+    norm_offset=True,
+    delta_layers=tuple(i for i in range(layers) if i % 4 != 3),
+    delta=Delta(16, value_heads, 128, 128),
+    **options,
+  )
+
+
+_gemma = functools.partial(
+  _large,
+  head_dim=256,
+  tied_head=True,
+  activation='gelu',
+  norm_offset=True,
+  post_norms=True,
+  scale_embeddings=True,
+  query_scale=256.0,
+)
 # Models by name: `--config.model=NAME` replaces the whole node.
 PRESETS = {
   'tiny': Model(
@@ -453,6 +483,23 @@ PRESETS = {
     _qwen3(48, 2048, 32, mlp_dim=6144, tied_head=False),
     kv_heads=4,
     experts=Experts(count=128, per_token=8, mlp_dim=768),
+  ),
+  'qwen3_5_0p8b': _qwen3_5(
+    24, 1024, 8, 2, 3584, value_heads=16, tied_head=True
+  ),
+  'qwen3_5_4b': _qwen3_5(32, 2560, 16, 4, 9216, value_heads=32, tied_head=True),
+  'qwen3_5_9b': _qwen3_5(32, 4096, 16, 4, 12_288, value_heads=32),
+  'qwen2_5_0p5b': _large(
+    151_936,
+    24,
+    896,
+    14,
+    2,
+    4864,
+    head_dim=64,
+    tied_head=True,
+    rope_theta=1e6,
+    qkv_bias=True,
   ),
   'llama3_8b': _llama3(32, 4096, 32, mlp_dim=14_336),
   'llama3_70b': _llama3(80, 8192, 64, mlp_dim=28_672),
@@ -513,6 +560,48 @@ PRESETS = {
     post_norms=True,
     qk_norm=True,
     wide_qk_norm=True,
+  ),
+  'olmo3_7b': _large(
+    100_278,
+    32,
+    4096,
+    32,
+    32,
+    11_008,
+    rope_theta=5e5,
+    rope_scaling=RopeScaling('yarn', 8.0, original_length=8192),
+    local_rope_theta=5e5,
+    local_layers=tuple(i for i in range(32) if i % 4 != 3),
+    window=4096,
+    pre_norms=False,
+    post_norms=True,
+    qk_norm=True,
+    wide_qk_norm=True,
+  ),
+  'gemma2_2b': _gemma(
+    256_000,
+    26,
+    2304,
+    8,
+    4,
+    9216,
+    local_layers=tuple(range(0, 26, 2)),
+    window=4096,
+    attention_softcap=50.0,
+    logit_softcap=30.0,
+  ),
+  'gemma3_1b': _gemma(
+    262_144,
+    26,
+    1152,
+    4,
+    1,
+    6912,
+    qk_norm=True,
+    rope_theta=1e6,
+    local_rope_theta=10_000.0,
+    local_layers=tuple(i for i in range(26) if i % 6 != 5),
+    window=512,
   ),
   'phi3_mini': _large(
     32_064,

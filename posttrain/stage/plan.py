@@ -349,7 +349,9 @@ def make(
     host, slots = sampler, rollout.slot_count // load.hosts
     if load.hosts > 1:  # each decodes alone
       devices = math.prod(mesh.shape.values()) // load.hosts
-      own = schema.Mesh(tensor=mesh.shape[sharding.TENSOR])
+      own = schema.Mesh(
+        tensor=mesh.shape[sharding.TENSOR], expert=mesh.shape[sharding.EXPERT]
+      )
       host = sharding.abstract_mesh(own, devices)
     ways, token = sharding.batch_ways(host), cached_token_bytes(model, host)
     depth = model.layers - len(model.delta_layers)
@@ -377,7 +379,7 @@ def make(
       work = max(work, prefill, decoding)
     if load.uses_policy and rollout.in_flight and rollout.keep_cache:
       other = cache
-  weight_ways = sampler.shape[sharding.FSDP] * sampler.shape[sharding.TENSOR]
+  policy = transformer.shapes(model)
   past, handed_over = _past_bytes(spec, model.dtype, frozen, load)
   transfers = _transfers(model, mesh, batch, state.params, frozen)
   if handed_over:
@@ -389,7 +391,7 @@ def make(
     cfg=stage,
     mesh=dict(mesh.shape),
     load=load,
-    parameters=transformer.num_params(model),
+    parameters=_numbers(policy),
     trained=_numbers(state.params),
     state_bytes=device_bytes((state, frozen)),
     slots=rollout.slot_count if decodes else 0,
@@ -397,7 +399,9 @@ def make(
     slot_bytes=each,
     decode_bytes=decoders * (view + cache),
     sleep_bytes=cache if rollout.sleep and sampler is mesh else 0,
-    reference_bytes=4 * load.references // weight_ways,
+    reference_bytes=load.references
+    * device_bytes(_on(sampler, policy))
+    // _numbers(policy),
     past_bytes=past,
     update_bytes=local
     * (
@@ -471,8 +475,14 @@ def _head(model: schema.Model, mesh: Mesh) -> int:
 
 def _work(model: schema.Model, mesh: Mesh, tokens: int, copies: int) -> int:
   """Returns the bytes of a layer's work on some tokens: the measured term."""
-  columns = model.ff_columns // mesh.shape[sharding.TENSOR]
-  return copies * tokens * columns * _width(model)
+  tensor, sizes = mesh.shape[sharding.TENSOR], model.delta
+  work = copies * tokens * model.ff_columns // tensor * _width(model)
+  # XLA makes room for the sums of a period's delta layers before the first one.
+  count = sum(mixer == 'delta' for mixer, _ in layers.period(model))
+  columns = 2 * sizes.key_heads * sizes.key_dim
+  columns += sizes.value_heads * (sizes.key_dim + sizes.value_dim)
+  delta = 2 * copies * tokens * columns // tensor * (count + 1)
+  return max(work, delta) if count else work
 
 
 def _update_bytes(
@@ -502,23 +512,45 @@ def _update_bytes(
         for path, x in tree.flat(whole).items()
         if path.endswith(('/o/kernel', '/down/kernel'))
       )
-  # What every layer keeps for the backward pass: its input, and as `remat`
-  # says the results of attention, or of all products.
-  kept = width * model.embed_dim
-  if model.remat == 'none':
-    heads = (model.heads + model.kv_heads) * model.head_dim
-    products = (
-      (2 if model.qk_norm else 1) * heads + heads + 2 * model.ff_columns
-    )
-    kept += (width * products + 4 * model.heads) // tensor
-    kept += width * model.embed_dim
-  elif model.remat == 'attention':
-    kept += model.heads * (width * model.head_dim + 4) // tensor
+  kept = sum(_kept_bytes(model, mesh, *kind) for kind in layers.kinds(model))
   if 'layers' in params.get('critic', {}):
     kept *= 2
   gradient = (4 if frozen is None else width) * _head(model, mesh)
   work = _work(model, mesh, local, BACKWARD)
-  return held + model.layers * local * kept + gradient + work
+  if (size := len(layers.period(model))) > 1:
+    # The period's weights in the compute dtype.
+    numbers = _numbers(whole['layers']) * size // model.layers
+    work += width * numbers // (fsdp * tensor)
+  return held + local * kept + gradient + work
+
+
+def _kept_bytes(model: schema.Model, mesh: Mesh, mixer: str, ff: str) -> int:
+  """Returns the bytes of a token that a layer keeps for the backward pass.
+
+  They are those of its input, and as `remat` says the results of attention, or
+  of all products.
+  """
+  tensor, stream = mesh.shape[sharding.TENSOR], _width(model) * model.embed_dim
+  queries, sums, delta = model.heads * model.head_dim, 0, model.delta
+  if model.remat == 'block' or (model.remat, mixer) == ('attention', 'delta'):
+    return stream
+  if mixer == 'delta':
+    products = 2 * delta.key_heads * delta.key_dim
+    products += 2 * delta.value_heads * (delta.value_dim + 1)
+  else:
+    products, sums = queries, 4 * model.heads
+  if model.remat == 'attention':
+    return stream + (_width(model) * products + sums) // tensor
+  if mixer == 'attention':
+    products += model.kv_heads * model.head_dim
+    products *= 3 if model.qk_norm else 2
+    products += model.attention_gate * queries
+  if ff == 'mlp':
+    products += 2 * model.mlp_dim
+  else:  # of all tokens that the device's experts may get
+    choices = mesh.shape[sharding.EXPERT] * model.experts.per_token
+    products += choices * (2 * model.experts.mlp_dim + tensor * model.embed_dim)
+  return 2 * stream + (_width(model) * products + sums) // tensor
 
 
 def view_bytes(model: schema.Model, mesh: Mesh) -> int:
@@ -564,7 +596,7 @@ def _transfers(
   once per update.
   """
   width, depth = _width(model), model.layers
-  data, fsdp, _, tensor = (mesh.shape[x] for x in sharding.AXES)
+  data, fsdp, expert, tensor = (mesh.shape[x] for x in sharding.AXES)
   once, local = batch.reduce_gradients == 'update', _local_tokens(mesh, batch)
   tables = _head(model, mesh) * (1 if model.tied_head else 2)
   trained, others = _by_fsdp(params['layers'])
@@ -594,11 +626,27 @@ def _transfers(
   what = 'adapter, gradient' if adapts else 'gradients'
   if fsdp > 1:
     parts += [(what + end, 'reduce-scatter', 'fsdp', count, gradient)]
-  if data > 1:
+  if expert > 1:
+    # The tokens are gathered again to compute gradients, as are these.
+    count = sum(ff == 'experts' for _, ff in layers.kinds(model))
+    size = count * expert * local * model.embed_dim * width
+    parts += [
+      ('tokens of experts', 'all-gather', 'expert', 3 * count, 3 * size),
+      ('results of experts', 'reduce-scatter', 'expert', 2 * count, 2 * size),
+    ]
+  if data * expert > 1:
+    own, count = 0, 1 if once else depth
+    if expert > 1:  # a device has all tokens of its experts
+      leaves = tree.flat(params['layers']).values()
+      leaves = [x for x in leaves if sharding.EXPERT in x.sharding.spec]
+      own = width * _by_fsdp(leaves)[0]
     if not (adapts or once):
       gradient, count = gradient + 4 * tables, depth + 2
-    parts += [(what + end, 'all-reduce', 'data', count, gradient // fsdp)]
-  if adapts and data * fsdp > 1:
+    for axes, size in ((('data',), own), (('data', 'expert'), gradient - own)):
+      axes = ' and '.join(x for x in axes if mesh.shape[x] > 1)
+      if axes and size:
+        parts += [(what + end, 'all-reduce', axes, count, size // fsdp)]
+  if adapts and sharding.batch_ways(mesh) > 1:
     axes = ' and '.join(x for x in sharding.BATCH_AXES if mesh.shape[x] > 1)
     size = (4 if once else width) * others
     count = 1 if once else depth

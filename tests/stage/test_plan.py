@@ -176,7 +176,9 @@ def test_references_lie_beside_the_policy():
   assert make(0).reference_bytes == 0
   assert make(2).reference_bytes == 8 * PARAMETERS
   # As the weights of the policy: over fsdp and tensor.
-  assert make(2, 2, 2, 2).reference_bytes == 2 * PARAMETERS
+  norms = 3 * 32
+  each = (PARAMETERS - norms) // 4 + norms
+  assert make(2, 2, 2, 2).reference_bytes == 2 * 4 * each
 
 
 def test_a_cache_that_sleeps_does_not_lie_beside_the_update():
@@ -208,7 +210,7 @@ def test_a_sampler_holds_the_policy_the_slots_and_the_references():
   policy = 4 * ((PARAMETERS - norms) // 2 + norms)
   assert own.past_bytes == 2 * own.transfers[-1].device_bytes == 2 * policy
   assert own.decode_bytes == _make(1, 1, 2).decode_bytes
-  assert own.reference_bytes == 4 * PARAMETERS // 2
+  assert own.reference_bytes == policy
   assert own.sampler_bytes == (
     2 * policy + own.decode_bytes + own.reference_bytes + own.rollout_bytes
   )
@@ -298,8 +300,9 @@ def test_a_reward_model_on_pairs_of_a_file_decodes_nothing():
 
 
 # Bytes of a train step that jax 0.10.2 compiled for H100 without a device, on
-# 2026-11-23: preset, mesh, rows x tokens, 1e9 bytes per device of arguments,
-# temporaries and results together, options. The last of equal ones has trees.
+# 2026-11-23, hybrids on 2026-11-28: preset, mesh, rows x tokens, 1e9 bytes per
+# device of arguments, temporaries and results together, options. The last of
+# equal ones has trees.
 H100 = """
   qwen3_0p6b 1x1x1 2x4096 20.953 remat=none
   qwen3_0p6b 1x1x1 8x4096 16.082
@@ -323,6 +326,9 @@ H100 = """
   qwen3_8b 1x8x1 8x4096 3.209 layers=12 rank=16
   qwen3_8b 1x8x1 8x4096 9.877 layers=12 rank=16 reduce_gradients=update
   qwen3_0p6b 2x4x1 8x4096 2.249 rank=16 reduce_gradients=update
+  qwen3_5_4b 1x1x1 2x4096 27.465 layers=8 vocab_size=32768
+  qwen3_5_4b 1x1x1 4x4096 34.162 layers=8 vocab_size=32768
+  qwen3_5_4b 1x1x1 2x4096 32.432 layers=8 vocab_size=32768 remat=none
 """
 
 
@@ -336,11 +342,15 @@ def test_the_plan_is_close_to_the_compiler(row):
   batch = schema.Batch(row_tokens=tokens, micro_batch_tokens=rows * tokens)
   if reduce:
     batch = dataclasses.replace(batch, reduce_gradients=reduce)
+  options = {k: int(x) if x.isdigit() else x for k, x in options.items()}
+  base = schema.PRESETS[preset]
+  depth = options.get('layers', base.layers)
+  options['delta_layers'] = tuple(i for i in base.delta_layers if i < depth)
   made = _make(
     *sizes,
     stage=_stage(lora=schema.Lora(rank=int(rank)), batch=batch),
-    base=schema.PRESETS[preset],
-    **{k: int(x) if x.isdigit() else x for k, x in options.items()},
+    base=base,
+    **options,
   )
   low, high = plan.ERROR
   planned = made.state_bytes + made.update_bytes
@@ -444,3 +454,49 @@ def test_frozen_weights_are_gathered_once_per_update_in_the_compute_dtype():
     ),
     ('adapter, gradient, per update', 'data'): (1, 5 * SPLIT),
   }
+
+
+def test_an_expert_axis_moves_tokens_and_reduces_what_it_does_not_split():
+  sizes = schema.Experts(count=4, per_token=2, mlp_dim=32)
+  base = dataclasses.replace(WIDE, experts=sizes)
+  batch = schema.Batch(row_tokens=8, micro_batch_tokens=4 * 512)
+  stage = _stage(batch=batch)
+  made = _make(1, 2, 1, 2, stage=stage, base=base)
+  found = {(x.what, x.axis): (x.count, x.device_bytes) for x in made.transfers}
+  # Each of 512 tokens goes to both devices of the axis, forward, again, and
+  # back.
+  tokens = 5 * 2 * ACTIVATIONS
+  assert found['tokens of experts', 'expert'] == (15, 3 * tokens)
+  assert found['results of experts', 'expert'] == (10, 2 * tokens)
+  # All but the experts, of which the other device has its own.
+  attention = 64 * 2 * (8 + 4) * 16
+  router, experts = 64 * 4, 2 * 3 * 64 * 32
+  part = 4 * (5 * (attention + router) + 2 * TABLE) // 2
+  assert found['gradients', 'expert'] == (7, part)
+  layers = 4 * 5 * (attention + router + experts)
+  assert found['layers, forward', 'fsdp'] == (5, layers)
+
+
+@pytest.mark.parametrize(
+  ('options', 'numbers'),
+  [
+    ({}, 5 * (2 * (8 + 4) * 16 + 8 + 2 * 96)),
+    # q, k and v of 2 heads of 8, z, and a, b; attention in the three others.
+    (
+      {'delta_layers': (0, 1), 'delta': schema.Delta(2, 2, 8, 8)},
+      2 * (4 * 2 * 8 + 2 * 2) + 3 * (2 * (8 + 4) * 16 + 8) + 5 * 2 * 96,
+    ),
+    # Gate, up and down of two experts.
+    (
+      {'experts': schema.Experts(count=4, per_token=2, mlp_dim=32)},
+      5 * (2 * (8 + 4) * 16 + 8 + 2 * (2 * 32 + 64)),
+    ),
+  ],
+)
+def test_remat_none_keeps_the_products_of_a_layer_s_own_parts(options, numbers):
+  made = {
+    remat: _make(base=dataclasses.replace(WIDE, remat=remat, **options))
+    for remat in ('none', 'block')
+  }
+  kept = made['none'].update_bytes - made['block'].update_bytes
+  assert kept == 4 * 64 * (numbers + 5 * 64)
