@@ -351,14 +351,6 @@ class Model(bounds.Options):
     return self.embed_dim * (tables + mixers + widths)
 
   @property
-  def ff_columns(self) -> int:
-    """The hidden width of a token in the widest feed-forward."""
-    if not self.experts.count:
-      return self.mlp_dim
-    chosen = self.experts.per_token * self.experts.mlp_dim
-    return max(chosen, self.mlp_dim if self.dense_layers else 0)
-
-  @property
   def serves_trees(self) -> bool:
     """Whether rows may be prefix trees, see `Batch.trees`."""
     return self.attention != 'cudnn' and not self.delta_layers

@@ -476,9 +476,15 @@ def _head(model: schema.Model, mesh: Mesh) -> int:
 def _work(model: schema.Model, mesh: Mesh, tokens: int, copies: int) -> int:
   """Returns the bytes of a layer's work on some tokens: the measured term."""
   tensor, sizes = mesh.shape[sharding.TENSOR], model.delta
-  work = copies * tokens * model.ff_columns // tensor * _width(model)
+  mixers, feeds = zip(*layers.period(model), strict=True)
+  columns = model.mlp_dim // tensor if 'mlp' in feeds else 0
+  if 'experts' in feeds:  # of all tokens that the device's experts may get
+    choices = mesh.shape[sharding.EXPERT] * model.experts.per_token
+    own = model.experts.mlp_dim // tensor + model.embed_dim // 2
+    columns = max(columns, choices * own)
+  work = copies * tokens * columns * _width(model)
   # XLA makes room for the sums of a period's delta layers before the first one.
-  count = sum(mixer == 'delta' for mixer, _ in layers.period(model))
+  count = mixers.count('delta')
   columns = 2 * sizes.key_heads * sizes.key_dim
   columns += sizes.value_heads * (sizes.key_dim + sizes.value_dim)
   delta = 2 * copies * tokens * columns // tensor * (count + 1)
@@ -521,6 +527,9 @@ def _update_bytes(
     # The period's weights in the compute dtype.
     numbers = _numbers(whole['layers']) * size // model.layers
     work += width * numbers // (fsdp * tensor)
+  # A layer's experts, whole over fsdp, and their gradients.
+  experts = 3 * model.experts.count * model.experts.mlp_dim * model.embed_dim
+  work += 3 * width * experts // (mesh.shape[sharding.EXPERT] * tensor)
   return held + local * kept + gradient + work
 
 

@@ -300,9 +300,9 @@ def test_a_reward_model_on_pairs_of_a_file_decodes_nothing():
 
 
 # Bytes of a train step that jax 0.10.2 compiled for H100 without a device, on
-# 2026-11-23, hybrids on 2026-11-28: preset, mesh, rows x tokens, 1e9 bytes per
-# device of arguments, temporaries and results together, options. The last of
-# equal ones has trees.
+# 2026-11-23, hybrids and experts on 2026-11-28: preset, mesh, rows x tokens,
+# 1e9 bytes per device of arguments, temporaries and results together, options.
+# The last of equal ones has trees.
 H100 = """
   qwen3_0p6b 1x1x1 2x4096 20.953 remat=none
   qwen3_0p6b 1x1x1 8x4096 16.082
@@ -329,6 +329,11 @@ H100 = """
   qwen3_5_4b 1x1x1 2x4096 27.465 layers=8 vocab_size=32768
   qwen3_5_4b 1x1x1 4x4096 34.162 layers=8 vocab_size=32768
   qwen3_5_4b 1x1x1 2x4096 32.432 layers=8 vocab_size=32768 remat=none
+  qwen3_30b_a3b 1x1x1 4x4096 57.896 layers=4 vocab_size=8192
+  qwen3_30b_a3b 1x1x1 4x4096 62.157 layers=4 vocab_size=8192 remat=none
+  qwen3_30b_a3b 1x8x1 16x4096 12.582 layers=4 vocab_size=8192
+  qwen3_30b_a3b 1x2x1x4 16x4096 16.356 layers=4 vocab_size=8192
+  qwen3_30b_a3b 1x2x1x4 32x4096 23.642 layers=4 vocab_size=8192
 """
 
 
