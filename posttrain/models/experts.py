@@ -76,15 +76,15 @@ def statistics(logits: jax.Array, index: jax.Array) -> Stats:
   experts = jnp.arange(logits.shape[-1])
   experts = experts.reshape((1,) * index.ndim + experts.shape)
   chosen = (index[..., None] == experts).astype(jnp.float32)
-  live = (index[..., :1] < logits.shape[-1]).astype(jnp.float32)
+  valid = (index[..., :1] < logits.shape[-1]).astype(jnp.float32)
   log_p = jax.nn.log_softmax(logits)
-  p = jnp.exp(log_p) * live
+  p = jnp.exp(log_p) * valid
   tokens = tuple(range(index.ndim - 1))
   return {
     'load': jnp.sum(chosen, axis=(*tokens, -2)),
     'probs': jnp.sum(p, axis=tokens),
     'entropy': -jnp.sum(p * log_p),
-    'tokens': jnp.sum(live),
+    'tokens': jnp.sum(valid),
   }
 
 

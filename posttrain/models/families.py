@@ -90,12 +90,18 @@ for _x in 'qkvo':
   }
 for _x in ('gate', 'up', 'down'):
   NAMES[f'layers/mlp/{_x}/kernel'] = f'{LAYER}mlp.{_x}_proj.weight'
+  NAMES[f'layers/experts/shared/{_x}/kernel'] = (
+    f'{LAYER}mlp.shared_expert.{_x}_proj.weight'
+  )
   NAMES[f'layers/mlp/{_x}/bias'] = f'{LAYER}mlp.{_x}_proj.bias'
   # One tensor per expert.
   NAMES[f'layers/experts/{_x}/kernel'] = (
     f'{LAYER}mlp.experts.{{}}.{_x}_proj.weight'
   )
 NAMES['layers/experts/router/kernel'] = LAYER + 'mlp.gate.weight'
+NAMES['layers/experts/shared_gate/kernel'] = (
+  LAYER + 'mlp.shared_expert_gate.weight'
+)
 # Tensors of vision towers and of the prediction of further tokens; and those,
 # and redundant ones, that a model may do without.
 OTHERS = r'(model\.visual|mtp)\.'
@@ -236,6 +242,33 @@ _HYBRID = Family(
   delta=True,
   divides=False,
 )
+_SHARED = {
+  'experts.count': 'num_experts',
+  'experts.per_token': 'num_experts_per_tok',
+  'experts.mlp_dim': 'moe_intermediate_size',
+  'experts.shared_dim': 'shared_expert_intermediate_size',
+}
+_SHARED_ABSENT = {
+  'num_key_value_heads': 2,
+  'intermediate_size': 5632,
+  'moe_intermediate_size': 512,
+  'shared_expert_intermediate_size': 512,
+}
+_HYBRID_EXPERTS = dataclasses.replace(
+  _HYBRID,
+  architecture='Qwen3_5MoeForCausalLM',
+  keys={**_HYBRID.keys, **_SHARED},
+  absent={
+    **_HYBRID.absent,
+    **_SHARED_ABSENT,
+    'num_experts': 256,
+    'num_experts_per_tok': 8,
+  },
+)
+_NESTED = {
+  path: name.replace('model.', 'model.language_model.', 1)
+  for path, name in {**NAMES, **NORMS[True, False]}.items()
+}
 # A model is written as the first one that computes it.
 FAMILIES = {
   'llama': Family('LlamaForCausalLM', keys=_ALL_BIASES),
@@ -330,16 +363,27 @@ FAMILIES = {
     _HYBRID,
     architecture='Qwen3_5ForConditionalGeneration',
     nested='text_config',
-    names={
-      path: name.replace('model.', 'model.language_model.', 1)
-      for path, name in {**NAMES, **NORMS[True, False]}.items()
-    },
+    names=_NESTED,
+  ),
+  'qwen3_5_moe_text': _HYBRID_EXPERTS,
+  'qwen3_5_moe': dataclasses.replace(
+    _HYBRID_EXPERTS,
+    architecture='Qwen3_5MoeForConditionalGeneration',
+    nested='text_config',
+    names=_NESTED,
   ),
   'qwen3_next': dataclasses.replace(
     _HYBRID,
     architecture='Qwen3NextForCausalLM',
-    absent={**_HYBRID.absent, 'num_key_value_heads': 2, 'num_experts': 512},
-    plain={'num_experts': 0},
+    keys={**_HYBRID.keys, **_SHARED, 'experts.normalize': 'norm_topk_prob'},
+    absent={
+      **_HYBRID.absent,
+      **_SHARED_ABSENT,
+      'num_experts': 512,
+      'num_experts_per_tok': 10,
+      'norm_topk_prob': True,
+      'decoder_sparse_step': 1,
+    },
     names={
       f'layers/delta/{x}/kernel': f'{LAYER}linear_attn.in_proj_{name}.weight'
       for x, name in {'qkv': 'qkvz', 'z': 'qkvz', 'b': 'ba', 'a': 'ba'}.items()

@@ -179,7 +179,7 @@ def _text(
   used = cfg.local_layers or family.windows not in ('', 'upper', 'nope')
   if family.delta:
     mixers = [_MIXERS[i in cfg.delta_layers] for i in range(cfg.layers)]
-    text |= {'layer_types': mixers, **family.plain}
+    text['layer_types'] = mixers
   if family.windows == 'all':
     text['sliding_window'] = cfg.window
   elif used:

@@ -243,8 +243,14 @@ class Experts(nn.Module):
       'up': Kernels(inner, name='up')(),
       'down': Kernels((count, width, cfg.embed_dim), scale, name='down')(),
     }
-    y = experts.mix(params, x, index, weights, whole=self.fused)
-    return sharding.pin_batch(y), experts.statistics(logits, index)
+    y = sharding.pin_batch(
+      experts.mix(params, x, index, weights, whole=self.fused)
+    )
+    if sizes.shared_dim:
+      gate = Linear(1, (sharding.FSDP, None), name='shared_gate')(x)
+      shared = MLP(cfg, self.fused, sizes.shared_dim, name='shared')(x)
+      y += nn.sigmoid(gate) * shared
+    return y, experts.statistics(logits, index)
 
 
 class Delta(nn.Module):
@@ -333,20 +339,21 @@ class MLP(nn.Module):
 
   cfg: schema.Model
   fused: bool = False
+  hidden: int | None = None  # None = mlp_dim
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    cfg = self.cfg
+    cfg, hidden = self.cfg, self.hidden or self.cfg.mlp_dim
 
     def project(name, width):
       return Linear(width, sharding.COLUMNS, cfg.mlp_bias, name=name)(x)
 
     if self.fused:
-      y = project('gate_up', 2 * cfg.mlp_dim)
-      gate, up = unfuse(parts(cfg.mlp_dim), y, cfg.mlp_dim, cfg.mlp_dim)
+      y = project('gate_up', 2 * hidden)
+      gate, up = unfuse(parts(hidden), y, hidden, hidden)
     else:
-      gate = checkpoint_name(project('gate', cfg.mlp_dim), 'kept')
-      up = checkpoint_name(project('up', cfg.mlp_dim), 'kept')
+      gate = checkpoint_name(project('gate', hidden), 'kept')
+      up = checkpoint_name(project('up', hidden), 'kept')
     activate = nn.silu if cfg.activation == 'silu' else nn.gelu
     scale = residual_scale(cfg)
     down = Linear(

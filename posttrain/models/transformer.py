@@ -27,6 +27,8 @@ decoding, with a cache, unrolls all blocks over a `decode_view`.
     layers/experts/router/kernel                  [L, D, E]        experts
     layers/experts/{gate,up}/kernel               [L, E, D, F]     experts
     layers/experts/down/kernel                    [L, E, F, D]     experts
+    layers/experts/shared/{gate,up,down}/kernel   as of mlp        shared_dim
+    layers/experts/shared_gate/kernel             [L, D, 1]        shared_dim
     layers/mlp/{gate,up,down}/bias                [L, F or D]      mlp_bias
     final_norm/scale                              [D]
     head/kernel                                   [D, V]   not tied_head
@@ -68,10 +70,10 @@ Cache = tuple[layers.LayerCache | tuple[()], ...]  # () = a delta layer
 
 # (regex over 'a/b/c' paths, mesh axis or None per dimension); the first match
 # wins. The table is the transpose of a head.
-_INPUTS = '(attention/[qkv]|delta/(qkv|[zba])|mlp/(gate|up))'
+_INPUTS = '(attention/[qkv]|delta/(qkv|[zba])|(mlp|shared)/(gate|up))'
 SHARDING_RULES = (
-  (r'experts/router/kernel(/a)?$', (None, sharding.FSDP, None)),
-  (r'experts/router/kernel/b$', ()),
+  (r'experts/(router|shared_gate)/kernel(/a)?$', (None, sharding.FSDP, None)),
+  (r'experts/(router|shared_gate)/kernel/b$', ()),
   (r'experts/(gate|up)/kernel$', (None, *experts.axes('up'))),
   (r'experts/down/kernel$', (None, *experts.axes('down'))),
   (r'experts/(gate|up)/kernel/a$', (None, sharding.EXPERT, sharding.FSDP)),
@@ -84,21 +86,21 @@ SHARDING_RULES = (
   (r'embed/table$', sharding.ROWS),
   (r'head/kernel$', sharding.COLUMNS),
   (r'attention/[qkv]/kernel$', (None, *sharding.COLUMNS)),
-  (r'(attention/[qkv]|mlp/(gate|up))/bias$', (None, sharding.TENSOR)),
-  (r'(attention/o|mlp/down)/bias$', (None, None)),
+  (r'(attention/[qkv]|(mlp|shared)/(gate|up))/bias$', (None, sharding.TENSOR)),
+  (r'(attention/o|(mlp|shared)/down)/bias$', (None, None)),
   (r'(attention|delta)/o/kernel$', (None, *sharding.ROWS)),
   (r'delta/(qkv|[zba])/kernel$', (None, *sharding.COLUMNS)),
   (r'delta/taps$', (None, None, sharding.TENSOR)),
   (r'delta/(log_scale|bias)$', (None, sharding.TENSOR)),
   (r'delta/norm_scale$', (None, None)),
-  (r'mlp/(gate|up)/kernel$', (None, *sharding.COLUMNS)),
-  (r'mlp/down/kernel$', (None, *sharding.ROWS)),
+  (r'(mlp|shared)/(gate|up)/kernel$', (None, *sharding.COLUMNS)),
+  (r'(mlp|shared)/down/kernel$', (None, *sharding.ROWS)),
   (rf'{_INPUTS}/kernel/a$', (None, sharding.FSDP, None)),
   (rf'{_INPUTS}/kernel/b$', (None, None, sharding.TENSOR)),
   (rf'{_INPUTS}/kernel/column_scale$', (None, sharding.TENSOR)),
-  (r'(/o|mlp/down)/kernel/column_scale$', (None, None)),
-  (r'(/o|mlp/down)/kernel/a$', (None, sharding.TENSOR, None)),
-  (r'(/o|mlp/down)/kernel/b$', (None, None, sharding.FSDP)),
+  (r'(/o|(mlp|shared)/down)/kernel/column_scale$', (None, None)),
+  (r'(/o|(mlp|shared)/down)/kernel/a$', (None, sharding.TENSOR, None)),
+  (r'(/o|(mlp|shared)/down)/kernel/b$', (None, None, sharding.FSDP)),
   (r'final_norm/scale$', (None,)),
   (r'norm/scale$', (None, None)),
   (r'reward/kernel$', (None,)),
@@ -110,15 +112,15 @@ VIEW_RULES = (
   (r'experts/down/kernel$', experts.axes('down', whole=True)),
   (r'embed/table$', (sharding.TENSOR, None)),
   (
-    r'(head|attention/qkv|delta/inputs|mlp/gate_up)/kernel$',
+    r'(head|attention/qkv|delta/inputs|(mlp|shared)/gate_up)/kernel$',
     (None, sharding.TENSOR),
   ),
   (r'delta/taps$', (None, sharding.TENSOR)),
   (
-    r'((attention/qkv|mlp/gate_up)/bias|delta/(log_scale|bias))$',
+    r'((attention/qkv|(mlp|shared)/gate_up)/bias|delta/(log_scale|bias))$',
     (sharding.TENSOR,),
   ),
-  (r'(/o|mlp/down)/kernel$', (sharding.TENSOR, None)),
+  (r'(/o|(mlp|shared)/down)/kernel$', (sharding.TENSOR, None)),
   (r'', ()),
 )
 
@@ -368,11 +370,14 @@ def decode_view(
   Returns:
     A tree that shares no buffer with `params`, which may be donated later.
   """
-  heads, width = layers.parts(cfg.kv_heads), layers.parts(cfg.mlp_dim)
-  kinds = layers.kinds(cfg)
+  heads, kinds = layers.parts(cfg.kv_heads), layers.kinds(cfg)
 
   def fuse(parts, leaves):
     return jax.tree.map(lambda *x: layers.fuse(parts, *x), *leaves)
+
+  def fuse_mlp(mlp, width):
+    inputs = fuse(layers.parts(width), [mlp['gate'], mlp['up']])
+    return {'gate_up': inputs, 'down': mlp['down']}
 
   def layer(i):
     p = lora.merge(layers.layer(params['layers'], kinds, i))
@@ -384,8 +389,10 @@ def decode_view(
       inputs = [inner.pop(name) for name in ('qkv', 'z', 'b', 'a')]
       inner['inputs'] = fuse(layers.parts(cfg.delta.key_heads), inputs)
     if 'mlp' in p:
-      p['mlp'] = mlp = dict(p['mlp'])
-      mlp['gate_up'] = fuse(width, [mlp.pop('gate'), mlp.pop('up')])
+      p['mlp'] = fuse_mlp(p['mlp'], cfg.mlp_dim)
+    if 'shared' in (mixture := p.get('experts', {})):
+      shared = fuse_mlp(mixture['shared'], cfg.experts.shared_dim)
+      p['experts'] = {**mixture, 'shared': shared}
     return p
 
   view = {

@@ -26,9 +26,10 @@ class Lora(bounds.Options):
   # Regex searched in the paths of the layers' matrices, which are corrected if
   # it matches. Paths are layers/attention/q/kernel (k, v, o) and
   # layers/mlp/up/kernel (gate, down), or layers/experts/up/kernel, one matrix
-  # per expert. The default matches all of them, but not the router's,
-  # layers/experts/router/kernel.
-  targets: bounds.Regex = r'^layers/(?!experts/router).*/kernel$'
+  # per expert, and layers/experts/shared/up/kernel. The default matches all of
+  # them, but not those of the weights, layers/experts/router/kernel and
+  # layers/experts/shared_gate/kernel.
+  targets: bounds.Regex = r'^layers/(?!experts/(router|shared_gate)/).*/kernel$'
 
 
 # Bounds of a model's options: far beyond any model, and small enough that a
@@ -133,6 +134,9 @@ class Experts(bounds.Options):
   # The weights of a token's experts sum to 1; else they are their probabilities
   # among all experts.
   normalize: bool = True
+  # Hidden width of an MLP that each token visits besides, weighted by a sigmoid
+  # of its own (Qwen3.5-MoE, Qwen3-Next); 0 = none.
+  shared_dim: Annotated[int, bounds.within(0, MAX_SIZE)] = 0
 
   def __post_init__(self):
     super().__post_init__()
@@ -348,6 +352,8 @@ class Model(bounds.Options):
     count = self.layers - len(self.dense_layers) if experts.count else 0
     widths = (self.layers - count) * 3 * self.mlp_dim
     widths += count * experts.count * (3 * experts.mlp_dim + 1)
+    shared = experts.shared_dim
+    widths += count * (3 * shared + (shared > 0))
     return self.embed_dim * (tables + mixers + widths)
 
   @property

@@ -23,7 +23,7 @@ CFG = schema.Model(
   kv_heads=2,
   head_dim=8,
   mlp_dim=24,
-  experts=schema.Experts(count=4, per_token=2, mlp_dim=12),
+  experts=schema.Experts(count=4, per_token=2, mlp_dim=12, shared_dim=8),
   dense_layers=(0,),
 )
 

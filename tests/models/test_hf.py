@@ -296,6 +296,32 @@ CASES |= {
     'Qwen3Next',
     {**HYBRID, 'num_hidden_layers': 4, 'num_experts': 0},
   ),
+  'qwen3-next-experts': (
+    'Qwen3Next',
+    {
+      **HYBRID,
+      'num_hidden_layers': 5,
+      'layer_types': ['linear_attention'] * 2
+      + ['full_attention', 'linear_attention', 'full_attention'],
+      'mlp_only_layers': [1, 2],
+      'num_experts': 5,
+      'num_experts_per_tok': 2,
+      'moe_intermediate_size': 20,
+      'shared_expert_intermediate_size': 12,
+      'norm_topk_prob': False,
+    },
+  ),
+  'qwen3.5-moe': (
+    'Qwen3_5Moe',
+    {
+      **HYBRID,
+      'num_hidden_layers': 4,
+      'num_experts': 6,
+      'num_experts_per_tok': 3,
+      'moe_intermediate_size': 12,
+      'shared_expert_intermediate_size': 20,
+    },
+  ),
 }
 each = pytest.mark.parametrize('case', CASES)
 # Whose wavelengths change in transformers while an answer grows.
@@ -308,7 +334,7 @@ def make_peer(case, seed=0):
   torch = pytest.importorskip('torch')
   transformers = pytest.importorskip('transformers')
   family, options = CASES[case]
-  config = family + 'Text' * (family in ('Gemma3', 'Qwen3_5'))
+  config = family + 'Text' * family.startswith(('Gemma3', 'Qwen3_5'))
   cfg = getattr(transformers, f'{config}Config')(
     **{
       'vocab_size': 160,
@@ -618,11 +644,14 @@ def test_load_then_save_is_bitwise_and_read_by_transformers(
   )
 
 
-def test_a_hybrid_with_a_vision_tower_keeps_it(tmp_path):
+@pytest.mark.parametrize(
+  ('case', 'family'), [('qwen3.5', 'Qwen3_5'), ('qwen3.5-moe', 'Qwen3_5Moe')]
+)
+def test_a_hybrid_with_a_vision_tower_keeps_it(case, family, tmp_path):
   """The text's part of a nested config trains, all else is written again."""
   torch = pytest.importorskip('torch')
   transformers = pytest.importorskip('transformers')
-  text = make_peer('qwen3.5').config
+  text = make_peer(case).config
   vision = {
     'depth': 1,
     'hidden_size': 16,
@@ -632,8 +661,9 @@ def test_a_hybrid_with_a_vision_tower_keeps_it(tmp_path):
     'num_position_embeddings': 16,
   }
   torch.manual_seed(0)
-  peer = transformers.Qwen3_5ForConditionalGeneration(
-    transformers.Qwen3_5Config(text_config=text, vision_config=vision)
+  config = getattr(transformers, f'{family}Config')
+  peer = getattr(transformers, f'{family}ForConditionalGeneration')(
+    config(text_config=text, vision_config=vision)
   ).eval()
   path, out, alone = (tmp_path / name for name in ('a', 'b', 'c'))
   peer.save_pretrained(path)
