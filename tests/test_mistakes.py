@@ -104,6 +104,12 @@ MISTAKES = (
   ('sft:small,excel.csv', 'commas between them'),
   ('train.yaml', "'train.yaml'", 'YAML is not read', 'sft:DIR,data.jsonl'),
   ('arithmetic --config.model.dtype=bf16', 'did you mean bfloat16?'),
+  (
+    'arithmetic --config.model.rope_scaling.kind=dynamic '
+    '--config.model.rope_scaling.original_length=16',
+    'config.model.rope_length',
+    'above original_length=16: got None',
+  ),
   ('arithmetic --config.grpo.epochs=3', 'RECIPE:DIR,data.jsonl,epochs=3'),
   ('arithmetic --config.mesh.fsdp=9', 'so 9 or a multiple; lower one'),
   ('grpo:small,rows.jsonl,rewards:words', 'rewards.words', "got 'good'"),

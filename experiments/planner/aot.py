@@ -35,7 +35,7 @@ from experiments.launch import results
 from experiments.planner import census, hlo, kernels, programs
 from kernels import decode_tpu
 from posttrain import schema, sharding
-from posttrain.stage import plan
+from posttrain.stage import learner, plan
 
 GIB = 2**30
 
@@ -139,16 +139,16 @@ def cache_faults(
   module: hlo.Module,
   compiled,
   model: schema.Model,
-  mesh: tuple[int, int, int],
+  mesh: tuple[int, ...],
   sizes: programs.Sizes,
 ) -> list[str]:
   """Checks that prefill and decode update the cache in place."""
   layer = layer_cache_bytes(model, mesh, sizes)
-  lines = []
+  lines, whole = [], 2 * (model.layers - len(model.delta_layers)) * layer
   aliased = compiled.memory_analysis().alias_size_in_bytes
-  if aliased < 2 * model.layers * layer:
+  if aliased < whole:
     lines.append(
-      f'the cache of {2 * model.layers * layer:,} bytes must replace the one '
+      f'the cache of {whole:,} bytes must replace the one '
       f'given: {aliased:,} bytes do'
     )
   copies = module.copies(layer)
@@ -161,7 +161,7 @@ def cache_faults(
 
 
 def layer_cache_bytes(
-  model: schema.Model, mesh: tuple[int, int, int], sizes: programs.Sizes
+  model: schema.Model, mesh: tuple[int, ...], sizes: programs.Sizes
 ) -> int:
   """Returns the bytes of a layer's keys on one device; values take as many."""
   devices = sharding.abstract_mesh(schema.Mesh(*mesh), math.prod(mesh))
@@ -180,7 +180,7 @@ class Program:
   target: str  # one of `TARGETS`
   name: str  # one of `programs.PROGRAMS`
   preset: str
-  mesh: tuple[int, int, int]
+  mesh: tuple[int, ...]  # over data, fsdp, tensor and expert
   layers: int | None = None  # None = the preset's
   sampler: tuple[int, int, int] = (1, 1, 1)  # its own mesh, for hand_over
   trees: bool = False  # whether rows are prefix trees
@@ -203,7 +203,7 @@ class Program:
   def model(self) -> schema.Model:
     """The model's options."""
     model = schema.PRESETS[self.preset]
-    return dataclasses.replace(model, layers=self.layers or model.layers)
+    return census.first_layers(model, self.layers or model.layers)
 
 
 def program(
@@ -222,6 +222,7 @@ def program(
   ).compile()
   seconds = time.process_time() - start
   module = hlo.parse(compiled.as_text())
+  depth = model.layers - len(model.delta_layers)
   # How often it runs each of its attention kernels.
   counts = dict.fromkeys(KERNELS.get(case.name, ()), 0)
   for call, times in module.custom_calls():
@@ -229,9 +230,9 @@ def program(
       for kernel in counts:
         counts[kernel] += times * (kernel in call.op_name)
   wrong = [
-    f'{kernel}: {count} calls, expected one in each of {model.layers} layers'
+    f'{kernel}: {count} calls, expected one in each of {depth} layers'
     for kernel, count in counts.items()
-    if count < model.layers
+    if count < depth
   ]
   peak = census.peak(compiled)
   if peak > target.memory:
@@ -249,6 +250,7 @@ def program(
     'attention kernels': counts,
     'collectives': {k: v / GIB for k, v in module.bytes().items()},
     'weights': '',
+    'plan': '',
     'arguments': memory.argument_size_in_bytes / GIB,
     'temporaries': memory.temp_size_in_bytes / GIB,
     'aliased': memory.alias_size_in_bytes / GIB,
@@ -258,9 +260,29 @@ def program(
   if case.name in ('train_step', 'score'):
     wrong += census.violations(module, model, case.mesh, sizes, TRAVELS)
     row['weights'] = census.weight_bytes(model, case.mesh, TRAVELS) / GIB
+  if case.name == 'train_step':
+    row['plan'] = planned(model, case.mesh, stage, sizes) / GIB
   if case.name == 'hand_over':
     row['weights'] = memory.output_size_in_bytes / GIB
   return row, wrong
+
+
+def planned(
+  model: schema.Model,
+  mesh: tuple[int, ...],
+  stage: schema.Stage,
+  sizes: programs.Sizes,
+) -> int:
+  """Returns the bytes that the plan of a run says of a train step."""
+  batch = schema.Batch(
+    row_tokens=sizes.row_tokens,
+    micro_batch_tokens=sizes.rows * sizes.row_tokens,
+  )
+  stage = dataclasses.replace(stage, batch=batch)
+  devices = sharding.abstract_mesh(schema.Mesh(*mesh), math.prod(mesh))
+  spec = learner.make_spec('stage', stage, model, devices)
+  made = plan.make(spec, model, sizes.capacity, plan.Load({'tokens': 1}))
+  return made.state_bytes + made.update_bytes
 
 
 def kernel(name: str, target: str, folder: str) -> list[dict[str, Any]]:

@@ -8,8 +8,9 @@ inserts the same collectives as on other platforms, with three differences: most
 of them move float32 instead of bfloat16, a reduce-scatter is an all-reduce and
 a slice, and the scatter into the cache gathers.
 
---mesh has the devices over data, fsdp and tensor, --rows the rows of a
-micro-batch, --capacity the tokens of a slot, --programs names, with commas.
+--mesh has the devices over data, fsdp, tensor and, by option, expert, --rows
+the rows of a micro-batch, --capacity the tokens of a slot, --programs names,
+with commas.
 
 Prints an object per program:
 
@@ -28,7 +29,8 @@ Prints an object per program:
     violations        train_step and score, under fsdp or tensor: bytes of all
                       collectives beyond SLACK times what weights and gradients
                       need, see `weight_bytes`, and under tensor REDUCTIONS sums
-                      of the residual stream per layer and EDGES more
+                      of the residual stream per layer and EDGES more, under
+                      expert EXCHANGES of the axis's tokens per layer
 """
 
 import dataclasses
@@ -49,6 +51,9 @@ SLACK = 1.2
 # and has one for the gradient of each product that reads the stream: q, k and
 # v, gate and up. Embedding and head have three more together.
 REDUCTIONS, EDGES = 9, 3
+# A layer's experts gather the axis's tokens, again to compute gradients, and
+# the gradients of their results; two reduce-scatters return as many.
+EXCHANGES = 5
 # FLOP/s of bfloat16 that large products reach, and bytes/s of one device's
 # fastest link. From data sheets, times 0.72 and 0.78: judged, not measured.
 CHIPS = {'h100': (712e12, 350e9), 'v5e': (138e12, 45e9), 'v6e': (643e12, 90e9)}
@@ -75,14 +80,13 @@ def main() -> None:
   add('--chip', choices=CHIPS, default='h100', help='of the predicted seconds')
   args = parser.parse_args()
   try:
-    data, fsdp, tensor = map(int, args.mesh.split(','))
-    prepare(data * fsdp * tensor)
+    shape = tuple(map(int, args.mesh.split(',')))
+    prepare(math.prod(shape))
     from experiments.planner import programs
     from posttrain import sharding
     from posttrain.chat import tokenizers
 
-    shape = data, fsdp, tensor
-    mesh = sharding.abstract_mesh(schema.Mesh(*shape), data * fsdp * tensor)
+    mesh = sharding.abstract_mesh(schema.Mesh(*shape), math.prod(shape))
     sharding.check_batch(mesh, args.rows, '--rows')
     sharding.check_batch(mesh, args.slots, '--slots')
     sizes = programs.Sizes(
@@ -96,8 +100,7 @@ def main() -> None:
       model = schema.PRESETS[args.model]
       depth = DECODE_LAYERS if name in DECODE else model.layers
       model = dataclasses.replace(
-        model,
-        layers=args.layers or depth,
+        first_layers(model, args.layers or depth),
         vocab_size=model.vocab_size or tokenizers.Bytes().vocab_size,
       )
       rows[name], _ = measure(name, model, shape, sizes, args.chip)
@@ -117,9 +120,13 @@ def prepare(devices: int) -> None:
   os.environ['JAX_PLATFORMS'] = 'cpu'
 
 
-def measure(
-  name: str, model, mesh: tuple[int, int, int], sizes, chip: str = 'h100'
-):
+def first_layers(model, count: int):
+  """Returns the options of a model's first layers."""
+  delta = tuple(i for i in model.delta_layers if i < count)
+  return dataclasses.replace(model, layers=count, delta_layers=delta)
+
+
+def measure(name: str, model, mesh: tuple[int, ...], sizes, chip: str = 'h100'):
   """Compiles a program; returns its row of figures and its `hlo.Module`."""
   import jax
 
@@ -163,61 +170,69 @@ def peak(compiled) -> int:
 
 
 def violations(
-  module, model, mesh: tuple[int, int, int], sizes, width: int = 4
+  module, model, mesh: tuple[int, ...], sizes, width: int = 4
 ) -> list[str]:
   """Returns what a train step or a scoring pass does beyond the limits.
 
   Args:
     module: the compiled program.
     model: model options, with the vocabulary resolved.
-    mesh: devices over data, fsdp and tensor.
+    mesh: devices over data, fsdp, tensor and, by option, expert.
     sizes: the program's sizes.
     width: bytes of a number that travels.
   """
-  data, fsdp, tensor = mesh
+  data, fsdp, tensor, expert = (*mesh, 1)[:4]
   moved = sum(module.bytes().values())
   limit = SLACK * weight_bytes(model, mesh, width)
+  stream = sizes.rows * sizes.row_tokens * model.embed_dim // (data * fsdp)
   if tensor > 1:
-    stream = sizes.rows * sizes.row_tokens * model.embed_dim // (data * fsdp)
-    limit += (REDUCTIONS * model.layers + EDGES) * stream * width
-  if fsdp * tensor == 1 or moved <= limit:
+    sums = REDUCTIONS * model.layers + EDGES
+    limit += sums * stream * width // expert
+  if expert > 1:
+    limit += EXCHANGES * model.layers * stream * width
+  if fsdp * tensor * expert == 1 or moved <= limit:
     return []
   return [
     f'collectives: {moved / GIB:.2f} GiB, expected at most {limit / GIB:.2f}'
   ]
 
 
-def weight_bytes(model, mesh: tuple[int, int, int], width: int = 4) -> int:
+def weight_bytes(model, mesh: tuple[int, ...], width: int = 4) -> int:
   """Returns the bytes per device by which weights and gradients must move.
 
   Under fsdp every layer is gathered twice, forward and backward, and head and
   embedding once; all gradients are reduced once. Under data the gradients that
-  a device then has are reduced again. `tensor` divides all of them.
+  a device then has are reduced again. `tensor` divides all of them, `expert`
+  the experts', and the others' are reduced over it.
 
   Args:
     model: model options, with the vocabulary resolved.
-    mesh: devices over data, fsdp and tensor.
+    mesh: devices over data, fsdp, tensor and, by option, expert.
     width: bytes of a number that travels.
   """
-  data, fsdp, tensor = mesh
+  data, fsdp, tensor, expert = (*mesh, 1)[:4]
   from posttrain.models import transformer
 
-  total = transformer.num_params(model) // tensor
+  count = model.layers - len(model.dense_layers)
+  count *= 3 * model.experts.count * model.experts.mlp_dim * model.embed_dim
+  shared = (transformer.num_params(model) - count) // tensor
+  total = shared + count // (tensor * expert)
   table = model.vocab_size * model.embed_dim // tensor
   layers = total - table * (1 if model.tied_head else 2)
   numbers = 2 * layers + 2 * table + total if fsdp > 1 else 0
   numbers += total // fsdp if data > 1 else 0
+  numbers += shared // fsdp if data == 1 < expert else 0
   return width * numbers
 
 
 def seconds(
-  model, mesh: tuple[int, int, int], sizes, moved: int, chip: str
+  model, mesh: tuple[int, ...], sizes, moved: int, chip: str
 ) -> tuple[float, float]:
   """Returns the least and the most seconds of an update of a micro-batch.
 
   Args:
     model: model options, with the vocabulary resolved.
-    mesh: devices over data, fsdp and tensor.
+    mesh: devices over data, fsdp, tensor and, by option, expert.
     sizes: the program's sizes.
     moved: bytes of collectives, of which bfloat16 travels in half.
     chip: one of CHIPS.

@@ -104,7 +104,7 @@ NAMES['layers/experts/shared_gate/kernel'] = (
 )
 # Tensors of vision towers and of the prediction of further tokens; and those,
 # and redundant ones, that a model may do without.
-OTHERS = r'(model\.visual|mtp)\.'
+OTHERS = r'(model\.visual|mtp|vision_tower|multi_modal_projector)\.'
 UNUSED = rf'^({OTHERS}|lm_head\.weight$)|rotary_emb\.inv_freq$'
 for _x, _name in {
   'qkv/kernel': 'in_proj_qkv.weight',
@@ -269,6 +269,25 @@ _NESTED = {
   path: name.replace('model.', 'model.language_model.', 1)
   for path, name in {**NAMES, **NORMS[True, False]}.items()
 }
+_MINISTRAL = Family(
+  'Ministral3ForCausalLM',
+  keys={'query_beta': 'llama_4_scaling_beta'},
+  absent={
+    'num_key_value_heads': 8,
+    'head_dim': 128,
+    'rope_parameters': {
+      'rope_type': 'yarn',
+      'rope_theta': 1e6,
+      'factor': 16.0,
+      LENGTH: 16_384,
+      'mscale': 1.0,
+      'mscale_all_dim': 1.0,
+      'llama_4_scaling_beta': 0.1,
+    },
+  },
+  windows='all',
+  divides=False,
+)
 # A model is written as the first one that computes it.
 FAMILIES = {
   'llama': Family('LlamaForCausalLM', keys=_ALL_BIASES),
@@ -278,24 +297,16 @@ FAMILIES = {
     windows='all',
     divides=False,
   ),
-  'ministral3': Family(
-    'Ministral3ForCausalLM',
-    keys={'query_beta': 'llama_4_scaling_beta'},
-    absent={
-      'num_key_value_heads': 8,
-      'head_dim': 128,
-      'rope_parameters': {
-        'rope_type': 'yarn',
-        'rope_theta': 1e6,
-        'factor': 16.0,
-        LENGTH: 16_384,
-        'mscale': 1.0,
-        'mscale_all_dim': 1.0,
-        'llama_4_scaling_beta': 0.1,
-      },
+  'ministral3': _MINISTRAL,
+  'mistral3': dataclasses.replace(
+    _MINISTRAL,
+    architecture='Mistral3ForConditionalGeneration',
+    nested='text_config',
+    plain={'model_type': 'ministral3'},
+    names={
+      path: f'language_model.{name}'
+      for path, name in {**NAMES, **NORMS[True, False]}.items()
     },
-    windows='all',
-    divides=False,
   ),
   'smollm3': Family(
     'SmolLM3ForCausalLM',

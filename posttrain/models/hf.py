@@ -248,6 +248,10 @@ def save(
   folder = pathlib.Path(folder)
   processes.on(0, lambda: check_empty(folder))
   reward, leaves = 'reward' in params, tree.flat(params)
+  # A reward model has the text's part of a nested config alone.
+  if reward and like is not None and hf_config.family_of(like).nested:
+    check_like(like, cfg)
+    like = None
   expected = tensors(cfg, reward, like)
   dtypes, kept, files = dict.fromkeys(expected, jnp.dtype(dtype)), {}, {}
   if like is None:
@@ -289,7 +293,8 @@ def save(
     config = disk.read_json_object(folder / 'config.json')
   if reward:
     (kind,) = config['architectures']
-    kind = kind.replace('ForCausalLM', 'ForSequenceClassification')
+    text = 'Text' * config['model_type'].endswith('_text')
+    kind = kind.replace('ForCausalLM', f'{text}ForSequenceClassification')
     config |= {'architectures': [kind], 'id2label': {'0': 'LABEL_0'}}
     config['pad_token_id'] = pad_id
   with disk.replacing(folder / 'config.json') as file:

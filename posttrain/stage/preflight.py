@@ -209,6 +209,17 @@ def make(
     uses_policy=data.uses_policy,
     tasks={k: (n, held_out.get(k, 0)) for k, n in data.task_counts.items()},
   )
+  scaling, longest = model.rope_scaling, max(capacity, row_tokens)
+  by_length = model.rope_length is None and scaling.kind in (
+    'dynamic',
+    'longrope',
+  )
+  if by_length and longest > scaling.original_length:
+    raise ValueError(
+      f'config.model.rope_length must be given with rope_scaling.kind='
+      f'{scaling.kind} and sequences above original_length='
+      f'{scaling.original_length}: got None, and up to {longest} tokens'
+    )
   slot_tokens = plan.slot_tokens(capacity, run.platform)
   rollout, samples = stage.rollout, stage.kind == 'tokens' and bool(envs)
   shares = rollout.shared_prompts and samples and load.group_size > 1

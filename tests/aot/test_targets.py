@@ -6,6 +6,7 @@ from experiments.planner import aot, kernels, programs
 
 PRESETS = tuple(f'qwen3_{x}' for x in ('0p6b', '1p7b', '4b', '8b', '14b'))
 FSDP, MIXED, TENSOR, HALF = (1, 8, 1), (1, 2, 4), (1, 1, 8), (1, 4, 1)
+EXPERTS = (1, 2, 1, 4)
 DECODED = {
   **dict.fromkeys(PRESETS[:3], FSDP),
   **dict.fromkeys(PRESETS[3:], MIXED),
@@ -46,6 +47,22 @@ PROGRAMS = (
     for name, preset, mesh in (
       *((x, 'qwen3_0p6b', FSDP) for x in ('train_step', 'prefill', 'decode')),
       ('decode', 'qwen3_8b', MIXED),
+    )
+  ),
+  aot.Program('h100', 'train_step', 'qwen3_5_4b', FSDP),
+  aot.Program('h100', 'train_step', 'qwen3_5_9b', FSDP),
+  aot.Program('h200', 'train_step', 'qwen3_30b_a3b', EXPERTS),
+  *(
+    aot.Program(target, name, preset, mesh, layers=4)
+    for target, names in (
+      ('h100', ('prefill', 'decode')),
+      ('v5e', ('train_step', 'prefill', 'decode')),
+    )
+    for name in names
+    for preset, mesh in (
+      ('qwen3_5_4b', FSDP),
+      ('qwen3_5_9b', FSDP),
+      ('qwen3_30b_a3b', EXPERTS),
     )
   ),
 )

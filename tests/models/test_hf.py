@@ -644,22 +644,39 @@ def test_load_then_save_is_bitwise_and_read_by_transformers(
   )
 
 
+QWEN_VISION = {
+  'depth': 1,
+  'hidden_size': 16,
+  'intermediate_size': 16,
+  'num_heads': 2,
+  'out_hidden_size': 32,
+  'num_position_embeddings': 16,
+}
+PIXTRAL = {
+  'model_type': 'pixtral',
+  'hidden_size': 16,
+  'intermediate_size': 16,
+  'num_hidden_layers': 1,
+  'num_attention_heads': 2,
+  'head_dim': 8,
+  'image_size': 16,
+  'patch_size': 4,
+}
+
+
 @pytest.mark.parametrize(
-  ('case', 'family'), [('qwen3.5', 'Qwen3_5'), ('qwen3.5-moe', 'Qwen3_5Moe')]
+  ('case', 'family', 'vision'),
+  [
+    ('qwen3.5', 'Qwen3_5', QWEN_VISION),
+    ('qwen3.5-moe', 'Qwen3_5Moe', QWEN_VISION),
+    ('ministral3', 'Mistral3', PIXTRAL),
+  ],
 )
-def test_a_hybrid_with_a_vision_tower_keeps_it(case, family, tmp_path):
+def test_a_model_with_a_vision_tower_keeps_it(case, family, vision, tmp_path):
   """The text's part of a nested config trains, all else is written again."""
   torch = pytest.importorskip('torch')
   transformers = pytest.importorskip('transformers')
   text = make_peer(case).config
-  vision = {
-    'depth': 1,
-    'hidden_size': 16,
-    'intermediate_size': 16,
-    'num_heads': 2,
-    'out_hidden_size': 32,
-    'num_position_embeddings': 16,
-  }
   torch.manual_seed(0)
   config = getattr(transformers, f'{family}Config')
   peer = getattr(transformers, f'{family}ForConditionalGeneration')(
@@ -674,7 +691,7 @@ def test_a_hybrid_with_a_vision_tower_keeps_it(case, family, tmp_path):
   assert np.abs(ours - expected).max() <= 2e-4 * np.abs(expected).max()
   hf.save(params, cfg, out, like=path)
   before, after = tensors_of(path), tensors_of(out)
-  assert any('visual' in name for name in before)
+  assert any('vis' in name for name in before)
   assert before.keys() == after.keys()
   for name in before:
     np.testing.assert_array_equal(before[name], after[name], strict=True)
@@ -688,6 +705,20 @@ def test_a_hybrid_with_a_vision_tower_keeps_it(case, family, tmp_path):
   peft.save(adapter, options, cfg, tmp_path / 'adapter', str(path))
   loaded, _ = peft.load(tmp_path / 'adapter', cfg, str(path))
   jax.tree.map(np.testing.assert_array_equal, loaded, adapter)
+  if family == 'Qwen3_5Moe':
+    return  # transformers has no class
+  # A reward model is one of the text.
+  kernel = jax.random.normal(jax.random.key(0), (cfg.embed_dim,))
+  reward = {**transformer.add_reward(params), 'reward': {'kernel': kernel}}
+  saved, pad = tmp_path / 'reward', cfg.vocab_size - 1
+  hf.save(reward, cfg, saved, like=path, dtype='float32', pad_id=pad)
+  peer = transformers.AutoModelForSequenceClassification.from_pretrained(saved)
+  assert peer.config.architectures == [type(peer).__name__]
+  hidden, _ = transformer.trunk(reward, cfg, ids, positions, np.ones_like(ids))
+  with torch.no_grad():
+    theirs = peer(torch.tensor(ids).long()).logits[:, 0]
+  ours = transformer.rewards(reward, hidden)[:, -1]
+  np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.filterwarnings('ignore:.is_gradient_checkpointing')
