@@ -83,10 +83,11 @@ def score_hidden(
   outputs = logprobs.linear(
     hidden,
     weight,
-    jnp.roll(ids, -ahead, axis=1),
-    jnp.roll(temperatures, -ahead, axis=1),
+    sharding.pieces(jnp.roll(ids, -ahead, axis=1)),
+    sharding.pieces(jnp.roll(temperatures, -ahead, axis=1), fill=1),
     softcap=softcap,
   )
+  outputs = (sharding.rows(x, ids.shape[1]) for x in outputs)
   predicted = (positions > 0) & (segment_ids != 0)
   return tuple(
     jnp.where(predicted, jnp.roll(x, ahead, axis=1), 0.0) for x in outputs
@@ -126,6 +127,7 @@ def values(
     segment up to and with each token), f32[B, T] each.
   """
   after = transformer.rewards(critic, hidden)
+  after = sharding.rows(after, positions.shape[1])
   if parents is None:
     before = jnp.roll(after, 1, axis=1)
   else:
@@ -158,7 +160,8 @@ def is_top(
   """
   weight, _ = transformer.head(params, cfg)
   hidden, ahead = _predicting(hidden, parents)
-  top = logprobs.is_top(hidden, weight, jnp.roll(ids, -ahead, axis=1))
+  targets = sharding.pieces(jnp.roll(ids, -ahead, axis=1))
+  top = sharding.rows(logprobs.is_top(hidden, weight, targets), ids.shape[1])
   predicted = (positions > 0) & (segment_ids != 0)
   return jnp.where(predicted, jnp.roll(top, ahead, axis=1), False).astype(
     jnp.float32
@@ -194,6 +197,7 @@ def _read(params, rows, cfg, place, reads):
     hidden, _ = transformer.trunk(params, cfg, *rows[:3], ends=ends)
     if reads == 'rewards':
       values = transformer.rewards(params, hidden)
+      values = sharding.rows(values, rows[0].shape[1])
     else:
       values, _ = score_hidden(params, cfg, hidden, *rows)
     if reads == 'logprobs_and_top':
@@ -243,7 +247,8 @@ class Scorer:
     self._most = row_tokens
     self._fits = cfg.is_large and not self.ahead
     if self._fits or self._trees:
-      self._rows = 1 if mesh is None else sharding.batch_ways(mesh)
+      axes = sharding.ROW_AXES
+      self._rows = 1 if mesh is None else sharding.batch_ways(mesh, axes)
       joined = rows // self._rows
       # Half, of at least two: little is left of the last array of a call.
       self._most *= max(joined // 2, min(joined, 2), 1)

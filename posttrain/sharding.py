@@ -1,9 +1,9 @@
 """Mesh and sharding rules: the device placement of every array.
 
-Mesh axes: `data` splits the batch, `fsdp` splits the batch and the weights,
-`expert` splits the batch and the experts, `tensor` splits heads, MLP width and
-vocabulary. Rules are an ordered list of
-`(regex, axes)` resolved against tree paths; the first match wins.
+Mesh axes: `data` splits the batch, `sequence` splits its rows into pieces,
+`fsdp` splits the batch and the weights, `expert` splits the batch and the
+experts, `tensor` splits heads, MLP width and vocabulary. Rules are an ordered
+list of `(regex, axes)` resolved against tree paths; the first match wins.
 
 A program is traced for a mesh within `use(mesh)`. The code that it calls reads
 the mesh with `current` and places intermediate arrays with `pin`, `gather` and
@@ -23,10 +23,14 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from posttrain import schema, tree
 
-AXES = ('data', 'fsdp', 'expert', 'tensor')
-BATCH_AXES = AXES[:3]  # split the rows of a batch, and decode slots
-BATCH = PartitionSpec(None, BATCH_AXES)  # [micro_batches, rows, tokens]
-DATA, FSDP, EXPERT, TENSOR = AXES
+# `Embed` regroups tokens over the axes after `sequence`, within a piece.
+AXES = ('data', 'sequence', 'fsdp', 'expert', 'tensor')
+BATCH_AXES = AXES[:4]  # split the pieces of rows, see `pieces`, and slots
+DATA, SEQUENCE, FSDP, EXPERT, TENSOR = AXES
+ROW_AXES = DATA, FSDP, EXPERT  # split the rows of a batch
+# [micro_batches, rows, tokens]: the model alone splits tokens.
+BATCH = PartitionSpec(None, ROW_AXES)
+_TILE = 8  # divides the tokens of a piece
 _AUTO = (jax.sharding.AxisType.Auto,) * len(AXES)
 # Megatron's split of a block's matrices (Shoeybi et al., arXiv 1909.08053) over
 # `tensor`: the first ones by columns, those that write to the residual stream
@@ -54,9 +58,9 @@ def mesh_sizes(cfg: MeshOptions, devices: int) -> dict[str, int]:
     raise ValueError(
       f'config.mesh must multiply to the {devices} devices'
       f'{" that config.mesh.sampler leaves" * splits}: got '
-      f'data={cfg.data}, fsdp={cfg.fsdp}, expert={cfg.expert}, '
-      f'tensor={cfg.tensor}, so {known} or a multiple; lower one, set one to '
-      '-1 (the rest), or plan for other devices with --dry_run --devices=gpu:N'
+      f'{", ".join(f"{axis}={getattr(cfg, axis)}" for axis in AXES)}, so '
+      f'{known} or a multiple; lower one, set one to -1 (the rest), or plan '
+      'for other devices with --dry_run --devices=gpu:N'
     )
   return sizes
 
@@ -154,13 +158,19 @@ def abstract_mesh(cfg: MeshOptions, devices: int) -> AbstractMesh:
   return AbstractMesh(sizes, AXES, axis_types=_AUTO)
 
 
-def batch_ways(mesh: Mesh | AbstractMesh) -> int:
-  """Returns the number of parts that a batch's rows are split into."""
-  return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+def batch_ways(
+  mesh: Mesh | AbstractMesh, axes: Sequence[str] = BATCH_AXES
+) -> int:
+  """Returns the number of parts of a batch's tokens, or of other axes."""
+  return math.prod(mesh.shape[axis] for axis in axes)
 
 
 def check_batch(
-  mesh: Mesh | AbstractMesh, count: int, key: str, tokens: int | None = None
+  mesh: Mesh | AbstractMesh,
+  count: int,
+  key: str,
+  tokens: int | None = None,
+  axes: Sequence[str] = BATCH_AXES,
 ) -> None:
   """Checks that rows, or decode slots, divide over the batch's mesh axes.
 
@@ -169,16 +179,17 @@ def check_batch(
     count: number of rows or slots.
     key: the config key that sets `count`, for the error.
     tokens: of a row, where the key counts tokens; None = it counts rows.
+    axes: those that split the count, `ROW_AXES` for rows.
 
   Raises:
     ValueError: `count` is not a multiple of `batch_ways`.
   """
-  ways = batch_ways(mesh)
+  ways = batch_ways(mesh, axes)
   if count % ways:
     each = tokens or 1
     rows = '' if tokens is None else f' x rows of {tokens} tokens'
     raise ValueError(
-      f'{key} must be a multiple of data x fsdp x expert{rows} = '
+      f'{key} must be a multiple of {" x ".join(axes)}{rows} = '
       f'{ways * each} on {mesh.size} devices: got {count * each}'
     )
 
@@ -241,7 +252,7 @@ def local_mesh(mesh: Mesh) -> Mesh:
 
 def _host_mesh(process: int, mesh: Mesh) -> Mesh:
   own = [x for x in jax.devices() if x.process_index == process]
-  sizes = -1, 1, mesh.shape[EXPERT], mesh.shape[TENSOR]
+  sizes = -1, 1, 1, mesh.shape[EXPERT], mesh.shape[TENSOR]
   return Mesh(np.reshape(own, sizes), AXES, _AUTO)
 
 
@@ -412,6 +423,37 @@ def pin(x: jax.Array, *axes: Axes) -> jax.Array:
 def pin_batch(x: jax.Array) -> jax.Array:
   """Pins the first dimension to the batch axes, the others whole."""
   return pin(x, BATCH_AXES)
+
+
+def pieces(x: jax.Array, fill: int = 0) -> jax.Array:
+  """Returns the rows [B, T] of a batch in pieces, [B * P, T / P].
+
+  P is the size of `sequence`; a piece lies on one device, where nothing but
+  the tokens themselves says which part of its row it is.
+
+  Args:
+    x: an array of tokens, whole on the devices of `sequence`.
+    fill: value of the pads that are added where P does not divide T.
+  """
+  if ways(SEQUENCE) == 1:
+    return x
+  extra = -x.shape[1] % (_TILE * ways(SEQUENCE))
+  x = jax.numpy.pad(x, ((0, 0), (0, extra)), constant_values=fill)
+  places = PartitionSpec(ROW_AXES, SEQUENCE), PartitionSpec(BATCH_AXES)
+  return split(lambda x: x, *places)(x)
+
+
+def rows(x: jax.Array, tokens: int) -> jax.Array:
+  """Returns the rows [B, T] whose `pieces` are given, each of T tokens."""
+  if ways(SEQUENCE) == 1:
+    return x
+  places = PartitionSpec(BATCH_AXES), PartitionSpec(ROW_AXES)
+  return split(whole_rows, *places)(x)[:, :tokens]
+
+
+def whole_rows(x: jax.Array) -> jax.Array:
+  """Gathers the pieces [B, T, ...] of a device's rows, within `split`."""
+  return jax.lax.all_gather(x, SEQUENCE, axis=1, tiled=True)
 
 
 def gather(x: jax.Array, *axes: Axes) -> jax.Array:

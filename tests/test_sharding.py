@@ -47,7 +47,7 @@ def test_slices_divide_the_first_axes():
     assert [x.slice_index for x in row] == [0] * 4 + [1] * 4 + [2] * 4
   hosts = [Device(i, i // 2) for i in range(8)]
   with pytest.raises(ValueError, match='divide over the 4 slices.*data=3'):
-    sharding.arrange((3, 1, 1, 1), hosts)
+    sharding.arrange((3, 1, 1, 1, 1), hosts)
 
 
 def test_axes_may_take_parts_of_a_torus():
@@ -69,7 +69,8 @@ def _shape(*shape):
 @pytest.mark.parametrize('mesh', [(-1, 2, 2), (2, -1, 2), (2, 2, 2)])
 def test_mesh_sizes_resolves_minus_one(mesh):
   sizes = sharding.mesh_sizes(schema.Mesh(*mesh), 8)
-  assert sizes == {'data': 2, 'fsdp': 2, 'expert': 1, 'tensor': 2}
+  others = {'sequence': 1, 'expert': 1}
+  assert sizes == {'data': 2, 'fsdp': 2, 'tensor': 2, **others}
 
 
 @pytest.mark.parametrize('mesh', [(3, -1, 1), (2, 2, 1)])
@@ -148,6 +149,14 @@ def test_check_batch_refuses_what_does_not_divide():
     sharding.check_batch(mesh, 1, 'k', 64)
 
 
+def test_sequence_splits_slots_but_not_rows():
+  mesh = sharding.abstract_mesh(schema.Mesh(2, 3, sequence=4), 24)
+  assert sharding.batch_ways(mesh) == 24
+  sharding.check_batch(mesh, 6, 'k', axes=sharding.ROW_AXES)
+  with pytest.raises(ValueError, match='data x sequence x fsdp x expert = 24'):
+    sharding.check_batch(mesh, 6, 'k')
+
+
 def _specs(like, rules):
   placed = sharding.shardings(like, rules, sharding.make_mesh(schema.Mesh()))
   return jax.tree.map(lambda place: place.spec, placed)
@@ -164,7 +173,7 @@ def test_scalars_are_replicated_and_other_arrays_need_a_rule():
 
 
 def test_a_dimension_must_divide_over_its_mesh_axis():
-  mesh = jax.sharding.AbstractMesh((1, 4, 1, 1), sharding.AXES)
+  mesh = sharding.abstract_mesh(schema.Mesh(1, 4), 4)
   with pytest.raises(ValueError, match=r'a/kernel must divide .*fsdp=4'):
     sharding.shardings({'a': {'kernel': _shape(6, 4)}}, RULES, mesh)
 
@@ -179,8 +188,7 @@ def test_every_array_of_model_and_optimizer_has_a_rule():
   assert moments.count == P()
 
 
-AUTO = (jax.sharding.AxisType.Auto,) * 4
-EIGHT = jax.sharding.AbstractMesh((2, 2, 1, 2), sharding.AXES, axis_types=AUTO)
+EIGHT = sharding.abstract_mesh(schema.Mesh(2, 2, 2), 8)
 
 
 def test_one_device_has_no_current_mesh():
@@ -200,7 +208,7 @@ def test_axes_that_do_not_divide_are_left_out():
   axes = sharding.BATCH_AXES, None, 'tensor'
   with sharding.use(EIGHT):
     assert sharding.fitting((8, 5, 6), axes) == P(
-      ('data', 'fsdp', 'expert'), None, 'tensor'
+      ('data', 'sequence', 'fsdp', 'expert'), None, 'tensor'
     )
     assert sharding.fitting((6, 5, 3), axes) == P(None, None, None)
 

@@ -87,7 +87,7 @@ def main() -> None:
     from posttrain.chat import tokenizers
 
     mesh = sharding.abstract_mesh(schema.Mesh(*shape), math.prod(shape))
-    sharding.check_batch(mesh, args.rows, '--rows')
+    sharding.check_batch(mesh, args.rows, '--rows', axes=sharding.ROW_AXES)
     sharding.check_batch(mesh, args.slots, '--slots')
     sizes = programs.Sizes(
       **{

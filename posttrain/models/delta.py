@@ -16,6 +16,9 @@ The first token of a sequence (position 0) has g = -inf: it drops the state, so
 packed segments do not mix, and a slot's old state needs no clearing. A pad has
 g = beta = 0, which leaves the state as it is.
 
+Of a row in `sharding.pieces`, `convolve` brings the last inputs of the piece
+before, and `chunked` the state after it.
+
 Axes: B rows, T tokens, E channels, W width of the convolution, J key heads, N
 value heads (a multiple of J), K and V sizes of their heads, I chunks, C tokens
 of a chunk, R value heads of a key head.
@@ -28,6 +31,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from posttrain import sharding
 
 CHUNK = 64  # tokens
 _EPS = 1e-6  # of the norms of queries and keys
@@ -50,14 +57,25 @@ def convolve(
     weight: float[W, E], rounded to x's dtype.
     positions: i32[B, T], of the tokens in their sequences.
     valid: bool[B, T], whether it is a token; with a buffer, the first ones are.
-    buffer: of x's dtype [B, E, W - 1], the inputs before x; None = zeros.
+    buffer: of x's dtype [B, E, W - 1], the inputs before x; None = zeros, or
+      those of the piece before.
 
   Returns:
     (y of x's dtype, the last W - 1 inputs that are tokens: the next buffer).
   """
   width, tokens = len(weight), x.shape[1]
   weight = weight.astype(x.dtype).astype(jnp.float32)
-  if buffer is None:
+  if buffer is None and (pieces := sharding.ways(sharding.SEQUENCE)) > 1:
+    steps = [(i, i + 1) for i in range(pieces - 1)]
+    axes = sharding.BATCH_AXES, None, sharding.TENSOR
+    place = sharding.fitting(x.shape, axes)
+    last = sharding.split(
+      lambda x: lax.ppermute(x[:, 1 - width :], sharding.SEQUENCE, steps),
+      (place,),
+      place,
+    )(x)
+    buffer = jnp.swapaxes(last, 1, 2)
+  elif buffer is None:
     buffer = jnp.zeros((len(x), x.shape[2], width - 1), x.dtype)
   inputs = jnp.concatenate([jnp.swapaxes(buffer, 1, 2), x], axis=1)
   y = jnp.zeros(x.shape, jnp.float32)
@@ -182,12 +200,24 @@ def chunked(
     v: float[B, T, N, V].
     g: f32[B, T, N], from `gates`.
     beta: f32[B, T, N].
-    state: f32[B, N, K, V], before the first token; None = zeros.
+    state: f32[B, N, K, V], before the first token; None = zeros, or that after
+      the piece before.
     chunk: tokens of a chunk, a power of 2.
 
   Returns:
     (out f32[B, T, N, V], the state after the last token).
   """
+  fn, args = functools.partial(_chunked, chunk), (q, k, v, g, beta)
+  if state is not None or sharding.ways(sharding.SEQUENCE) == 1:
+    return fn(*args, state)
+  (heads,) = sharding.fitting(k.shape[2:3], (sharding.TENSOR,))
+  place = PartitionSpec(sharding.BATCH_AXES, None, heads)
+  out_specs = place, PartitionSpec(sharding.BATCH_AXES, heads)
+  fn = functools.partial(fn, state=None, in_pieces=True)
+  return sharding.split(fn, (place,) * 5, out_specs)(*args)
+
+
+def _chunked(chunk, q, k, v, g, beta, state, in_pieces=False):
   rows, tokens, keys, _ = k.shape
   while chunk >= 2 * tokens:
     chunk //= 2
@@ -217,11 +247,39 @@ def chunked(
     return decay * state + jnp.swapaxes(k, -1, -2) @ x, out
 
   shape = (*u.shape[1:4], k.shape[-1], v.shape[-1])
+  if in_pieces:
+    state = _before(u, w, *adds)
   state = jnp.zeros(shape) if state is None else state.reshape(shape)
-  state, out = jax.lax.scan(step, state, (u, reads, adds))
+  state, out = lax.scan(step, state, (u, reads, adds))
   heads, width = g.shape[-4] * g.shape[-3], v.shape[-1]
   out = out.transpose(1, 0, 4, 2, 3, 5).reshape(rows, -1, heads, width)
   return out[:, :tokens], state.reshape(rows, heads, -1, width)
+
+
+def _before(u, w, decay, k):
+  """Returns the state before a piece, within `sharding.split`.
+
+  The chunks of a piece turn [0, I] into [B, A], which says what they make of
+  any state; the devices exchange these, and start again from their own.
+  """
+  pads = ((0, 0),) * (u.ndim - 1)
+  u = jnp.pad(u, (*pads, (0, k.shape[-1])))
+  width = u.shape[-1]
+  start = jnp.eye(k.shape[-1], width, width - k.shape[-1])
+
+  def step(state, chunk):
+    u, w, decay, k = chunk
+    x = u - w @ state
+    return decay * state + jnp.swapaxes(k, -1, -2) @ x, None
+
+  start = jnp.broadcast_to(start, (*u.shape[1:4], *start.shape))
+  own, _ = lax.scan(step, start, (u, w, decay, k))
+  state, states = jnp.zeros_like(start[..., : -k.shape[-1]]), []
+  for piece in lax.all_gather(own, sharding.SEQUENCE):
+    states.append(state)
+    b, a = jnp.split(piece, [state.shape[-1]], axis=-1)
+    state = b + a @ state
+  return jnp.stack(states)[lax.axis_index(sharding.SEQUENCE)]
 
 
 @jax.custom_vjp

@@ -493,11 +493,12 @@ class Embed(nn.Module):
     normal = nn.initializers.normal(1.0 / math.sqrt(cfg.embed_dim))
     shape = (cfg.vocab_size, cfg.embed_dim)
     table = self.param('table', normal, shape)
+    pieces = sharding.DATA, sharding.SEQUENCE
     if not self.fused:
-      tokens = sharding.pin(tokens, sharding.DATA)
+      tokens = sharding.pin(tokens, pieces)
     x = jnp.take(table, tokens, axis=0).astype(cfg.dtype)
     if not self.fused:
-      x = sharding.pin(x, sharding.DATA, None, sharding.FSDP)
+      x = sharding.pin(x, pieces, None, sharding.FSDP)
     x = sharding.pin_batch(x)
     if cfg.scale_embeddings:  # the factor is rounded to the compute dtype
       x *= jnp.asarray(math.sqrt(cfg.embed_dim), cfg.dtype)
@@ -546,28 +547,26 @@ def variants(cfg: schema.Model) -> list[tuple[bool, bool]]:
 def layer_ranges(
   cfg: schema.Model,
   positions: jax.Array,
-  index: jax.Array | None,
   k_start: jax.Array,
   k_end: jax.Array,
+  trees: bool = False,
 ) -> tuple[LayerRange, ...]:
   """Returns (rope, k_start) of the different `variants`, in their order.
 
   Args:
     cfg: model options.
     positions: i32[B, T], RoPE index.
-    index: i32[B or 1, T], index of each query among the keys; None = in rows
-      of prefix trees, where a window is of ancestors.
     k_start: i32[B, T], the first key of its sequence.
-    k_end: i32[B, T], one past the last key that it attends to.
+    k_end: i32[B, T], one past the last key that it attends to: itself.
+    trees: whether rows are prefix trees, where a window is of ancestors.
   """
   ranges = []
   for local, nope in sorted({*variants(cfg)}):
     start = k_start
     if local:
-      if index is None:
+      first = k_end - cfg.window
+      if trees:
         first = attention.ancestors(positions, cfg.window)
-      else:
-        first = index - cfg.window + 1
       start = jnp.clip(first, k_start, k_end)
     ranges.append((rope_table(cfg, positions, local, nope), start))
   return tuple(ranges)

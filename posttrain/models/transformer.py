@@ -190,12 +190,13 @@ class Transformer(nn.Module):
     ends: jax.Array | None = None,
   ) -> tuple[jax.Array, experts.Stats | None]:
     cfg = self.cfg
+    intervals = attention.intervals(segment_ids, positions, ends)
+    tokens, positions, segment_ids, k_start, k_end = map(
+      sharding.pieces, (tokens, positions, segment_ids, *intervals)
+    )
     x = layers.Embed(cfg, name='embed')(tokens)
-    k_start, k_end = attention.intervals(segment_ids, positions, ends)
-    index = None
-    if ends is None:
-      index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    ranges = layers.layer_ranges(cfg, positions, index, k_start, k_end)
+    trees = ends is not None
+    ranges = layers.layer_ranges(cfg, positions, k_start, k_end, trees)
     each = layers.variants(cfg)
     _, *others = sorted({*each})
     flags = tuple(jnp.array([x == own for x in each]) for own in others)
@@ -273,8 +274,8 @@ def trunk(
 
   Returns:
     (hidden [B, T, D] in the compute dtype, cache with the new tokens). Without
-    a cache, in its place the statistics of the layers with experts, stacked;
-    None = there are none. Pads
+    a cache, rows are in `sharding.pieces`, and in the cache's place are the
+    statistics of the layers with experts, stacked; None = there are none. Pads
     attend to no key and no token attends to them; their hidden states are
     finite and without meaning.
   """
@@ -303,7 +304,7 @@ def trunk(
     jnp.where(valid & (positions < base), positions, none),
   )
   start = jnp.zeros_like(k_end)
-  ranges = layers.layer_ranges(cfg, positions, positions, start, k_end)
+  ranges = layers.layer_ranges(cfg, positions, start, k_end)
   new, each = [], layers.variants(cfg)
   distinct = sorted({*each})
   x = apply(layers.Embed(cfg, fused=True), params['embed'], tokens)

@@ -6,7 +6,9 @@ such intervals. In rows of prefix trees a key also has the end of its subtree,
 `k_until[s] >= k_end[t]`: other branches do not see it.
 
 1. Under a mesh (`sharding.use`) each device computes its rows and heads: rows
-   are split over the batch axes, heads over `tensor`; nothing is communicated.
+   are split over the batch axes, heads over `tensor`; nothing is communicated
+   but the keys and values of rows in `sharding.pieces`: a device gathers those
+   of the row, of which the intervals of its queries speak.
 2. `impl` names an implementation, see `posttrain.ops.dispatch`. XLA is
    `chunked`.
 
@@ -174,7 +176,7 @@ def attention(
 
   Args:
     q: float[B, T, N, H].
-    k: float[B, S, K, H].
+    k: float[B, S, K, H]; of rows in pieces, S is T.
     v: float[B, S, K, H].
     *ends: k_start, i32[B, T], the first key that a query attends to; k_end,
       i32[B, T], one past the last key that it attends to; and, where keys have
@@ -196,8 +198,11 @@ def attention(
   times = math.lcm(ways, kv) // kv
   if times > 1 and q.shape[2] % ways == 0:
     k, v = jnp.repeat(k, times, axis=2), jnp.repeat(v, times, axis=2)
+  in_pieces = sharding.ways(sharding.SEQUENCE) > 1
 
   def local(q, k, v, *ends):
+    if in_pieces:
+      k, v = sharding.whole_rows(k), sharding.whole_rows(v)
     if _choose(impl, softcap, q, k, v, trees=len(ends) > 2) == 'cudnn':
       return cudnn.attention(q, k, v, *ends, scale=scale)
     k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)

@@ -203,13 +203,14 @@ class Batch(bounds.Options):
   # for pairs, except with kto; and where a policy or a frozen model samples
   # groups of several, of which the prompt may have an eighth of row_tokens or
   # more; never with model.attention=cudnn, which attends in rows of whole
-  # samples.
+  # samples, nor with mesh.sequence above 1, as a token of another device may be
+  # followed by one of this.
   trees: bool | None = None
   # How often devices add up their gradients: at every 'micro_batch', each layer
   # gathered over the mesh's fsdp axis as it is needed; or once per 'update',
   # which saves communication and costs memory: every device then holds all
   # layers in the compute dtype, and its own float32 gradient of all weights.
-  # Needs mesh.tensor=1.
+  # Needs a mesh of data and fsdp alone.
   reduce_gradients: Annotated[str, bounds.one_of('micro_batch', 'update')] = (
     'micro_batch'
   )
@@ -561,6 +562,8 @@ class SamplerMesh(bounds.Options):
   tensor: bounds.Count = 1
   # Devices of the axis that splits slots, rows and experts.
   expert: bounds.Count = 1
+  # Devices of the axis that splits slots, and the tokens of rows.
+  sequence: bounds.Count = 1
 
 
 class Mesh(bounds.Options):
@@ -574,13 +577,17 @@ class Mesh(bounds.Options):
   tensor: Devices = 1
   # Devices of the axis that splits the batch and the experts.
   expert: Devices = 1
+  # Devices of the axis that splits the tokens of a row, in training and in
+  # scoring, for rows whose activations do not fit on one device; in decoding it
+  # splits slots as data does. Rows are then no trees (batch.trees).
+  sequence: Devices = 1
   # Devices of their own, the last ones, for the models that sample, score and
   # judge; the axes above then split the others. None = they share those.
   sampler: SamplerMesh | None = None
 
   def __post_init__(self):
     super().__post_init__()
-    sizes = self.data, self.fsdp, self.expert, self.tensor
+    sizes = self.data, self.fsdp, self.expert, self.sequence, self.tensor
     bounds.require(
       sizes.count(-1) <= 1, 'data', 'be -1 on one axis at most', sizes
     )

@@ -92,9 +92,9 @@ class Components:
   @property
   def score_rows(self) -> int:
     """Rows that a model scores at a time, as many per device as train."""
-    ways = sharding.batch_ways
-    each = self.stage.batch.rows // ways(self.mesh)
-    return each * ways(self.sampler_mesh)
+    meshes, axes = (self.mesh, self.sampler_mesh), sharding.ROW_AXES
+    own, sampler = (sharding.batch_ways(mesh, axes) for mesh in meshes)
+    return self.stage.batch.rows // own * sampler
 
 
 def make_engine(

@@ -605,7 +605,7 @@ def _transfers(
   once per update.
   """
   width, depth = _width(model), model.layers
-  data, fsdp, expert, tensor = (mesh.shape[x] for x in sharding.AXES)
+  data, _, fsdp, expert, tensor = (mesh.shape[x] for x in sharding.AXES)
   once, local = batch.reduce_gradients == 'update', _local_tokens(mesh, batch)
   tables = _head(model, mesh) * (1 if model.tied_head else 2)
   trained, others = _by_fsdp(params['layers'])

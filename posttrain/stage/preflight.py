@@ -104,13 +104,17 @@ def resolve(
         if getattr(model, key) == 'auto':
           value = slow if is_slow else usual
           model = dataclasses.replace(model, **{key: value})
-    ways = sharding.batch_ways(mesh), sharding.batch_ways(own)
+    rows = sharding.batch_ways(mesh, sharding.ROW_AXES)
     stage = dataclasses.replace(stage, model=model)
-    stage = resolve_sizes(stage, *ways, is_slow)
-    if stage.batch.trees and model.delta_layers:
+    in_pieces = max(x.shape[sharding.SEQUENCE] for x in (mesh, own)) > 1
+    if in_pieces and stage.batch.trees is None:
+      batch = dataclasses.replace(stage.batch, trees=False)
+      stage = dataclasses.replace(stage, batch=batch)
+    stage = resolve_sizes(stage, rows, sharding.batch_ways(own), is_slow)
+    if stage.batch.trees and (model.delta_layers or in_pieces):
+      key = 'config.mesh.sequence above 1' if in_pieces else 'delta_layers'
       raise ValueError(
-        f'config.{name}.batch.trees must be False with model.delta_layers: got '
-        'True'
+        f'config.{name}.batch.trees must be False with {key}: got True'
       )
     with _naming(name, prefix):
       attention.check(model, platform, bool(stage.batch.trees))
@@ -166,10 +170,12 @@ def make(
     )
   micro_batches, rows, row_tokens = data.shape
   key = f'config.{name}.batch'
-  sharding.check_batch(mesh, rows, f'{key}.micro_batch_tokens', row_tokens)
+  sharding.check_batch(
+    mesh, rows, f'{key}.micro_batch_tokens', row_tokens, sharding.ROW_AXES
+  )
   slots = stage.rollout.slot_count
   sharding.check_batch(run.sampler_mesh, slots, f'config.{name}.rollout.slots')
-  for axis in ('expert', 'tensor'):
+  for axis in ('sequence', 'expert', 'tensor'):
     if stage.batch.reduce_gradients == 'update' and mesh.shape[axis] > 1:
       raise ValueError(
         f'{key}.reduce_gradients must be micro_batch with config.mesh.{axis}='
@@ -316,7 +322,7 @@ def resolve_sizes(
 
   Args:
     stage: the options.
-    devices: number of devices that share rows, `sharding.batch_ways`.
+    devices: number of devices that share the rows of a micro-batch.
     sampler_devices: number of those that share slots.
     is_slow: whether a step takes long: a large model on a CPU.
   """

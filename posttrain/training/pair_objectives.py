@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posttrain import schema, scoring, types
+from posttrain import schema, scoring, sharding, types
 from posttrain.losses import combine, preference, segments
 from posttrain.models import transformer
 from posttrain.training import arrays
@@ -170,7 +170,8 @@ class Ranking(arrays.Objective):
     """Computes the rewards of both answers of every pair in one forward."""
     rows = micro.ids, micro.positions, micro.segment_ids
     hidden, _ = transformer.trunk(params, self._model, *rows, ends=micro.ends)
-    rewards = _at_ends(transformer.rewards(params, hidden), micro)
+    rewards = transformer.rewards(params, hidden)
+    rewards = _at_ends(sharding.rows(rewards, micro.ids.shape[1]), micro)
     terms = preference.ranking(
       rewards[..., 0], rewards[..., 1], margins=micro.margins, **self._options
     )

@@ -160,7 +160,7 @@ def test_eight_devices_match_one(tmp_path):
 
 
 def test_slots_must_divide_over_the_mesh():
-  mesh = jax.sharding.AbstractMesh((2, 2, 1, 1), sharding.AXES)
+  mesh = sharding.abstract_mesh(schema.Mesh(2, 2), 4)
   with pytest.raises(
     ValueError, match='slots must be a multiple of .*= 4 on 4'
   ):

@@ -1,6 +1,6 @@
 """Experts on several devices compute what one does.
 
-As a program it writes the results of meshes, `data,fsdp,expert,tensor`, to a
+As a program it writes the results of meshes, sizes of `sharding.AXES`, to a
 file.
 """
 
@@ -85,9 +85,11 @@ def outcome(mesh):
 @pytest.mark.parametrize(
   'devices, meshes',
   [
-    (4, ((1, 2, 2, 1),)),
+    (4, ((1, 1, 2, 2, 1),)),
     pytest.param(
-      8, ((2, 1, 4, 1), (1, 2, 2, 2), (2, 1, 2, 2)), marks=pytest.mark.slow
+      8,
+      ((2, 1, 1, 4, 1), (1, 1, 2, 2, 2), (2, 1, 1, 2, 2)),
+      marks=pytest.mark.slow,
     ),
   ],
 )

@@ -122,9 +122,7 @@ def test_eight_devices_match_one(cases):
 
 def test_indivisible_kv_heads_are_repeated_but_not_in_a_cache():
   """Of 2 kv heads over 4 devices, each has one, which its query heads read."""
-  mesh = jax.sharding.AbstractMesh(
-    (1, 2, 1, 4), sharding.AXES, axis_types=(jax.sharding.AxisType.Auto,) * 4
-  )
+  mesh = sharding.abstract_mesh(schema.Mesh(1, 2, 4), 8)
   q, k, v, _, cache, ends, _ = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), make(2, B)
   )

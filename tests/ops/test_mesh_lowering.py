@@ -15,7 +15,7 @@ from tests import fixtures
 from tests.decode import test_lowering as decoding
 from tests.kernels import lowering
 
-SIZES = (1, 2, 1, 4)
+SIZES = (1, 1, 2, 1, 4)
 ROWS, TOKENS = 4, 256
 
 
@@ -24,7 +24,7 @@ def mesh(target):
   return jax.sharding.AbstractMesh(
     SIZES,
     sharding.AXES,
-    axis_types=(jax.sharding.AxisType.Auto,) * 4,
+    axis_types=(jax.sharding.AxisType.Auto,) * 5,
     abstract_device=jax.sharding.AbstractDevice(
       device_kind=kind, num_cores=cores, platform=platform
     ),

@@ -1,0 +1,126 @@
+"""Rows in pieces, on several devices, score as whole rows on one.
+
+As a program it writes the results of meshes, sizes of `sharding.AXES`, to a
+file.
+"""
+
+import functools
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from posttrain import schema, scoring, sharding
+from posttrain.models import lora, transformer
+from posttrain.ops import attention
+from tests import fixtures
+
+# Delta layers, a window, experts, and fewer kv heads than devices of a mesh.
+CFG = schema.Model(
+  vocab_size=40,
+  layers=4,
+  embed_dim=16,
+  heads=4,
+  kv_heads=2,
+  head_dim=8,
+  mlp_dim=24,
+  qk_norm=True,
+  local_layers=(1,),
+  window=9,
+  delta_layers=(0, 2),
+  delta=schema.Delta(key_heads=2, value_heads=4, key_dim=8, value_dim=8),
+  experts=schema.Experts(count=4, per_token=2, mlp_dim=12),
+  dense_layers=(3,),
+)
+SEGMENTS = (
+  (150,),  # its pieces are of one segment
+  (17, 20, 41, 60),
+  (32, 2, 1, 64),  # begin and end with a piece
+  (8,) * 10,
+)
+
+
+def outcome(mesh):
+  """Returns logprobs, entropies, and the gradients of weights and adapter."""
+  params = transformer.init(jax.random.key(0), CFG)
+  adapter = lora.init(jax.random.key(1), schema.Lora(rank=2), params)
+  # B is 0 at first.
+  adapter = jax.tree.map(
+    lambda x: 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), adapter
+  )
+  trees = params, adapter
+  rules = transformer.SHARDING_RULES
+  trees = sharding.put(trees, sharding.shardings(trees, rules, mesh))
+  rng, shape = np.random.default_rng(0), (4, 150)
+  tokens = rng.integers(0, 40, shape).astype(np.int32)
+  positions, segments = np.zeros((2, *shape), np.int32)
+  for row, sizes in enumerate(SEGMENTS):
+    end = sum(sizes)
+    positions[row, :end] = np.concatenate([np.arange(x) for x in sizes])
+    segments[row, :end] = np.repeat(np.arange(len(sizes)) + 1, sizes)
+  temperatures = rng.uniform(0.5, 2, shape).astype(np.float32)
+  weights = rng.normal(size=(2, *shape)).astype(np.float32)
+
+  def loss(trees, adapted):
+    params, adapter = trees
+    params = lora.Base(params, 0.5).attach(adapter) if adapted else params
+    rows = tokens, positions, segments, temperatures
+    scored = jnp.stack(scoring.score(params, CFG, *rows))
+    return jnp.sum(weights * scored), scored
+
+  with sharding.use(mesh):
+    out = {
+      f'adapted={x}': jax.jit(
+        jax.value_and_grad(functools.partial(loss, adapted=x), has_aux=True)
+      )(trees)
+      for x in (False, True)
+    }
+  return {
+    jax.tree_util.keystr(path): np.asarray(x)
+    for path, x in jax.tree_util.tree_leaves_with_path(out)
+  }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'devices, meshes',
+  [
+    (4, ((1, 4, 1, 1, 1), (1, 2, 2, 1, 1))),
+    (8, ((1, 2, 2, 2, 1), (2, 2, 1, 1, 2), (1, 2, 1, 1, 4))),
+  ],
+)
+def test_devices_match_one(tmp_path, devices, meshes):
+  path = tmp_path / 'arrays.npz'
+  names = [','.join(map(str, mesh)) for mesh in meshes]
+  fixtures.run_on_devices(
+    devices, '-m', 'tests.models.test_sequence_mesh', str(path), *names
+  )
+  arrays = np.load(path)
+  for key, value in outcome(sharding.one_device()).items():
+    for name in names:
+      atol = 1e-5 * max(1, np.abs(value).max())
+      np.testing.assert_allclose(
+        arrays[f'{name}/{key}'], value, atol=atol, err_msg=f'{name} {key}'
+      )
+
+
+def test_a_device_gathers_the_keys_of_its_rows():
+  mesh = sharding.abstract_mesh(schema.Mesh(1, sequence=4), 4)
+  q = jax.ShapeDtypeStruct((8, 6, 4, 16), 'float32')
+  k = jax.ShapeDtypeStruct((8, 6, 2, 16), 'float32')
+  end = jax.ShapeDtypeStruct((8, 6), 'int32')
+  with sharding.use(mesh):
+    fn = functools.partial(attention.attention, scale=1.0)
+    text = str(jax.make_jaxpr(fn)(q, k, k, end, end))
+  assert text.count('f32[2,24,2,16] = all_gather') == 2
+
+
+if __name__ == '__main__':
+  results = {}
+  for name in sys.argv[2:]:
+    sizes = dict(zip(sharding.AXES, map(int, name.split(',')), strict=True))
+    found = outcome(sharding.make_mesh(schema.Mesh(**sizes)))
+    results |= {f'{name}/{key}': value for key, value in found.items()}
+  np.savez(sys.argv[1], **results)
