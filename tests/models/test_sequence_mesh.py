@@ -68,7 +68,7 @@ def outcome(mesh):
     params = lora.Base(params, 0.5).attach(adapter) if adapted else params
     rows = tokens, positions, segments, temperatures
     scored = jnp.stack(scoring.score(params, CFG, *rows))
-    return jnp.sum(weights * scored), scored
+    return jnp.sum(weights * scored) / len(tokens), scored
 
   with sharding.use(mesh):
     out = {
