@@ -473,6 +473,7 @@ def gather(x: jax.Array, *axes: Axes) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gather(axes, x):
+  x = pin(x, *axes)  # else a barrier before the cast may be gathered, not x
   return pin(x, *(None if axis == FSDP else axis for axis in axes))
 
 
