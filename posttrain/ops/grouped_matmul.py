@@ -3,7 +3,8 @@
     out[i] = x[i] w[g],   the rows of group g are consecutive
 
 1. On a TPU it is `jax.lax.ragged_dot`, which XLA there computes in proportion
-   to the rows.
+   to the rows, except the gradient of the matrices, for which it multiplies all
+   rows for each group: that is the kernel of jax's `megablox`.
 2. On a CPU or GPU XLA's `ragged_dot` multiplies all rows with all matrices, and
    on a GPU holds all products. There a loop over the groups that have rows
    reads a matrix once, and an inner loop multiplies it with tiles of its rows.
@@ -23,6 +24,7 @@ from jax import lax
 from posttrain.ops import dispatch
 
 MAX_TILE = 64  # larger ones are not faster on a CPU
+_ROWS = 128  # of a tile of `megablox`
 
 
 def grouped_matmul(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
@@ -38,8 +40,32 @@ def grouped_matmul(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
     gradients.
   """
   if dispatch.platform() == 'tpu':
-    return lax.ragged_dot(x, w, sizes)
+    return _ragged(x, w, sizes)
   return _tiled(x, w, sizes)
+
+
+@jax.custom_vjp
+def _ragged(x, w, sizes):
+  return lax.ragged_dot(x, w, sizes)
+
+
+def _ragged_backward(saved, g):
+  from jax.experimental.pallas.ops.tpu import megablox
+
+  x, w, sizes = saved
+  d_x = lax.ragged_dot(g, jnp.swapaxes(w, 1, 2), sizes)
+  pad = ((0, -len(x) % _ROWS), (0, 0))
+  x, g = jnp.pad(x, pad), jnp.pad(g, pad)
+  tiles = _ROWS, *(min(size, 4 * _ROWS) for size in w.shape[1:])
+  interpret = dispatch.platform() != 'tpu'  # in tests
+
+  def product(w):  # unused itself
+    return megablox.gmm(x, w, sizes, x.dtype, tiles, interpret=interpret)
+
+  return d_x, jax.vjp(product, w)[1](g)[0], None
+
+
+_ragged.defvjp(lambda *args: (_ragged(*args), args), _ragged_backward)
 
 
 def tile(rows: int, groups: int) -> int:

@@ -53,6 +53,20 @@ def test_gradients():
   np.testing.assert_allclose(d_w[2], x[3:8].T @ g[3:8], atol=1e-5)
 
 
+def test_gradients_on_a_tpu_are_the_same():
+  x, w, sizes = draw((3, 0, 5, 1), 11)
+  g = jnp.asarray(np.random.default_rng(1).normal(size=(11, 5)), jnp.float32)
+
+  def pull(fn):
+    return jax.jit(lambda x, w, g: jax.vjp(fn, x, w, sizes)[1](g)[:2])
+
+  got = pull(grouped_matmul._ragged)(x, w, g)
+  want = pull(grouped_matmul.grouped_matmul)(x, w, g)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want
+  )
+
+
 @pytest.mark.parametrize('experts,rows', [(128, 32), (128, 64), (8, 1000)])
 def test_products_are_few(experts, rows):
   """At most 1.3 times those of the rows, forward and backward."""
