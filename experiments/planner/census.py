@@ -8,9 +8,9 @@ inserts the same collectives as on other platforms, with three differences: most
 of them move float32 instead of bfloat16, a reduce-scatter is an all-reduce and
 a slice, and the scatter into the cache gathers.
 
---mesh has the devices over data, fsdp, tensor and, by option, expert, --rows
-the rows of a micro-batch, --capacity the tokens of a slot, --programs names,
-with commas.
+--mesh has the devices over data, fsdp, tensor and, by option, expert and
+sequence, --rows the rows of a micro-batch, --capacity the tokens of a slot,
+--programs names, with commas.
 
 Prints an object per program:
 
@@ -30,7 +30,8 @@ Prints an object per program:
                       collectives beyond SLACK times what weights and gradients
                       need, see `weight_bytes`, and under tensor REDUCTIONS sums
                       of the residual stream per layer and EDGES more, under
-                      expert EXCHANGES of the axis's tokens per layer
+                      expert EXCHANGES of the axis's tokens per layer, under
+                      sequence GATHERS of a row's keys and values
 """
 
 import dataclasses
@@ -54,6 +55,8 @@ REDUCTIONS, EDGES = 9, 3
 # A layer's experts gather the axis's tokens, again to compute gradients, and
 # the gradients of their results; two reduce-scatters return as many.
 EXCHANGES = 5
+# Keys and values are gathered, again to compute gradients, and reduced.
+GATHERS = 3
 # FLOP/s of bfloat16 that large products reach, and bytes/s of one device's
 # fastest link. From data sheets, times 0.72 and 0.78: judged, not measured.
 CHIPS = {'h100': (712e12, 350e9), 'v5e': (138e12, 45e9), 'v6e': (643e12, 90e9)}
@@ -177,20 +180,25 @@ def violations(
   Args:
     module: the compiled program.
     model: model options, with the vocabulary resolved.
-    mesh: devices over data, fsdp, tensor and, by option, expert.
+    mesh: devices over data, fsdp, tensor and, by option, expert and
+      sequence.
     sizes: the program's sizes.
     width: bytes of a number that travels.
   """
-  data, fsdp, tensor, expert = (*mesh, 1)[:4]
+  data, fsdp, tensor, expert, sequence = (*mesh, 1, 1)[:5]
   moved = sum(module.bytes().values())
   limit = SLACK * weight_bytes(model, mesh, width)
-  stream = sizes.rows * sizes.row_tokens * model.embed_dim // (data * fsdp)
+  tokens = sizes.rows * sizes.row_tokens // (data * fsdp)
+  stream = tokens * model.embed_dim // sequence
   if tensor > 1:
     sums = REDUCTIONS * model.layers + EDGES
     limit += sums * stream * width // expert
   if expert > 1:
     limit += EXCHANGES * model.layers * stream * width
-  if fsdp * tensor * expert == 1 or moved <= limit:
+  if sequence > 1:
+    keys = 2 * model.kv_heads * model.head_dim // tensor
+    limit += GATHERS * model.layers * tokens // expert * keys * width
+  if fsdp * tensor * expert * sequence == 1 or moved <= limit:
     return []
   return [
     f'collectives: {moved / GIB:.2f} GiB, expected at most {limit / GIB:.2f}'
@@ -201,16 +209,18 @@ def weight_bytes(model, mesh: tuple[int, ...], width: int = 4) -> int:
   """Returns the bytes per device by which weights and gradients must move.
 
   Under fsdp every layer is gathered twice, forward and backward, and head and
-  embedding once; all gradients are reduced once. Under data the gradients that
-  a device then has are reduced again. `tensor` divides all of them, `expert`
-  the experts', and the others' are reduced over it.
+  embedding once; all gradients are reduced once. Under data and sequence the
+  gradients that a device then has are reduced again. `tensor` divides all of
+  them, `expert` the experts', and the others' are reduced over it.
 
   Args:
     model: model options, with the vocabulary resolved.
-    mesh: devices over data, fsdp, tensor and, by option, expert.
+    mesh: devices over data, fsdp, tensor and, by option, expert and
+      sequence.
     width: bytes of a number that travels.
   """
-  data, fsdp, tensor, expert = (*mesh, 1)[:4]
+  data, fsdp, tensor, expert, sequence = (*mesh, 1, 1)[:5]
+  data *= sequence  # both reduce the gradients
   from posttrain.models import transformer
 
   count = model.layers - len(model.dense_layers)
@@ -232,7 +242,8 @@ def seconds(
 
   Args:
     model: model options, with the vocabulary resolved.
-    mesh: devices over data, fsdp, tensor and, by option, expert.
+    mesh: devices over data, fsdp, tensor and, by option, expert and
+      sequence.
     sizes: the program's sizes.
     moved: bytes of collectives, of which bfloat16 travels in half.
     chip: one of CHIPS.

@@ -364,7 +364,9 @@ def make(
     cache += stored * depth * token
     view = view_bytes(model, host)
     # Scoring a micro-batch, on all devices together.
-    work = _work(model, sampler, _local_tokens(mesh, batch), FORWARD)
+    scored = _local_tokens(mesh, batch) * mesh.shape[sharding.SEQUENCE]
+    scored //= sampler.shape[sharding.SEQUENCE]
+    work = _work(model, sampler, scored, FORWARD)
     if sampler.shape[sharding.FSDP] > 1:  # all layers are cast before the first
       for x in jax.tree.leaves(_on(sampler, whole['layers'])):
         work += _width(model) * device_bytes(x) // x.dtype.itemsize
@@ -385,7 +387,9 @@ def make(
   if handed_over:
     what = 'policy, per step'
     transfers += [Transfer(what, 'copy', 'sampler', 1, handed_over)]
+  # Whole rows, of which the model has a piece.
   local = load.micro_batches * _local_tokens(mesh, batch)
+  local *= mesh.shape[sharding.SEQUENCE]
   return Plan(
     stage=spec.name,
     cfg=stage,
@@ -551,8 +555,9 @@ def _kept_bytes(model: schema.Model, mesh: Mesh, mixer: str, ff: str) -> int:
   if model.remat == 'attention':
     return stream + (_width(model) * products + sums) // tensor
   if mixer == 'attention':
-    products += model.kv_heads * model.head_dim
-    products *= 3 if model.qk_norm else 2
+    keys = model.kv_heads * model.head_dim
+    products = (products + keys) * (3 if model.qk_norm else 2)
+    products += 2 * keys * (mesh.shape[sharding.SEQUENCE] - 1)  # of the row
     products += model.attention_gate * queries
   if ff == 'mlp':
     products += 2 * model.mlp_dim
@@ -601,11 +606,12 @@ def _transfers(
   the head once; their gradients are reduced, the head's in float32. The
   embedding is not gathered: each device looks up its columns for the tokens of
   all. With LoRA only the adapter has gradients. Over tensor the activations
-  are summed. With `reduce_gradients='update'` weights and gradients travel
-  once per update.
+  are summed. Over sequence the row's keys and values are gathered, and what a
+  delta layer's pieces make of a state. With `reduce_gradients='update'` weights
+  and gradients travel once per update.
   """
   width, depth = _width(model), model.layers
-  data, _, fsdp, expert, tensor = (mesh.shape[x] for x in sharding.AXES)
+  data, sequence, fsdp, expert, tensor = (mesh.shape[x] for x in sharding.AXES)
   once, local = batch.reduce_gradients == 'update', _local_tokens(mesh, batch)
   tables = _head(model, mesh) * (1 if model.tied_head else 2)
   trained, others = _by_fsdp(params['layers'])
@@ -643,7 +649,28 @@ def _transfers(
       ('tokens of experts', 'all-gather', 'expert', 3 * count, 3 * size),
       ('results of experts', 'reduce-scatter', 'expert', 2 * count, 2 * size),
     ]
-  if data * expert > 1:
+  if sequence > 1:
+    passes = 1 + (model.remat != 'none')  # and again to compute gradients
+    tokens, deltas, delta = (
+      sequence * local,
+      len(model.delta_layers),
+      model.delta,
+    )
+    keys = 2 * (depth - deltas), tokens * cached_token_bytes(model, mesh) // 2
+    state = delta.key_dim * (delta.key_dim + delta.value_dim)
+    state *= 4 * delta.value_heads // tensor
+    states = deltas, sequence * tokens // batch.packed_tokens * state
+    for name, (count, size) in {'keys, values': keys, 'states': states}.items():
+      if count:
+        gathered, size = (
+          ('all-gather', 'sequence', passes * count),
+          count * size,
+        )
+        parts += [
+          (name, *gathered, passes * size),
+          (f'{name}, gradient', 'reduce-scatter', 'sequence', count, size),
+        ]
+  if data * sequence * expert > 1:
     own, count = 0, 1 if once else depth
     if expert > 1:  # a device has all tokens of its experts
       leaves = tree.flat(params['layers']).values()
@@ -651,7 +678,9 @@ def _transfers(
       own = width * _by_fsdp(leaves)[0]
     if not (adapts or once):
       gradient, count = gradient + 4 * tables, depth + 2
-    for axes, size in ((('data',), own), (('data', 'expert'), gradient - own)):
+    both = sharding.DATA, sharding.SEQUENCE
+    parted = (both, own), ((*both, sharding.EXPERT), gradient - own)
+    for axes, size in parted:
       axes = ' and '.join(x for x in axes if mesh.shape[x] > 1)
       if axes and size:
         parts += [(what + end, 'all-reduce', axes, count, size // fsdp)]

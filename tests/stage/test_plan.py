@@ -334,6 +334,7 @@ H100 = """
   qwen3_30b_a3b 1x8x1 16x4096 12.582 layers=4 vocab_size=8192
   qwen3_30b_a3b 1x2x1x4 16x4096 16.356 layers=4 vocab_size=8192
   qwen3_30b_a3b 1x2x1x4 32x4096 23.642 layers=4 vocab_size=8192
+  qwen3_8b 1x4x1x1x2 4x16384 48.825
 """
 
 
@@ -480,6 +481,22 @@ def test_an_expert_axis_moves_tokens_and_reduces_what_it_does_not_split():
   assert found['gradients', 'expert'] == (7, part)
   layers = 4 * 5 * (attention + router + experts)
   assert found['layers, forward', 'fsdp'] == (5, layers)
+
+
+def test_a_sequence_axis_moves_the_keys_of_rows():
+  base = dataclasses.replace(
+    WIDE, delta_layers=(0,), delta=schema.Delta(2, 4, 8, 16)
+  )
+  batch = schema.Batch(row_tokens=256, micro_batch_tokens=4 * 512)
+  made = _make(2, 1, 1, 1, 2, stage=_stage(batch=batch), base=base)
+  found = {(x.what, x.axis): (x.count, x.device_bytes) for x in made.transfers}
+  # 4 rows of 256 tokens on the two devices of an axis; forward, and again.
+  keys, states = 4 * 1024 * 2 * 4 * 16, 4 * 2 * 4 * 4 * 8 * (8 + 16)
+  assert found['keys, values', 'sequence'] == (16, 4 * 2 * keys)
+  assert found['keys, values, gradient', 'sequence'] == (8, 4 * keys)
+  assert found['states', 'sequence'] == (2, 2 * states)
+  assert found['states, gradient', 'sequence'] == (1, states)
+  assert ('gradients', 'data and sequence') in found
 
 
 @pytest.mark.parametrize(
