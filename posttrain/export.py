@@ -137,6 +137,7 @@ def _save_peft(flags: Flags, folder: str, checkpoint: Any) -> str:
           f'trained on: {path} differs; export them with --format=hf'
         )
   elif checkpoint.kind == 'run':
+    like = weights.base_like(adapter[1], like)
     weights.check_base(folder, weights.load_start(folder, like))
   peft.save(*adapter, model, flags.folder, os.path.abspath(base))
   return f'the adapter of {folder}, in float32'

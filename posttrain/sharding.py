@@ -13,6 +13,7 @@ the mesh with `current` and places intermediate arrays with `pin`, `gather` and
 import contextlib
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -321,7 +322,13 @@ def shardings(like: Any, rules: Rules, mesh: Mesh | AbstractMesh) -> Any:
   """
 
   def place(path: str, leaf) -> NamedSharding:
+    # The arrays of a quantized kernel, or of one with factors, as the kernel.
+    path = re.sub('/kernel(/kernel)?(/values|/scale)?$', '/kernel', path)
     axes = tree.match(rules, path) if leaf.ndim else ()
+    axes = [  # a scale that a dimension has in common is whole
+      None if size == 1 else axis
+      for size, axis in zip(leaf.shape, axes, strict=False)
+    ]
     for size, axis in zip(leaf.shape, axes, strict=False):
       if axis is not None and size % mesh.shape[axis]:
         raise ValueError(

@@ -16,6 +16,7 @@ Every `folder` is one of `find`.
 """
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -29,6 +30,7 @@ from posttrain.chat import rendering
 from posttrain.checkpoints import store
 from posttrain.data import sources
 from posttrain.models import hf, hf_config, lora, peft, transformer
+from posttrain.ops import quantized
 from posttrain.util import disk, errors, hub, watchdog
 
 Params = Any
@@ -361,16 +363,14 @@ def load(folder: str, like: Params, *, average: bool = False) -> Params:
     return hf.load(folder, checkpoint.model, like)
   correction = adapter(folder, like, average=average)
   if correction is None:
-    stored = jax.tree.map(  # checkpoints hold float32
-      lambda x: jax.ShapeDtypeStruct(x.shape, 'float32', sharding=x.sharding),
-      like,
-    )
+    # Checkpoints hold float32.
+    stored = float_like(like, 'float32')
     return _cast(_restored(checkpoint, stored, average), like)
-  base = load_start(folder, like)
+  params, options = correction
+  base = load_start(folder, base_like(options, like))
   if checkpoint.kind == 'run':
     check_base(folder, base)
-  params, options = correction
-  return lora.absorb(base, params, lora.scale(options))
+  return _cast(lora.absorb(base, params, lora.scale(options)), like)
 
 
 def _restored(checkpoint: Checkpoint, like: Params, average: bool) -> Params:
@@ -401,7 +401,7 @@ def load_start(folder: str, like: Params) -> Params:
   if checkpoint.is_adapter and base:
     trained = tree.map_with_path(
       lambda path, x: jax.ShapeDtypeStruct(
-        x.shape, base['dtypes'][path], sharding=x.sharding
+        x.shape, base['dtypes'].get(path, x.dtype), sharding=x.sharding
       ),
       like,
     )
@@ -409,7 +409,46 @@ def load_start(folder: str, like: Params) -> Params:
 
 
 def _cast(params: Params, like: Params) -> Params:
-  return jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
+  def cast(x, y):
+    x = quantized.cast(x, y)
+    if not isinstance(y, quantized.Quantized):
+      return x
+    return jax.tree.map(lambda x, y: jax.device_put(x, y.sharding), x, y)
+
+  return jax.tree.map(cast, params, like, is_leaf=lora.is_matrix)
+
+
+def float_like(like: Params, dtype: str | None = None) -> Params:
+  """Returns ShapeDtypeStructs of weights that are not quantized."""
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(
+      x.shape, dtype or x.dtype, sharding=x.sharding
+    ),
+    like,
+    is_leaf=lora.is_matrix,
+  )
+
+
+def base_like(options: schema.Lora, like: Params) -> Params:
+  """Returns ShapeDtypeStructs of weights as an adapter's stage held them.
+
+  Args:
+    options: the adapter's.
+    like: the shapes, dtypes and shardings of those that are not quantized.
+  """
+  like = float_like(like)
+  if options.base == 'float':
+    return like
+  quantize = functools.partial(lora.quantize, kind=options.base)
+  return _on_mesh(jax.eval_shape(quantize, like), like)
+
+
+def _on_mesh(shapes: Any, like: Params | None) -> Any:
+  """Places shapes on the mesh of the whole weights, if they have one."""
+  spec = jax.tree.leaves(like)[0].sharding if like is not None else None
+  if isinstance(spec, jax.sharding.NamedSharding):
+    return sharding.placed(shapes, transformer.SHARDING_RULES, spec.mesh)
+  return shapes
 
 
 def adapter(
@@ -435,10 +474,7 @@ def adapter(
     params, options = None, checkpoint.adapter
   # The adapter's shapes, on the mesh of the base weights.
   shapes = lora.shapes(options, transformer.shapes(checkpoint.model))
-  spec = jax.tree.leaves(like)[0].sharding if like is not None else None
-  if isinstance(spec, jax.sharding.NamedSharding):
-    rules = transformer.SHARDING_RULES
-    shapes = sharding.placed(shapes, rules, spec.mesh)
+  shapes = _on_mesh(shapes, like)
   if params is None:
     return _restored(checkpoint, shapes, average), options
   params = jax.tree.map(
@@ -470,7 +506,8 @@ def check_base(folder: str, base: Params) -> None:
   stored = checkpoint.host.get('base')
   for path, leaf in tree.flat(base).items() if stored else ():
     dtype = jnp.dtype(stored['dtypes'][path])
-    if leaf.dtype.itemsize < dtype.itemsize:
+    # A quotient may be rounded otherwise by another device; scales are not.
+    if leaf.dtype.itemsize < dtype.itemsize or path.endswith('/values'):
       continue
     (total,) = tree.checksums([leaf.astype(dtype)]).values()
     if total != stored['sums'][path]:

@@ -83,6 +83,8 @@ def problems(run: schema.Run) -> Iterator[Problem]:
     if stage.lora.rank and (stage.init == 'random' or stage.kind == 'ranking'):
       must = "be 0 where init is 'random' or kind is 'ranking'"
       yield f'{name}.lora.rank', must, stage.lora.rank
+    if not stage.lora.rank and stage.lora.base != 'float':
+      yield f'{name}.lora.base', "be 'float' with rank=0", stage.lora.base
     # A critic, and what learns from it.
     kind = stage.critic.kind
     valued = [

@@ -161,6 +161,8 @@ STAGE.lora.rslora
   use_rslora
 STAGE.lora.dora
   use_dora
+STAGE.lora.base
+  load_in_4bit load_in_8bit
 STAGE.lora.targets
   lora_target_modules target_modules
 --workdir

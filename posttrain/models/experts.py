@@ -34,7 +34,7 @@ from jax.sharding import PartitionSpec
 
 from posttrain import sharding
 from posttrain.models import lora
-from posttrain.ops import grouped_matmul
+from posttrain.ops import grouped_matmul, quantized
 
 NAMES = ('gate', 'up', 'down')
 
@@ -174,12 +174,12 @@ def product(x: jax.Array, kernel: Any, sizes: jax.Array) -> jax.Array:
 
   Args:
     x: float[M, in].
-    kernel: float[E, in, out], which may be `lora.Adapted`.
+    kernel: float[E, in, out], which may be quantized, or `lora.Adapted`.
     sizes: i32[E].
   """
 
   def times(x, w):
-    return grouped_matmul.grouped_matmul(x, w.astype(x.dtype), sizes)
+    return grouped_matmul.grouped_matmul(x, w, sizes)
 
   if isinstance(kernel, lora.Adapted):
     low = kernel.scale * times(x, kernel.a)
@@ -258,11 +258,18 @@ def mix(
     return flat(params, x, index, weights)
 
   def place(kernel, split):
+    if isinstance(kernel, quantized.Quantized):
+      return jax.tree.map(
+        lambda w: PartitionSpec(
+          *(a if n > 1 else None for n, a in zip(w.shape, split, strict=True))
+        ),
+        kernel,
+      )
     if not isinstance(kernel, lora.Adapted):
       return PartitionSpec(*split)
     return dataclasses.replace(
       kernel,
-      kernel=PartitionSpec(*split),
+      kernel=place(kernel.kernel, split),
       a=PartitionSpec(*split[:2]),
       b=PartitionSpec(split[0], None, split[2]),
     )
@@ -276,7 +283,9 @@ def mix(
   def gather(w, place):
     for i, axis in enumerate(place):
       if axis == sharding.FSDP:
-        w = lax.all_gather(w.astype(x.dtype), axis, axis=i, tiled=True)
+        if w.dtype == jnp.float32:
+          w = w.astype(x.dtype)
+        w = lax.all_gather(w, axis, axis=i, tiled=True)
     return w
 
   def local(params, *tokens):

@@ -32,7 +32,8 @@ import safetensors
 from jax.sharding import NamedSharding, PartitionSpec
 
 from posttrain import processes, schema, sharding, tree
-from posttrain.models import families, hf_config, layers, transformer
+from posttrain.models import families, hf_config, layers, lora, transformer
+from posttrain.ops import quantized
 from posttrain.util import disk, errors, hub, watchdog
 
 SINGLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
@@ -152,7 +153,8 @@ def load(
     folder: a folder with `config.json` and safetensors files.
     cfg: as from `hf_config.read`, with any dtype and remat.
     like: arrays or ShapeDtypeStructs of the parameters, with their dtypes and
-      shardings; None = float32 on the default device.
+      shardings; quantized ones are quantized tensor by tensor; None = float32
+      on the default device.
 
   Raises:
     ValueError: as `find`; or a number is not finite.
@@ -166,7 +168,7 @@ def load(
 
   # Without shardings, the tree of them has no leaves.
   places = places if jax.tree.leaves(places) else None
-  params = tree.flat(jax.jit(zeros, out_shardings=places)())
+  params = lora.matrices(jax.jit(zeros, out_shardings=places)())
   for name, (file, _) in files.items():
     tensor = expected[name]
     # No variable holds a tensor while the next one is read.
@@ -178,7 +180,8 @@ def load(
         f'{params[tensor.paths[0]].dtype}: got NaN or '
         'infinity'
       )
-  return jax.tree.unflatten(jax.tree.structure(like), params.values())
+  structure = jax.tree.structure(like, is_leaf=lora.is_matrix)
+  return jax.tree.unflatten(structure, params.values())
 
 
 def _put(params: dict[str, Any], tensor: Tensor, array: np.ndarray) -> bool:
@@ -208,11 +211,15 @@ def _put(params: dict[str, Any], tensor: Tensor, array: np.ndarray) -> bool:
 @functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
 def _update(leaf, array, index, transposed):
   """Writes a matrix into a leaf; returns it and whether all is finite."""
-  array = (array.T if transposed else array).astype(leaf.dtype)
-  finite = jnp.isfinite(array).all()
-  array = array.reshape((1,) * len(index) + array.shape)
+  array = quantized.cast(array.T if transposed else array, leaf)
+  finite = [jnp.isfinite(x).all() for x in jax.tree.leaves(array)]
   start = (*index, *(0,) * (leaf.ndim - len(index)))
-  return jax.lax.dynamic_update_slice(leaf, array, start), finite
+
+  def write(leaf, array):
+    array = array.reshape((1,) * len(index) + array.shape)
+    return jax.lax.dynamic_update_slice(leaf, array, start)
+
+  return jax.tree.map(write, leaf, array), jnp.stack(finite).all()
 
 
 def save(

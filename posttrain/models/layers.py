@@ -105,11 +105,18 @@ class RMSNorm(nn.Module):
     return y.reshape(x.shape).astype(x.dtype)
 
 
+def _kernel(module: nn.Module, init: Any, shape: tuple[int, ...]) -> Any:
+  """Returns a module's kernel, which may be of several arrays."""
+  if module.has_variable('params', 'kernel'):
+    return module.get_variable('params', 'kernel')
+  return module.param('kernel', init, shape)
+
+
 class Linear(nn.Module):
   """x @ kernel (+ bias) in x's dtype; normal init, scale / sqrt(fan in).
 
-  The kernel may have a low-rank correction, see `lora`; `split` has its mesh
-  axes, `sharding.COLUMNS` or `sharding.ROWS`.
+  The kernel may be quantized, and have a low-rank correction, see `lora`;
+  `split` has its mesh axes, `sharding.COLUMNS` or `sharding.ROWS`.
   """
 
   features: int
@@ -121,7 +128,7 @@ class Linear(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     fan_in = x.shape[-1]
     normal = nn.initializers.normal(self.scale / math.sqrt(fan_in))
-    kernel = self.param('kernel', normal, (fan_in, self.features))
+    kernel = _kernel(self, normal, (fan_in, self.features))
     # Two dimensions: the gradient then needs no transposed copy of x.
     y = lora.matmul(x.reshape(-1, fan_in), kernel, self.split)
     if self.use_bias:
@@ -216,7 +223,7 @@ class Kernels(nn.Module):
   @nn.compact
   def __call__(self) -> Params:
     normal = nn.initializers.normal(self.scale / math.sqrt(self.shape[1]))
-    return {'kernel': self.param('kernel', normal, self.shape)}
+    return {'kernel': _kernel(self, normal, self.shape)}
 
 
 class Experts(nn.Module):

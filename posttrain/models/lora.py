@@ -8,7 +8,12 @@
    (m) with DoRA, for each target kernel of the model. Only the adapter trains.
 2. `Base.attach` joins model and adapter: an adapted kernel becomes an
    `Adapted`, and `layers.Linear` computes x W + s (x A) B. W has no gradient.
-3. `merge` turns it into a plain kernel; decoding does so layer by layer.
+3. `merge` turns it into a plain kernel; decoding does so layer by layer, or
+   keeps the factors.
+
+W may be quantized by `quantize`, see `ops.quantized`. Then a layer's kernels
+are dequantized where the layer is computed, forward and backward, and W' is
+that of the dequantized W.
 
 B is initialized to 0, and m to the norms of W's columns, so an untrained
 adapter changes nothing. Norms have no gradient (section 4.3 of DoRA).
@@ -24,7 +29,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,6 +37,7 @@ import jax.numpy as jnp
 from flax import traverse_util
 
 from posttrain import schema, sharding, tree
+from posttrain.ops import quantized
 
 Params = Any
 Adapter = Any
@@ -42,11 +48,17 @@ Adapter = Any
 class Adapted:
   """A kernel with its low-rank correction; both have the same leading axes."""
 
-  kernel: jax.Array  # [..., in, out]
+  kernel: Any  # float[..., in, out], or `Quantized`
   a: jax.Array  # [..., in, R]
   b: jax.Array  # [..., R, out]
   scale: float = dataclasses.field(metadata={'static': True})
   column_scale: jax.Array | None = None  # f32[..., out], of DoRA
+  # Whether decoding keeps the factors, too.
+  factors: bool = dataclasses.field(default=False, metadata={'static': True})
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return self.kernel.shape
 
   def merge(self) -> jax.Array:
     """Computes W' in float32: f32[..., in, out]."""
@@ -63,6 +75,21 @@ class Adapted:
     product = jnp.matmul(self.a, self.b, precision='highest')
     return self.kernel.astype(jnp.float32) + self.scale * product
 
+  def fold(self) -> 'Adapted':
+    """Returns the same without `column_scale`, which W and B contain."""
+    gain = self.gain()
+    if gain is None:
+      return self
+    gain, kernel = gain[..., None, :], self.kernel
+    if isinstance(kernel, quantized.Quantized):
+      own = kernel.scale.astype(jnp.float32) * gain
+      kernel = dataclasses.replace(kernel, scale=own)
+    else:
+      kernel *= gain
+    return dataclasses.replace(
+      self, kernel=kernel, b=self.b * gain, column_scale=None
+    )
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -71,13 +98,15 @@ class Base:
 
   params: Params
   scale: float = dataclasses.field(metadata={'static': True})
+  factors: bool = dataclasses.field(default=False, metadata={'static': True})
 
   def attach(self, adapter: Adapter) -> Params:
     """Returns the model's parameters with the adapter; copies no array.
 
     A critic beside the adapter stays.
     """
-    return {**adapter, **_attach(self.params, adapter, self.scale)}
+    static = {'scale': self.scale, 'factors': self.factors}
+    return {**adapter, **_attach(self.params, adapter, static)}
 
 
 def whole(params: Params | Adapter, base: Base | None) -> Params:
@@ -106,7 +135,7 @@ def init(key: jax.Array, cfg: schema.Lora, like: Params) -> Adapter:
       or with DoRA one of experts.
   """
   assert cfg.rank > 0, 'rank 0 means no adapter'
-  flat = tree.flat(like)
+  flat = matrices(like)
   targets = [path for path in flat if re.search(cfg.targets, path)]
   for path in targets or ['nothing']:
     if not re.fullmatch(r'layers/.*/kernel', path):
@@ -146,6 +175,41 @@ def norms(kernel: jax.Array) -> jax.Array:
   return jnp.sqrt(jnp.sum(kernel * kernel, axis=-2))
 
 
+def quantize(params: Params, kind: str) -> Params:
+  """Returns a model's weights with quantized kernels of layers.
+
+  Routers stay, and so do all weights of kind 'float'.
+
+  Raises:
+    ValueError: a kernel does not divide into the blocks of int4.
+  """
+
+  def convert(path, x):
+    is_kernel = re.fullmatch(
+      r'layers/(?!experts/(router|shared_gate)/).*/kernel', path
+    )
+    if kind == 'float' or not is_kernel:
+      return x
+    if kind == 'int4' and x.shape[-2] % quantized.BLOCK:
+      must = f'be int8 where the rows of {path} are no multiple of '
+      must += f'{quantized.BLOCK}'
+      raise schema.FieldError('base', must, kind, f'it has {x.shape[-2]}')
+    return quantized.quantize(x, kind)
+
+  return tree.map_with_path(convert, params)
+
+
+def is_matrix(x: Any) -> bool:
+  """Returns whether x is a kernel of several arrays, for maps of trees."""
+  return isinstance(x, Adapted | quantized.Quantized)
+
+
+def matrices(params: Params) -> dict[str, Any]:
+  """Returns {path: leaf}, where a kernel of several arrays is one leaf."""
+  leaves, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_matrix)
+  return {tree.path_str(path): leaf for path, leaf in leaves}
+
+
 def cast_matrices(params: Params, dtype: str) -> Params:
   """Casts matrices to the compute dtype: frozen ones are used in no other."""
   return tree.map_with_path(
@@ -160,14 +224,15 @@ def absorb(params: Params, adapter: Adapter, scale: float) -> Params:
   """Returns the merged parameters, in their dtypes; donates `params`.
 
   Merges one kernel at a time, so that memory never holds a second copy of all.
+  Quantized kernels without a correction stay.
   """
-  flat, low = tree.flat(params), tree.flat(adapter)
+  flat, low = matrices(params), tree.flat(adapter)
   for path in {name.rpartition('/')[0] for name in low}:
     a, b = low[f'{path}/a'], low[f'{path}/b']
-    flat[path] = _absorb(
-      flat[path], a, b, low.get(f'{path}/column_scale'), scale
-    )
-  return jax.tree.unflatten(jax.tree.structure(params), flat.values())
+    kernel = flat[path].astype(flat[path].dtype)  # dequantizes
+    flat[path] = _absorb(kernel, a, b, low.get(f'{path}/column_scale'), scale)
+  structure = jax.tree.structure(params, is_leaf=is_matrix)
+  return jax.tree.unflatten(structure, flat.values())
 
 
 @functools.partial(jax.jit, static_argnames='scale', donate_argnums=0)
@@ -176,27 +241,69 @@ def _absorb(kernel, a, b, column_scale, scale):
 
 
 def merge(params: Params) -> Params:
-  """Returns parameters with all `Adapted` kernels merged, in float32."""
+  """Returns parameters with all `Adapted` kernels merged, in float32.
+
+  Quantized ones are dequantized.
+  """
+
+  def one(x):
+    x = x.merge() if isinstance(x, Adapted) else x
+    return x.astype(jnp.float32) if isinstance(x, quantized.Quantized) else x
+
+  return jax.tree.map(one, params, is_leaf=is_matrix)
+
+
+def decode_form(params: Params) -> Params:
+  """Returns a layer's parameters as it decodes: merged, or with factors."""
+  each = jax.tree.leaves(params, is_leaf=is_matrix)
+  if not any(isinstance(x, Adapted) and x.factors for x in each):
+    return merge(params)
   return jax.tree.map(
-    lambda x: x.merge() if isinstance(x, Adapted) else x,
+    lambda x: x.fold() if isinstance(x, Adapted) else x,
     params,
-    is_leaf=lambda x: isinstance(x, Adapted),
+    is_leaf=is_matrix,
   )
 
 
+def fuse(join: Callable[..., jax.Array], kernels: Sequence[Any]) -> Any:
+  """Joins kernels of the same inputs into one; factors A are beside each other.
+
+  Args:
+    join: joins the columns of arrays.
+    kernels: matrices of one kind, some of which may have factors.
+  """
+  if not any(isinstance(x, Adapted) for x in kernels):
+    return jax.tree.map(join, *kernels)
+  adapted = [x for x in kernels if isinstance(x, Adapted)]
+  a = jnp.concatenate([x.a for x in adapted], axis=-1)
+  own, b, used = [], [], 0
+  for x in kernels:  # of B, the rows of the other kernels' factors are 0
+    low = jnp.zeros((a.shape[-1], x.shape[-1]))
+    if isinstance(x, Adapted):
+      low = low.at[used : used + x.b.shape[0]].set(x.b)
+      used, x = used + x.b.shape[0], x.kernel
+    own.append(x)
+    b.append(low)
+  kernel = jax.tree.map(join, *own)
+  return dataclasses.replace(adapted[0], kernel=kernel, a=a, b=join(*b))
+
+
 def matmul(
-  x: jax.Array, kernel: jax.Array | Adapted, split: tuple[str, str | None]
+  x: jax.Array, kernel: Any, split: tuple[str, str | None]
 ) -> jax.Array:
   """Computes x W, or x W + s (x A) B, times DoRA's gain, in x's dtype.
 
   Args:
     x: float[T, in].
-    kernel: [in, out], or an `Adapted` one.
+    kernel: [in, out], which may be `Quantized`, or an `Adapted` one.
     split: mesh axes of in and out.
   """
 
   def times(x, weight, *axes):
-    return x @ sharding.gather(weight.astype(x.dtype), *axes)
+    if not isinstance(weight, quantized.Quantized):  # its integers travel
+      weight = weight.astype(x.dtype)
+    weight = jax.tree.map(lambda w: sharding.gather(w, *axes), weight)
+    return x @ weight.astype(x.dtype)
 
   if not isinstance(kernel, Adapted):
     return times(x, kernel, *split)
@@ -206,23 +313,26 @@ def matmul(
   return y if gain is None else y * gain.astype(y.dtype)[None]
 
 
-def _attach(params: Params, adapter: Adapter, scale: float) -> Params:
+def _attach(params: Params, adapter: Adapter, static: Any) -> Params:
   if not isinstance(params, dict):
-    return Adapted(params, scale=scale, **adapter)
+    return Adapted(params, **adapter, **static)
   return {
-    name: _attach(child, adapter[name], scale) if name in adapter else child
+    name: _attach(child, adapter[name], static) if name in adapter else child
     for name, child in params.items()
   }
 
 
-def nest(leaves: Mapping[str, Any], scale: float) -> Any:
+def nest(leaves: Mapping[str, Any], scale: float, factors: bool = False) -> Any:
   """Returns the tree of arrays by path, with the kernels of an adapter."""
 
   def adapt(node: Any) -> Any:
     if not isinstance(node, dict):
       return node
+    node = {name: adapt(child) for name, child in node.items()}
     if {'kernel', 'a', 'b'} <= node.keys():
-      return Adapted(**node, scale=scale)
-    return {name: adapt(child) for name, child in node.items()}
+      return Adapted(**node, scale=scale, factors=factors)
+    if node.keys() == {'values', 'scale'}:
+      return quantized.Quantized(**node)
+    return node
 
   return adapt(traverse_util.unflatten_dict(leaves, sep='/'))

@@ -40,7 +40,7 @@ of `models.experts`.
 The decode view has the same names, except that `layers` is a tuple of layers,
 q, k and v are one `qkv`, gate and up one `gate_up`, qkv, z, b and a of a delta
 layer one `inputs`, the head is always
-explicit, and matrices have the compute dtype.
+explicit, and matrices have the compute dtype, or are quantized.
 
 A reward model has a scalar head instead (`add_reward`), `reward/kernel` [D].
 Its kernel is initialized to 0: every answer starts with the same reward.
@@ -52,6 +52,7 @@ H head dim, D model, F mlp, V vocab.
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,7 +61,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from posttrain import schema, sharding
+from posttrain import schema, sharding, tree
 from posttrain.models import experts, layers, lora
 from posttrain.ops import attention
 
@@ -121,6 +122,11 @@ VIEW_RULES = (
     (sharding.TENSOR,),
   ),
   (r'(/o|(mlp|shared)/down)/kernel$', (sharding.TENSOR, None)),
+  (r'experts/(gate|up)/kernel/b$', (sharding.EXPERT, None, sharding.TENSOR)),
+  (r'experts/down/kernel/a$', (sharding.EXPERT, sharding.TENSOR, None)),
+  (r'experts/(gate|up|down)/kernel/[ab]$', (sharding.EXPERT, None, None)),
+  (r'/(qkv|inputs|gate_up)/kernel/b$', (None, sharding.TENSOR)),
+  (r'(/o|/down)/kernel/a$', (sharding.TENSOR, None)),
   (r'', ()),
 )
 
@@ -364,7 +370,8 @@ def decode_view(
   of the second, and so on.
 
   Args:
-    params: from `init`; adapted kernels are merged.
+    params: from `init`; adapted kernels are merged, or keep their factors, then
+      as one of q, k and v, or gate and up.
     cfg: model options.
     only: the indices of the layers; None = all.
 
@@ -374,14 +381,15 @@ def decode_view(
   heads, kinds = layers.parts(cfg.kv_heads), layers.kinds(cfg)
 
   def fuse(parts, leaves):
-    return jax.tree.map(lambda *x: layers.fuse(parts, *x), *leaves)
+    join = functools.partial(layers.fuse, parts)
+    return {x: lora.fuse(join, [leaf[x] for leaf in leaves]) for x in leaves[0]}
 
   def fuse_mlp(mlp, width):
     inputs = fuse(layers.parts(width), [mlp['gate'], mlp['up']])
     return {'gate_up': inputs, 'down': mlp['down']}
 
   def layer(i):
-    p = lora.merge(layers.layer(params['layers'], kinds, i))
+    p = lora.decode_form(layers.layer(params['layers'], kinds, i))
     if 'attention' in p:
       p['attention'] = attention = dict(p['attention'])
       attention['qkv'] = fuse(heads, [attention.pop(name) for name in 'qkv'])
@@ -404,11 +412,10 @@ def decode_view(
 
   def cast(path, x):
     # A rounded router would choose other experts than in training.
-    is_router = any(getattr(key, 'key', '') == 'router' for key in path)
-    whole = x.ndim < 2 or is_router
+    whole = x.ndim < 2 or re.search('/router/|/values$|/scale$', path)
     return jnp.array(x, None if whole else cfg.dtype, copy=True)
 
-  return jax.tree_util.tree_map_with_path(cast, view)
+  return tree.map_with_path(cast, view)
 
 
 def head(params: Params, cfg: schema.Model) -> tuple[jax.Array, float | None]:

@@ -16,23 +16,24 @@ Axes: M rows, G groups, D inputs, F outputs.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from posttrain.ops import dispatch
+from posttrain.ops import dispatch, quantized
 
 MAX_TILE = 64  # larger ones are not faster on a CPU
 _ROWS = 128  # of a tile of `megablox`
 
 
-def grouped_matmul(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
+def grouped_matmul(x: jax.Array, w: Any, sizes: jax.Array) -> jax.Array:
   """Multiplies each row with the matrix of its group.
 
   Args:
     x: float[M, D], sorted by group.
-    w: float[G, D, F], in x's dtype.
+    w: float[G, D, F], or a `Quantized` one, which has no gradient.
     sizes: i32[G], rows of each group; their sum is at most M.
 
   Returns:
@@ -40,7 +41,9 @@ def grouped_matmul(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
     gradients.
   """
   if dispatch.platform() == 'tpu':
-    return _ragged(x, w, sizes)
+    return _ragged(x, w.astype(x.dtype), sizes)
+  if not isinstance(w, quantized.Quantized):
+    w = w.astype(x.dtype)
   return _tiled(x, w, sizes)
 
 
@@ -119,7 +122,9 @@ def _times(x, w, sizes, rows, transposed):
   padded = jnp.pad(x, ((0, rows), (0, 0)))
 
   def visit(g, tiles, out):
-    own = lax.dynamic_index_in_dim(w, g, keepdims=False)
+    own = jax.tree.map(
+      lambda w: lax.dynamic_index_in_dim(w, g, keepdims=False), w
+    ).astype(x.dtype)
 
     def body(start, valid, out):
       part = _rows(padded, start, valid)
@@ -134,7 +139,7 @@ def _times(x, w, sizes, rows, transposed):
 
 @jax.custom_vjp
 def _tiled(x, w, sizes):
-  return _times(x, w, sizes, tile(len(x), len(w)), False)
+  return _times(x, w, sizes, tile(len(x), w.shape[0]), False)
 
 
 def _forward(x, w, sizes):
@@ -143,6 +148,9 @@ def _forward(x, w, sizes):
 
 def _backward(saved, g):
   x, w, sizes = saved
+  d_x = _times(g, w, sizes, tile(len(x), w.shape[0]), True)
+  if isinstance(w, quantized.Quantized):
+    return d_x, None, None
   rows = tile(len(x), len(w))
   x_padded, g_padded = (jnp.pad(y, ((0, rows), (0, 0))) for y in (x, g))
 
@@ -156,7 +164,7 @@ def _backward(saved, g):
     return lax.dynamic_update_index_in_dim(out, total.astype(w.dtype), group, 0)
 
   d_w = _loop(sizes, rows, jnp.zeros_like(w), visit)
-  return _times(g, w, sizes, rows, True), d_w, None
+  return d_x, d_w, None
 
 
 _tiled.defvjp(_forward, _backward)

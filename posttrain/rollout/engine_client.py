@@ -54,7 +54,13 @@ _ADVICE = {
   401: 'name the variable with its key in --samplers_key_env',
   409: 'another run uses this sampler: give each run its own',
 }
-_DTYPES = {'F32': 'float32', 'BF16': 'bfloat16', 'F16': 'float16', 'I8': 'int8'}
+_DTYPES = {
+  'F32': 'float32',
+  'BF16': 'bfloat16',
+  'F16': 'float16',
+  'I8': 'int8',
+  'U8': 'uint8',
+}
 
 
 def plain(value: Any) -> Any:

@@ -23,6 +23,15 @@ class Lora(bounds.Options):
   # Trains the norm of each column beside its direction (DoRA, arXiv
   # 2402.09353); targets must leave experts out.
   dora: bool = False
+  # How the frozen weights are held: 'float' = in the compute dtype; 'int8', of
+  # layers' matrices, with a scale per column; 'int4', with one per column of
+  # every 32 rows. Embedding, head, norms and routers stay. Matrices of a
+  # HuggingFace directory are quantized one by one while they are read.
+  base: Annotated[str, bounds.one_of('float', 'int8', 'int4')] = 'float'
+  # What decodes: 'merged' = base and correction as one matrix, in the compute
+  # dtype; 'factors' = the base as it is held, with the correction beside it, as
+  # in training; 'auto' = 'factors' with a quantized base, else 'merged'.
+  decode: Annotated[str, bounds.one_of('auto', 'merged', 'factors')] = 'auto'
   # Regex searched in the paths of the layers' matrices, which are corrected if
   # it matches. Paths are layers/attention/q/kernel (k, v, o) and
   # layers/mlp/up/kernel (gate, down), or layers/experts/up/kernel, one matrix
@@ -30,6 +39,13 @@ class Lora(bounds.Options):
   # them, but not those of the weights, layers/experts/router/kernel and
   # layers/experts/shared_gate/kernel.
   targets: bounds.Regex = r'^layers/(?!experts/(router|shared_gate)/).*/kernel$'
+
+  @property
+  def keeps_factors(self) -> bool:
+    """Whether decoding has the factors beside the base."""
+    return self.decode == 'factors' or (
+      self.decode == 'auto' and self.base != 'float'
+    )
 
 
 # Bounds of a model's options: far beyond any model, and small enough that a

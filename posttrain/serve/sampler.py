@@ -62,7 +62,7 @@ class Sampler:
     self.version: int | None = None  # of the weights; None = none yet
     self._session = ''
     self._engine: Any = None  # the `engines.Engine` of the session
-    self._mesh, self._scale = sharding.one_device(), 1.0
+    self._mesh, self._static = sharding.one_device(), (1.0, False)
     self._leaves: dict[str, jax.Array] = {}  # the weights by path
     self._staged: dict[str, np.ndarray] = {}  # those to come
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
@@ -149,7 +149,7 @@ class Sampler:
     self._session = secrets.token_hex(8)
     self._engine = self.version = None  # freed first
     self._leaves, self._staged = {}, {}
-    self._scale = info['scale']
+    self._static = info['scale'], info['factors']
     self._mesh = sharding.make_mesh(schema.Mesh(tensor=info['tensor']))
     model = schema.Model.from_json(info['model'])
     options = engines.Options(**info['engine'])
@@ -182,7 +182,7 @@ class Sampler:
     rules = transformer.SHARDING_RULES
     new = sharding.put(new, sharding.shardings(new, rules, self._mesh))
     leaves = self._leaves | {path: new[name] for path, name in names.items()}
-    params = lora.nest(leaves, self._scale)
+    params = lora.nest(leaves, *self._static)
     differing = _differing(tree.checksums(params), body['checksums'])
     if differing:
       raise protocol.Refused(
@@ -197,7 +197,7 @@ class Sampler:
 
   def _check(self, body: dict[str, Any]) -> dict[str, Any]:
     """Returns the checksums of the weights, or compares them."""
-    sums = tree.checksums(lora.nest(self._leaves, self._scale))
+    sums = tree.checksums(lora.nest(self._leaves, *self._static))
     if body['action'] == 'compare':
       differing = _differing(sums, body['baseline'])
       return {'match': not differing, 'mismatches': differing}

@@ -180,7 +180,8 @@ class LearnerSpec:
     """
     if not self.cfg.lora.rank:
       return None
-    return lora.Base(init(), lora.scale(self.cfg.lora))
+    options = self.cfg.lora
+    return lora.Base(init(), lora.scale(options), options.keeps_factors)
 
   def fresh(
     self, init: Callable[[], Any], base: lora.Base | None

@@ -32,6 +32,7 @@ from posttrain.decode import schedule
 from posttrain.evaluation import comparison
 from posttrain.metrics import estimates, statistics, writers
 from posttrain.models import layers, lora, transformer
+from posttrain.ops import quantized
 from posttrain.stage import learner
 from posttrain.training import objectives
 
@@ -363,13 +364,16 @@ def make(
     cache = slots // ways * (slot_tokens * (4 + 4) + each)
     cache += stored * depth * token
     view = view_bytes(model, host)
+    if stage.lora.rank and stage.lora.keeps_factors:
+      view = view_bytes(model, host, _with_factors(spec))
     # Scoring a micro-batch, on all devices together.
     scored = _local_tokens(mesh, batch) * mesh.shape[sharding.SEQUENCE]
     scored //= sampler.shape[sharding.SEQUENCE]
     work = _work(model, sampler, scored, FORWARD)
     if sampler.shape[sharding.FSDP] > 1:  # all layers are cast before the first
       for x in jax.tree.leaves(_on(sampler, whole['layers'])):
-        work += _width(model) * device_bytes(x) // x.dtype.itemsize
+        if x.dtype.itemsize > 1:  # quantized ones are gathered as they are
+          work += _width(model) * device_bytes(x) // x.dtype.itemsize
     # Prefill, and drawing a token.
     rows = -(-min(rollout.prefill_rows, slots) // ways)
     prefill = _work(model, host, rows * rollout.prefill_tokens, FORWARD)
@@ -526,6 +530,15 @@ def _update_bytes(
   if 'layers' in params.get('critic', {}):
     kept *= 2
   gradient = (4 if frozen is None else width) * _head(model, mesh)
+  if frozen is not None:  # the largest kernel of a layer, dequantized
+    held += max(
+      (
+        width * math.prod(x.shape) // (x.shape[0] * tensor)
+        for x in lora.matrices(frozen).values()
+        if isinstance(x, quantized.Quantized)
+      ),
+      default=0,
+    )
   work = _work(model, mesh, local, BACKWARD)
   if (size := len(layers.period(model))) > 1:
     # The period's weights in the compute dtype.
@@ -567,12 +580,25 @@ def _kept_bytes(model: schema.Model, mesh: Mesh, mixer: str, ff: str) -> int:
   return 2 * stream + (_width(model) * products + sums) // tensor
 
 
-def view_bytes(model: schema.Model, mesh: Mesh) -> int:
-  """Returns the bytes of the decode view, which only `tensor` splits."""
+def _with_factors(spec: learner.LearnerSpec) -> Any:
+  """Returns the policy, as shapes, as it is handed over for decoding."""
+  params, _ = transformer.split_critic(spec.state_like.params)
+  whole = lora.whole(params, spec.base(lambda: spec.weights_like))
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), whole)
+
+
+def view_bytes(model: schema.Model, mesh: Mesh, params: Any = None) -> int:
+  """Returns the bytes of the decode view, which only `tensor` splits.
+
+  Args:
+    model: its options.
+    mesh: the devices that decode.
+    params: the parameters' shapes; None = float ones, merged.
+  """
   kinds = layers.kinds(model)
   counts = {kinds.index(kind): kinds.count(kind) for kind in kinds}
   make = functools.partial(transformer.decode_view, cfg=model, only=[*counts])
-  like = jax.eval_shape(make, transformer.shapes(model))
+  like = jax.eval_shape(make, params or transformer.shapes(model))
   view = sharding.placed(like, transformer.VIEW_RULES, mesh)
   first = zip(view['layers'], counts.values(), strict=True)
   return device_bytes(view) + sum(
@@ -616,8 +642,9 @@ def _transfers(
   tables = _head(model, mesh) * (1 if model.tied_head else 2)
   trained, others = _by_fsdp(params['layers'])
   adapts = frozen is not None
-  base = _by_fsdp(frozen['layers'])[0] if adapts else 0
-  gathered = width * (base + trained)
+  leaves = jax.tree.leaves(frozen['layers']) if adapts else []
+  base = [x for x in leaves if sharding.FSDP in x.sharding.spec]
+  gathered = fsdp * device_bytes(base) + width * trained
   parts: list[tuple[str, str, str, int, int]] = []
   if once:
     weights = gathered + (width if adapts else 4) * tables

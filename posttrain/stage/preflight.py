@@ -574,6 +574,8 @@ class Loader:
       ValueError: no such checkpoint, other tokens, or 'init' is another model.
     """
     folder, cfg, like = self.folders[name], self.model, self.like
+    if name != 'init':  # only a base is quantized
+      like = weights.float_like(like)
     if folder == 'random':
       random = jax.jit(
         lambda: transformer.init(jax.random.key(self.seed), cfg),

@@ -57,7 +57,12 @@ def state_shapes(
   """
   whole = params = transformer.shapes(model)
   if stage.lora.rank:
-    whole = jax.eval_shape(lambda x: lora.cast_matrices(x, model.dtype), whole)
+    whole = jax.eval_shape(
+      lambda x: lora.cast_matrices(
+        lora.quantize(x, stage.lora.base), model.dtype
+      ),
+      whole,
+    )
     params = lora.shapes(stage.lora, params)
   make = functools.partial(_make, stage, optimizer)
   state = jax.eval_shape(make, params, whole)

@@ -127,6 +127,78 @@ def test_merged_logprobs_equal_unmerged_ones(dora):
   )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('kind', 'dora'),
+  [('int4', True), ('int8', False), ('int8', True), ('float', True)],
+)
+def test_a_base_is_what_its_numbers_are(kind, dora):
+  """Gradients, and both decode views; q alone of what a view joins is adapted.
+
+  Those of the dequantized weights, without factors, are expected.
+  """
+  held = lora.quantize(PARAMS, kind)
+  numbers = lora.merge(held)
+  targets = 'attention/(q|o)/kernel$|mlp/.*/kernel$'
+  cfg = dataclasses.replace(CFG, dora=dora, base=kind, targets=targets)
+  adapter = trained(cfg, held)
+
+  def whole(params, factors):
+    return lora.Base(params, BASE.scale, factors).attach(adapter)
+
+  def total(adapter, params):
+    return logprobs(lora.Base(params, BASE.scale).attach(adapter)).sum()
+
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max()),
+    *(jax.grad(total)(adapter, x) for x in (held, numbers)),
+  )
+  view = transformer.decode_view(whole(held, True), MODEL)
+  expected = transformer.decode_view(whole(numbers, False), MODEL)
+  merged = transformer.decode_view(whole(held, False), MODEL)
+  for other in (lora.merge(view), merged):
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), other, expected
+    )
+  attention = view['layers'][0]['attention']
+  assert attention['qkv']['kernel'].a.shape == (32, 4)
+  dtype = jax.tree.leaves(attention['o']['kernel'].kernel)[0].dtype
+  assert dtype == {'float': 'float32', 'int8': 'int8', 'int4': 'uint8'}[kind]
+
+
+@pytest.mark.parametrize('kind', ['float', 'int4'])
+def test_fused_kernels_compute_what_they_do_alone(kind):
+  """DoRA's scale goes into the kernel, whose columns it multiplies."""
+  keys = iter(jax.random.split(jax.random.key(0), 9))
+
+  def draw(*shape):
+    return jax.random.normal(next(keys), shape)
+
+  first, second = (
+    lora.quantize({'layers': {'x': {'kernel': draw(32, 4)}}}, kind)
+    for _ in range(2)
+  )
+  first, second = (x['layers']['x']['kernel'] for x in (first, second))
+  adapted = lora.Adapted(first, draw(32, 2), draw(2, 4), 0.5, draw(4), True)
+  whole = {'q': {'kernel': adapted}, 'k': {'kernel': second}}
+  whole = lora.decode_form(whole)
+  kernels = [whole[name]['kernel'] for name in 'kq']
+  fused = lora.fuse(lambda *x: jnp.concatenate(x, axis=-1), kernels)
+  x = draw(3, 32)
+  parts = [lora.matmul(x, y, sharding.COLUMNS) for y in (second, adapted)]
+  np.testing.assert_allclose(
+    lora.matmul(x, fused, sharding.COLUMNS),
+    jnp.concatenate(parts, axis=-1),
+    atol=1e-4,
+  )
+
+
+def test_int4_needs_whole_blocks():
+  model = dataclasses.replace(fixtures.MODEL, mlp_dim=48)
+  with pytest.raises(ValueError, match='base must be int8 .*down.*: got.*int4'):
+    jax.eval_shape(lambda: lora.quantize(fixtures.params(model), 'int4'))
+
+
 def test_adapter_gradients_are_those_of_the_low_rank_product():
   """dA = s dW B^T and dB = s A^T dW, of the gradient of merged weights."""
   adapter = trained()
