@@ -135,10 +135,13 @@ def decode(
   backend: str = 'auto',
   interpret: bool = False,
   splits: int | None = None,
+  scales: tuple[jax.Array, jax.Array] | tuple[()] = (),
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
   """Computes `cached` with one query per row: q [B, N, H], intervals i32[B].
 
   Args:
+    scales: f32[B, K, S] of keys and of values, which are int8 then; () = they
+      have q's dtype.
     splits: programs among which Triton divides the keys of a row and kv head;
       None = `decode_triton.default_splits`. Other backends do not split.
 
@@ -146,16 +149,22 @@ def decode(
     out, float[B, N, H] in q's dtype; with `return_lse`, (out, lse f32[B, N]).
   """
   options = options_lib.Options(scale, softcap, backend, interpret)
-  _check(q, k, v, options)
-  oracle = functools.partial(
-    reference.decode, scale=scale, softcap=softcap, return_lse=True
-  )
+  _check(q, k, v, options, jnp.dtype('int8') if scales else q.dtype)
+
+  def oracle(q, k, v, k_start, k_end, *scales):
+    if scales:
+      pairs = zip((k, v), scales, strict=True)
+      k, v = ((x * y[..., None]).astype(q.dtype) for x, y in pairs)
+    return reference.decode(
+      q, k, v, k_start, k_end, scale=scale, softcap=softcap, return_lse=True
+    )
+
   calls = {
     'triton': functools.partial(decode_triton.forward, options, splits),
     'mosaic_tpu': functools.partial(decode_tpu.forward, options),
     'reference': oracle,
   }
-  args = q, k, v, k_start, k_end
+  args = q, k, v, k_start, k_end, *scales
   if backend != 'auto':
     out, lse = calls[backend](*args)
   else:
@@ -168,14 +177,15 @@ def decode(
   return (out, lse) if return_lse else out
 
 
-def _check(q, k, v, options):
+def _check(q, k, v, options, dtype=None):
   n, kv = q.shape[-2], k.shape[1]
   assert options.backend in BACKENDS, f'no backend {options.backend!r}'
   assert n % kv == 0, f'{n} query heads over {kv} kv heads'
   assert k.shape == v.shape, f'k {k.shape} and v {v.shape} differ'
-  if q.dtype != k.dtype or q.dtype != v.dtype:
+  dtype = dtype or q.dtype
+  if k.dtype != dtype or v.dtype != dtype:
     raise NotImplementedError(
-      f'q, k and v must have one dtype: got {q.dtype}, {k.dtype}, {v.dtype}'
+      f'k and v must be {dtype} with q {q.dtype}: got {k.dtype}, {v.dtype}'
     )
   if options.backend in flash.MODULES:
     reason = unsupported(options.backend, q.shape[-1], q.dtype)

@@ -36,10 +36,12 @@ def forward(
   v: jax.Array,
   k_start: jax.Array,
   k_end: jax.Array,
+  *scales: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   """Computes (out [B, N, H], lse f32[B, N]) of q over k, v [B, K, S, H].
 
-  A cache whose length is no multiple of 128 is padded, which copies it.
+  With `scales`, f32[B, K, S] each, k and v are int8, times these. A cache whose
+  length is no multiple of 128 is padded, which copies it.
   """
   b, n, h = q.shape
   kv, s = k.shape[1:3]
@@ -48,7 +50,7 @@ def forward(
   while most > LEAST and most * kv * h * k.dtype.itemsize > BLOCK_BYTES:
     most //= 2
   block, padded = masks.fit(s, most, LEAST)
-  k, v = masks.pad(k, 2, padded), masks.pad(v, 2, padded)
+  cache = [masks.pad(x, 2, padded) for x in (k, v, *scales)]
   k_start, k_end = masks.clip(k_start, k_end, s)
   count, *pairs = steps(k_start, k_end, block, padded // block)
   rows = pl.BlockSpec((None, kv, group, h), lambda i, r, *_: (r[i], 0, 0, 0))
@@ -56,6 +58,7 @@ def forward(
   keys = pl.BlockSpec(
     (None, kv, block, h), lambda i, r, j, *_: (r[i], 0, j[i], 0)
   )
+  scale = pl.BlockSpec((None, kv, block), lambda i, r, j, *_: (r[i], 0, j[i]))
   column = _compat.VMEM((kv, group, 1), jnp.float32)
   acc = _compat.VMEM((kv, group, h), jnp.float32)
   out, lse = pl.pallas_call(
@@ -67,13 +70,13 @@ def forward(
     grid_spec=_compat.PrefetchScalarGridSpec(
       num_scalar_prefetch=4,
       grid=(count,),
-      in_specs=[rows, keys, keys],
+      in_specs=[rows, keys, keys, *[scale] * len(scales)],
       out_specs=(rows, stats),
       scratch_shapes=[column, column, acc],
     ),
     name='decode',
     **_compat.mosaic_tpu(options.interpret, 'arbitrary'),
-  )(*pairs, k_start, k_end, q.reshape(b, kv, group, h), k, v)
+  )(*pairs, k_start, k_end, q.reshape(b, kv, group, h), *cache)
   return out.reshape(b, n, h), lse.reshape(b, n)
 
 
@@ -102,18 +105,10 @@ def steps(
 
 
 def _kernel(
-  options,
-  row_ref,
-  block_ref,
-  start_ref,
-  end_ref,
-  q_ref,
-  k_ref,
-  v_ref,
-  out_ref,
-  lse_ref,
-  *state_refs,
+  options, row_ref, block_ref, start_ref, end_ref, q_ref, k_ref, v_ref, *refs
 ):
+  *scale_refs, out_ref, lse_ref, top_ref, total_ref, acc_ref = refs
+  state_refs = top_ref, total_ref, acc_ref
   kv, group, h = q_ref.shape
   block = k_ref.shape[1]
   i = pl.program_id(0)
@@ -131,9 +126,14 @@ def _kernel(
     keys = jax.lax.broadcasted_iota(jnp.int32, (group, block), 1)
     mask = tiles.in_interval(start, end, first + keys)
     for head in range(kv):
-      s = tiles.scores(q_ref[head], k_ref[head], options.scale, options.softcap)
+      q = q_ref[head]
+      k = k_ref[head].astype(q.dtype)
+      own = slice(head, head + 1)
+      k_scale, v_scale = [x[own] for x in scale_refs] or (1.0, None)
+      s = tiles.scores(q, k, options.scale * k_scale, options.softcap)
       state = tuple(ref[head] for ref in state_refs)
-      state = tiles.step(state, s, v_ref[head], mask)
+      v = v_ref[head].astype(q.dtype)
+      state = tiles.step(state, s, v, mask, v_scale)
       for ref, x in zip(state_refs, state, strict=True):
         ref[head] = x
 

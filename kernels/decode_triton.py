@@ -37,17 +37,19 @@ def forward(
   v: jax.Array,
   k_start: jax.Array,
   k_end: jax.Array,
+  *scales: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   """Computes (out [B, N, H], lse f32[B, N]) of q over k, v [B, K, S, H].
 
-  A cache whose length is no multiple of 16 is padded, which copies it.
+  With `scales`, f32[B, K, S] each, k and v are int8, times these. A cache whose
+  length is no multiple of 16 is padded, which copies it.
   """
   b, n, h = q.shape
   kv, s = k.shape[1:3]
   group = n // kv
   most = min(BLOCK, TILE_BYTES // (h * k.dtype.itemsize))
   block, padded = masks.fit(s, most, 16)
-  k, v = masks.pad(k, 2, padded), masks.pad(v, 2, padded)
+  cache = [masks.pad(x, 2, padded) for x in (k, v, *scales)]
   ends = jnp.stack(masks.clip(k_start, k_end, s), axis=1)
   splits = splits or default_splits(b * kv, s)
   rows = max(LEAST_ROWS, 1 << (group - 1).bit_length())
@@ -60,11 +62,11 @@ def forward(
       _compat.struct((b, kv, splits, group), jnp.float32, q),
     ),
     grid=(b * kv, splits),
-    in_specs=plan.inputs(padded),
+    in_specs=plan.inputs(padded, len(scales)),
     out_specs=(plan.partial(h), plan.partial()),
     name='decode',
     **_compat.triton(options.interpret, num_warps=4, num_stages=3),
-  )(ends, q.reshape(b, kv, group, h), k, v)
+  )(ends, q.reshape(b, kv, group, h), *cache)
   out, lse = _combine(out, lse)
   return out.astype(q.dtype).reshape(b, n, h), lse.reshape(b, n)
 
@@ -94,7 +96,7 @@ class _Plan(NamedTuple):
   block: int
   splits: int
 
-  def inputs(self, size):
+  def inputs(self, size, scales):
     kv = self.kv
     ends = pl.BlockSpec((None, 2), lambda x, i: (x // kv, 0))
     rows = pl.BlockSpec(
@@ -103,7 +105,8 @@ class _Plan(NamedTuple):
     keys = pl.BlockSpec(
       (None, None, size, self.h), lambda x, i: (x // kv, x % kv, 0, 0)
     )
-    return [ends, rows, keys, keys]
+    scale = pl.BlockSpec((None, None, size), lambda x, i: (x // kv, x % kv, 0))
+    return [ends, rows, keys, keys, *[scale] * scales]
 
   def partial(self, *last):
     zeros = (0,) * (1 + len(last))
@@ -113,7 +116,8 @@ class _Plan(NamedTuple):
     )
 
 
-def _kernel(options, plan, ends_ref, q_ref, k_ref, v_ref, out_ref, lse_ref):
+def _kernel(options, plan, ends_ref, q_ref, k_ref, v_ref, *refs):
+  *scale_refs, out_ref, lse_ref = refs
   # Blocks of queries and results are wider than the arrays: rows outside are
   # neither read nor written.
   valid = lax.iota(jnp.int32, plan.rows) < plan.group
@@ -127,11 +131,14 @@ def _kernel(options, plan, ends_ref, q_ref, k_ref, v_ref, out_ref, lse_ref):
 
   def step(j, state):
     block = pl.ds(j * plan.block, plan.block)
-    s = tiles.scores(q, k_ref[block, :], options.scale, options.softcap)
+    k = k_ref[block, :].astype(q.dtype)
+    k_scale, v_scale = [x[block][None] for x in scale_refs] or (1.0, None)
+    s = tiles.scores(q, k, options.scale * k_scale, options.softcap)
     keys = j * plan.block + lax.iota(jnp.int32, plan.block)
     mask = tiles.in_interval(start, end, keys)[None]
     mask = jnp.broadcast_to(mask, (plan.rows, plan.block))
-    return tiles.step(state, s, v_ref[block, :], mask)
+    v = v_ref[block, :].astype(q.dtype)
+    return tiles.step(state, s, v, mask, v_scale)
 
   state = lax.fori_loop(lo, hi, step, tiles.start(plan.rows, plan.h))
   out, lse = tiles.finish(state)

@@ -18,6 +18,8 @@ Backward, p again from lse, with delta = sum_h g out - (gradient of lse):
     dk = scale ds^T q                    cap' = 1 - (s / softcap)^2
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -37,9 +39,12 @@ def dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
 
 
 def scores(
-  a: jax.Array, b: jax.Array, scale: float, softcap: float | None
+  a: jax.Array, b: jax.Array, scale: Any, softcap: float | None
 ) -> jax.Array:
-  """Computes softcap tanh(scale a b^T / softcap), f32[rows of a, rows of b]."""
+  """Computes softcap tanh(scale a b^T / softcap), f32[rows of a, rows of b].
+
+  The scale may be f32[1, rows of b].
+  """
   s = dot(a, b, (1, 1)) * scale
   return s if softcap is None else softcap * jnp.tanh(s / softcap)
 
@@ -69,8 +74,12 @@ def step(
   s: jax.Array,
   v: jax.Array,
   mask: jax.Array | None,
+  v_scale: jax.Array | None = None,
 ) -> tuple[jax.Array, ...]:
-  """Adds a tile of scores [queries, keys] to the state; mask None = all."""
+  """Adds a tile of scores [queries, keys] to the state; mask None = all.
+
+  With `v_scale`, f32[1, keys], the values are v_scale v.
+  """
   top, total, acc = state
   if mask is not None:
     s = jnp.where(mask, s, MASKED)
@@ -80,6 +89,7 @@ def step(
     p = jnp.where(mask, p, 0.0)
   shrink = jnp.exp(top - new)
   total = total * shrink + jnp.sum(p, axis=1, keepdims=True)
+  p = p if v_scale is None else p * v_scale
   return new, total, acc * shrink + dot(p.astype(v.dtype), v, (1, 0))
 
 

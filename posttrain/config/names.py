@@ -153,6 +153,8 @@ tokenizer.eos
   eos_token
 tokenizer.pad
   pad_token
+STAGE.rollout.cache_dtype
+  kv_cache_dtype
 STAGE.lora.rank
   lora_r lora_rank lora use_lora use_peft peft_config
 STAGE.lora.alpha

@@ -69,6 +69,8 @@ class Options:
   # that fit in a slot. Without a prefix cache, and with a fixed capacity.
   group_size: int = 1
   prompt_tokens: int = 0
+  # Of keys and values in the cache: 'auto' = the compute dtype, or 'int8'.
+  cache_dtype: str = 'auto'
 
 
 class Engine:
@@ -502,7 +504,8 @@ class Engine:
     sizes = self.slots, self.capacity, self._sharding
     store = self._store
     prompts = (store.count, store.tokens) if store else (0, 0)
-    return loop.fit(self._state, self._model, *sizes, prompts)
+    dtype = self._options.cache_dtype
+    return loop.fit(self._state, self._model, *sizes, prompts, dtype)
 
   def _harvest(self) -> None:
     """Waits for the launched chunk; collects the requests that stopped."""

@@ -148,6 +148,7 @@ def fit(
   capacity: int,
   layout: NamedSharding | None,
   prompts: tuple[int, int] = (0, 0),
+  dtype: str = 'auto',
 ) -> State:
   """Returns the state, widened to `capacity` tokens if it is smaller.
 
@@ -159,17 +160,20 @@ def fit(
     layout: the state's sharding.
     prompts: the number of prompts that are stored once, and their tokens, which
       the slots do not hold.
+    dtype: of the cache, see `transformer.empty_cache`.
   """
   if state is not None and state.ids.shape[1] >= capacity:
     return state
-  return _widen(state, cfg, slots, capacity, layout, prompts)
+  return _widen(state, cfg, slots, capacity, layout, prompts, dtype)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))
-def _widen(state, cfg, slots, capacity, layout, prompts=(0, 0)):
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5, 6))
+def _widen(state, cfg, slots, capacity, layout, prompts=(0, 0), dtype='auto'):
   wide = State(
-    cache=transformer.empty_cache(cfg, slots, capacity - prompts[1]),
-    prompts=transformer.empty_cache(cfg, *prompts) if prompts[0] else (),
+    cache=transformer.empty_cache(cfg, slots, capacity - prompts[1], dtype),
+    prompts=transformer.empty_cache(cfg, *prompts, dtype=dtype)
+    if prompts[0]
+    else (),
     recurrent=transformer.empty_recurrent(cfg, slots),
     length=jnp.zeros(slots, jnp.int32),
     token=jnp.zeros(slots, jnp.int32),

@@ -20,14 +20,15 @@ from jax.sharding import PartitionSpec
 
 from posttrain import schema, sharding
 from posttrain.models import delta, experts, lora
-from posttrain.ops import attention
+from posttrain.ops import attention, quantized
 
 Params = Any
 # (cos, sin), f32[B, T, 1, H / 2] each, of the part that rotates; and the factor
 # of queries, f32[B, T, 1, 1], None = 1.
 Rope = tuple[jax.Array, jax.Array, jax.Array | None]
 LayerRange = tuple[Rope, jax.Array]  # (rope, k_start i32[B, T])
-LayerCache = tuple[jax.Array, jax.Array]  # (keys, values), [B, K, S, H] each
+# (keys, values), [B, K, S, H] each, which may be `Quantized`.
+LayerCache = tuple[Any, Any]
 Recurrent = tuple[jax.Array, jax.Array]  # (buffer, state) of `models.delta`
 Tokens = tuple[jax.Array, jax.Array]  # (positions i32, valid bool), [B, T] each
 Kind = tuple[str, str]  # a layer's mixer and its feed-forward, see `PARTS`
@@ -686,18 +687,20 @@ def append(
   """
   (own, common), rows, prompts = places, cache.prefixes, cache.prompts
   index = None if rows is None else rows.index
-  slots = tuple(
-    write(old, x, own, index) for old, x in zip(cache.slots, new, strict=True)
+  if isinstance(cache.slots[0], quantized.Quantized):
+    new = tuple(quantized.quantize(x, 'int8', -1) for x in new)
+  slots = jax.tree.map(
+    lambda old, x: write(old, x, own, index), cache.slots, new
   )
   read: Any = slots
   if rows is not None:
     if prompts:
-      prompts = tuple(
-        write(old, x, common, rows.prompt_index)
-        for old, x in zip(prompts, new, strict=True)
+      prompts = jax.tree.map(
+        lambda old, x: write(old, x, common, rows.prompt_index), prompts, new
       )
-    pairs = zip(slots, prompts or (None, None), strict=True)
-    read = tuple(read_prefixes(x, rows, y) for x, y in pairs)
+    read = jax.tree.map(
+      lambda x, *y: read_prefixes(x, rows, *y), slots, *filter(None, [prompts])
+    )
   return dataclasses.replace(cache, slots=slots, prompts=prompts), read
 
 

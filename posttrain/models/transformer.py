@@ -63,7 +63,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from posttrain import schema, sharding, tree
 from posttrain.models import experts, layers, lora
-from posttrain.ops import attention
+from posttrain.ops import attention, quantized
 
 Params = Any
 # Per layer; the token at position p of row b is at [b, :, p].
@@ -333,13 +333,26 @@ def trunk(
   )
 
 
-def empty_cache(cfg: schema.Model, rows: int, capacity: int) -> Cache:
-  """Returns a zero cache for `rows` sequences of up to `capacity` tokens."""
+def empty_cache(
+  cfg: schema.Model, rows: int, capacity: int, dtype: str = 'auto'
+) -> Cache:
+  """Returns a zero cache for `rows` sequences of up to `capacity` tokens.
+
+  Args:
+    cfg: model options.
+    rows: number of sequences.
+    capacity: their tokens.
+    dtype: 'auto' = the compute dtype; 'int8', see `ops.quantized`.
+  """
   shape = (rows, cfg.kv_heads, capacity, cfg.head_dim)
+
+  def zeros():
+    if dtype == 'auto':
+      return jnp.zeros(shape, cfg.dtype)
+    return quantized.quantize(jnp.zeros(shape), dtype, -1)
+
   return tuple(
-    (jnp.zeros(shape, cfg.dtype), jnp.zeros(shape, cfg.dtype))
-    if mixer == 'attention'
-    else ()
+    (zeros(), zeros()) if mixer == 'attention' else ()
     for mixer, _ in layers.kinds(cfg)
   )
 

@@ -29,7 +29,7 @@ from jax.sharding import PartitionSpec
 from kernels import attention as kernels
 from kernels import masks, tiles
 from posttrain import schema, sharding
-from posttrain.ops import chunked, cudnn, dispatch
+from posttrain.ops import chunked, cudnn, dispatch, quantized
 
 
 @jax.tree_util.register_dataclass
@@ -226,8 +226,8 @@ def cached(
 
   Args:
     q: float[B, T, N, H].
-    k: float[B, K, S, H].
-    v: float[B, K, S, H].
+    k: float[B, K, S, H], or `Quantized`.
+    v: as k.
     k_start: i32[B, T], the first key that a query attends to.
     k_end: i32[B, T], one past the last key that it attends to.
     scale: factor on the scores.
@@ -261,8 +261,8 @@ def decode(
 
   Args:
     q: float[B, N, H].
-    k: float[B, K, S, H].
-    v: float[B, K, S, H].
+    k: float[B, K, S, H], or `Quantized`.
+    v: as k.
     *ends: k_start, i32[B], the first key of a row's interval; k_end, i32[B],
       one past the last key of the interval.
     scale: factor on the scores.
@@ -276,9 +276,10 @@ def decode(
   impl = 'auto' if impl == 'cudnn' else impl
 
   def own(*args):
-    chosen = _choose(impl, softcap, *args[:3], in_loop=True)
+    dense = _dense(*args)
+    chosen = _choose(impl, softcap, *dense[:3], in_loop=True)
     if chosen == 'xla':
-      return chunked.decode(*args, scale=scale, softcap=softcap)
+      return chunked.decode(*dense, scale=scale, softcap=softcap)
     return _kernel(kernels.decode, chosen, (scale, softcap), *args)
 
   def both(q, k, v, start, end, shared):
@@ -342,9 +343,17 @@ def _on_devices(fn: Callable, q, k, v, *ends, heads_axes, shared=None):
   return sharding.split(fn, in_specs, q_spec)(*args)
 
 
+def _dense(q, k, v, *ends):
+  """Returns the arguments with dequantized keys and values."""
+  if isinstance(k, quantized.Quantized):
+    k, v = k.astype(q.dtype), v.astype(q.dtype)
+  return q, k, v, *ends
+
+
 def _cached(scale, softcap, impl, q, k, v, *ends):
   if not q.size:
     return q
+  q, k, v = _dense(q, k, v)
   impl, args = _choose(impl, softcap, q, k, v), (k, v, *ends)
   if impl != 'xla':
     return _kernel(kernels.cached, impl, (scale, softcap), q, *args)[0]
@@ -359,6 +368,7 @@ def _with_lse(scale, softcap, impl, q, k, v, k_start, k_end):
 
   The query heads of a kv head are further queries, which read its keys once.
   """
+  q, k, v = _dense(q, k, v)
   impl = _choose(impl, softcap, q, k, v, in_loop=True)
   b, t, n, h = q.shape
   times = n // k.shape[1]
@@ -427,6 +437,10 @@ def _kernel(fn, impl, scores, q, k, v, *ends):
   interpret = impl == 'interpret'
   backend = 'triton' if interpret else impl
   h = q.shape[-1]
+  options = {}
+  if isinstance(k, quantized.Quantized):
+    options['scales'] = tuple(x.scale[..., 0] for x in (k, v))
+    k, v = k.values, v.values
   here = dispatch.KERNELS[dispatch.platform()] if impl == 'auto' else backend
   q, k, v = (masks.pad(x, x.ndim - 1, _padded(here, h)) for x in (q, k, v))
   out, lse = fn(
@@ -439,5 +453,6 @@ def _kernel(fn, impl, scores, q, k, v, *ends):
     backend=backend,
     interpret=interpret,
     return_lse=True,
+    **options,
   )
   return out[..., :h], lse

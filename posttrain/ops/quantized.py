@@ -1,9 +1,12 @@
-"""Matrices of int8 or int4 with scales, which stand for float ones.
+"""Arrays of int8 or int4 with scales, which stand for float ones.
 
     int8:  W ~ scale v,  one scale per column, |v| <= 127
     int4:  W ~ scale v,  one per column of each 32 rows, |v| <= 7
 
     v = round(W / scale),  scale = max |W| / 127 or / 7.5, over the scale's rows
+
+A cache of keys or values [B, K, S, H] has int8 and a scale per token and head,
+f32[B, K, S, 1].
 
 Two int4 are one byte: rows i and i + 16 of a block are the low and the high
 half of byte i, so that a block is unpacked where it lies. (A CPU stores an
@@ -29,7 +32,7 @@ _MOST = {'int8': 127.0, 'int4': 7.5}  # 7.5 is rounded to 7
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-  """A matrix [..., in, out], of which only `astype` has the numbers."""
+  """An array, of which only `astype` has the numbers."""
 
   values: jax.Array  # int8[..., in, out], or uint8[..., in / 2, out]
   scale: jax.Array  # f32[..., 1, out], or bf16[..., in / 32, out]
@@ -73,20 +76,21 @@ def _blocks(x: jax.Array, rows: int) -> jax.Array:
   return x.reshape(*x.shape[:-2], -1, rows, x.shape[-1])
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def quantize(x: jax.Array, kind: str) -> Quantized:
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def quantize(x: jax.Array, kind: str, axis: int = -2) -> Quantized:
   """Quantizes a float matrix [..., in, out].
 
   Args:
     x: numbers; with 'int4' in is a multiple of 32.
     kind: 'int8' or 'int4'.
+    axis: that which has a scale in common; -2 with 'int4'.
   """
   x, most = x.astype(jnp.float32), _MOST[kind]
   shape = x.shape
   if kind == 'int4':
     x = _blocks(x, BLOCK)
   # A factor, as divisions are not rounded alike everywhere.
-  scale = jnp.max(jnp.abs(x), axis=-2, keepdims=True) * (1 / most)
+  scale = jnp.max(jnp.abs(x), axis=axis, keepdims=True) * (1 / most)
   if kind == 'int4':
     scale = scale.astype(jnp.bfloat16)
   step = scale.astype(jnp.float32)

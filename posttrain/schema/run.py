@@ -291,6 +291,10 @@ class Rollout(bounds.Options):
   # 2 / group_size of the slots at a time, unless they have one turn and at most
   # prefill_tokens.
   shared_prompts: bool = False
+  # Keys and values in the cache: 'auto' = in the compute dtype; 'int8', with a
+  # scale per token and kv head. The policy then samples by other numbers than
+  # it is trained with: `mismatch/*` shows how far.
+  cache_dtype: Annotated[str, bounds.one_of('auto', 'int8')] = 'auto'
   # Largest share of the rollouts of a step (or of an evaluation) that fail, in
   # their episode or in a reward; more stop the run. They leave their groups,
   # which is not a reward of 0. 1 = never stop.

@@ -122,6 +122,7 @@ def _engine_options(components: Components) -> engines.Options:
     prefill_rows=rollout.prefill_rows,
     prefill_tokens=rollout.prefill_tokens,
     prefix_cache=rollout.prefix_cache,
+    cache_dtype=rollout.cache_dtype,
     group_size=load.group_size,
     prompt_tokens=load.prompt_tokens,
     seed=components.cfg.seed,

@@ -354,7 +354,8 @@ def make(
         tensor=mesh.shape[sharding.TENSOR], expert=mesh.shape[sharding.EXPERT]
       )
       host = sharding.abstract_mesh(own, devices)
-    ways, token = sharding.batch_ways(host), cached_token_bytes(model, host)
+    ways, dense = sharding.batch_ways(host), cached_token_bytes(model, host)
+    token = cached_token_bytes(model, host, rollout.cache_dtype)
     depth = model.layers - len(model.delta_layers)
     # The slots: cache, drawn ids and their logprobs.
     tokens = load.prompt_tokens
@@ -378,10 +379,14 @@ def make(
     rows = -(-min(rollout.prefill_rows, slots) // ways)
     prefill = _work(model, host, rows * rollout.prefill_tokens, FORWARD)
     prefill += rows * slot_tokens * token * (1 + bool(tokens))
+    if token < dense:
+      prefill += rows * slot_tokens * dense
     logits = _LOGITS * 4 * _head(model, host) // model.embed_dim
     if decoders:
       # Decoding reads a copy of the prompts.
       decoding = slots // ways * logits + stored * depth * token
+      if token < dense:  # XLA dequantizes a layer, our kernels do not
+        decoding += slots // ways * slot_tokens * dense
       work = max(work, prefill, decoding)
     if load.uses_policy and rollout.in_flight and rollout.keep_cache:
       other = cache
@@ -606,9 +611,13 @@ def view_bytes(model: schema.Model, mesh: Mesh, params: Any = None) -> int:
   )
 
 
-def cached_token_bytes(model: schema.Model, mesh: Mesh) -> int:
+def cached_token_bytes(
+  model: schema.Model, mesh: Mesh, dtype: str = 'auto'
+) -> int:
   """Returns the bytes of a token's key and value in a layer."""
   heads = _split(model.kv_heads, mesh.shape[sharding.TENSOR])
+  if dtype == 'int8':
+    return 2 * heads * (model.head_dim + 4)
   return 2 * _width(model) * heads * model.head_dim
 
 

@@ -69,16 +69,20 @@ def play(**options):
   return sorted(done, key=lambda x: (x.id, x.ids.size)), engine
 
 
-def test_completions_are_those_of_slots_that_store_their_own(reads):
+@pytest.mark.parametrize(
+  'dtype', ['auto', pytest.param('int8', marks=pytest.mark.slow)]
+)
+def test_completions_are_those_of_slots_that_store_their_own(reads, dtype):
   """Of groups of many sizes and lengths, that stop one by one."""
-  expected, _ = play()
+  expected, _ = play(cache_dtype=dtype)
   assert not any(reads)
-  completions, engine = play(**STORE)
+  options = {**STORE, 'cache_dtype': dtype}
+  completions, engine = play(**options)
   assert sum(x is not None for x in reads) > 5
   assert_close(completions, expected)
   assert engine._state.prompts[0][0].shape == (4, 2, 48, 16)
   assert engine._state.cache[0][0].shape == (8, 2, 80, 16)
-  again, _ = play(**STORE)
+  again, _ = play(**options)
   for a, b in zip(again, completions, strict=True):
     assert a.logprobs.tobytes() == b.logprobs.tobytes()
 

@@ -62,6 +62,32 @@ def make_inputs(dtype=jnp.float32, s=S):
 
 
 @cases
+def test_int8_caches_are_read_with_their_scales(case):
+  q, k, v = make_inputs(jnp.bfloat16, 50)
+  scales = 0.01 + inputs.draw(1, (B, K, 50), (B, K, 50))[0] ** 2 / 99
+  scales = scales, scales[:, :, ::-1]
+  k, v = (jnp.round(x * 40).astype(jnp.int8) for x in (k, v))
+  backend, splits = case
+  decode = functools.partial(
+    attention.decode,
+    scale=SCALE,
+    softcap=2.0,
+    return_lse=True,
+    backend=backend,
+    splits=splits,
+    interpret=True,
+    scales=scales,
+  )
+  out, lse = jax.jit(decode, compiler_options=gates.FAST)(q, k, v, START, END)
+  k, v = (x * y[..., None] for x, y in zip((k, v), scales, strict=True))
+  expected, expected_lse = make_run('oracle', 2.0)(
+    q.astype(jnp.float32), k, v, START, END
+  )
+  np.testing.assert_allclose(np.asarray(out, np.float32), expected, atol=1e-2)
+  np.testing.assert_allclose(lse, expected_lse, atol=1e-2)
+
+
+@cases
 @pytest.mark.parametrize(
   'softcap, s, dtype',
   [(None, S, jnp.float32), (2.0, 50, jnp.bfloat16)],

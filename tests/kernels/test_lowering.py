@@ -48,6 +48,24 @@ def test_every_kernel_lowers_to_a_custom_call(backend, target, dtype, h):
 
 
 @targets
+def test_decoding_over_an_int8_cache_lowers_to_a_custom_call(backend, target):
+  def decode(q, k, scale, ends):
+    options = {'scale': 0.1, 'backend': backend, 'scales': (scale, scale)}
+    return attention.decode(q, k, k, ends, ends, **options)
+
+  shape = jax.ShapeDtypeStruct
+  text = lowering.lower(
+    decode,
+    shape((B, N, 128), jnp.bfloat16),
+    shape((B, K, S, 128), jnp.int8),
+    shape((B, K, S), jnp.float32),
+    shape((B,), jnp.int32),
+    target=target,
+  )
+  assert text.count(lowering.CUSTOM_CALLS[target]) == 1
+
+
+@targets
 def test_training_on_trees_lowers_to_custom_calls(backend, target):
   def program(x, ends):
     call = functools.partial(attention.attention, scale=0.1, backend=backend)

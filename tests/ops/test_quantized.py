@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from posttrain.ops import grouped_matmul, quantized
+from posttrain.ops import attention, grouped_matmul, quantized
 
 KINDS = ['int8', 'int4']
 
@@ -52,7 +52,38 @@ def test_errors_are_at_most_half_a_step(kind):
   )
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize(
+  'impl', ['xla', pytest.param('interpret', marks=pytest.mark.slow)]
+)
+def test_attention_reads_int8_caches(impl):
+  """Decoding and prefill, as over the numbers of the cache."""
+  keys = iter(jax.random.split(jax.random.key(2), 3))
+  k, v = (
+    quantized.quantize(
+      jax.random.normal(next(keys), (2, 1, 16, 16)), 'int8', -1
+    )
+    for _ in range(2)
+  )
+  assert k.scale.shape == (2, 1, 16, 1)
+  q, options = jax.random.normal(next(keys), (2, 1, 2, 16)), {'scale': 0.25}
+  numbers = k.astype('float32'), v.astype('float32')
+  ends = jnp.array([[0], [3]]), jnp.array([[9], [16]])
+
+  @jax.jit
+  def both(k, v):
+    flat = (x[:, 0] for x in ends)
+    return (
+      attention.cached(q, k, v, *ends, **options, impl=impl)[:, 0],
+      attention.decode(q[:, 0], k, v, *flat, **options, impl=impl),
+    )
+
+  for a, b in zip(both(k, v), both(*numbers), strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  'kind', ['int4', pytest.param('int8', marks=pytest.mark.slow)]
+)
 def test_products_of_groups_dequantize_their_matrices(kind):
   keys = jax.random.split(jax.random.key(1), 2)
   x = jax.random.normal(keys[0], (12, 32))

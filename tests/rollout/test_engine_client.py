@@ -38,6 +38,7 @@ INFO = {
   'engine': SIZES,
   'tensor': 1,
   'scale': 1.0,
+  'factors': False,
 }
 MORE = jax.tree.map(lambda x: 1.1 * x, PARAMS)
 

@@ -23,6 +23,7 @@ INFO = {
   'engine': {'slots': 4, 'capacity': 96, 'seed': 3},
   'tensor': 1,
   'scale': 1.0,
+  'factors': False,
 }
 PARAMS = helpers.params(fixtures.MODEL)
 SUMS = tree.checksums(PARAMS)
