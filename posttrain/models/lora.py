@@ -185,10 +185,8 @@ def quantize(params: Params, kind: str) -> Params:
   """
 
   def convert(path, x):
-    is_kernel = re.fullmatch(
-      r'layers/(?!experts/(router|shared_gate)/).*/kernel', path
-    )
-    if kind == 'float' or not is_kernel:
+    # As `schema.Lora.targets` by default.
+    if kind == 'float' or not re.search(schema.Lora.targets, path):
       return x
     if kind == 'int4' and x.shape[-2] % quantized.BLOCK:
       must = f'be int8 where the rows of {path} are no multiple of '
