@@ -45,6 +45,8 @@ def entry(group_size=1, ratio=1.0):
     # Joined to one per device.
     ({'data': 4, 'tensor': 2}, 1024, 2, None, True, 4),
     ({'data': 4, 'fsdp': 2}, 64, 2, 1024, None, 8),
+    # Pieces of rows are no trees, and share the rows.
+    ({'data': 2, 'sequence': 4}, 4096, 1, None, None, 2),
   ],
 )
 def test_rows_of_a_micro_batch(
@@ -63,6 +65,15 @@ def test_rows_of_a_micro_batch(
     rows,
     row_tokens * joined,
   )
+
+
+def test_rows_in_pieces_are_no_trees_and_their_gradients_add_up_at_once():
+  for key, value in {'trees': True, 'reduce_gradients': 'update'}.items():
+    stage = schema.Stage(
+      envs={'a': entry(2)}, batch=schema.Batch(**{key: value})
+    )
+    with pytest.raises(ValueError, match=f'batch.{key} must be .*sequence'):
+      plan({'sequence': 2}, stage)
 
 
 def test_cudnn_gets_rows_of_whole_samples_and_the_plan_says_so():
