@@ -92,7 +92,8 @@ def test_devices_match_one(tmp_path, devices, meshes):
   arrays = np.load(path)
   for key, value in outcome(sharding.one_device()).items():
     for name in names:
-      atol = 1e-5 * max(1, np.abs(value).max())
+      # On one device another chunk of delta layers makes 8e-6.
+      atol = 2e-5 * max(1, np.abs(value).max())
       np.testing.assert_allclose(
         arrays[f'{name}/{key}'], value, atol=atol, err_msg=f'{name} {key}'
       )
