@@ -34,6 +34,7 @@ def score(
   temperatures: jax.Array,
   parents: jax.Array | None = None,
   ends: jax.Array | None = None,
+  routes: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Computes the log probability of each token given its segment so far.
 
@@ -52,13 +53,14 @@ def score(
     segment_ids: i32[B, T], packed example id; 0 = pad.
     temperatures: f32[B, T], > 0.
     parents, ends: i32[B, T], the trees of rows, see `types.Batch`; None = none.
+    routes: as in `transformer.trunk`.
 
   Returns:
     (logprobs f32[B, T] in nats, entropy f32[B, T] in nats of the distribution
     that predicts each token).
   """
   hidden, _ = transformer.trunk(
-    params, cfg, ids, positions, segment_ids, ends=ends
+    params, cfg, ids, positions, segment_ids, ends=ends, routes=routes
   )
   return score_hidden(
     params, cfg, hidden, ids, positions, segment_ids, temperatures, parents

@@ -433,7 +433,7 @@ def pin_batch(x: jax.Array) -> jax.Array:
 
 
 def pieces(x: jax.Array, fill: int = 0) -> jax.Array:
-  """Returns the rows [B, T] of a batch in pieces, [B * P, T / P].
+  """Returns the rows [B, T, ...] of a batch in pieces, [B * P, T / P, ...].
 
   P is the size of `sequence`; a piece lies on one device, where nothing but
   the tokens themselves says which part of its row it is.
@@ -445,7 +445,8 @@ def pieces(x: jax.Array, fill: int = 0) -> jax.Array:
   if ways(SEQUENCE) == 1:
     return x
   extra = -x.shape[1] % (_TILE * ways(SEQUENCE))
-  x = jax.numpy.pad(x, ((0, 0), (0, extra)), constant_values=fill)
+  widths = (0, 0), (0, extra), *((0, 0),) * (x.ndim - 2)
+  x = jax.numpy.pad(x, widths, constant_values=fill)
   places = PartitionSpec(ROW_AXES, SEQUENCE), PartitionSpec(BATCH_AXES)
   return split(lambda x: x, *places)(x)
 

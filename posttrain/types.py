@@ -95,7 +95,7 @@ class StepOut:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-  """A token sequence that trains. Every array is [T].
+  """A token sequence that trains. Every array but `routes` is [T].
 
   The sampler fills the first block, `algorithms.streams` the second.
   `advantages=None` means "no credit was assigned", which is not "all zero".
@@ -111,6 +111,9 @@ class Sample:
   temperatures: np.ndarray  # f32
   # i32, step of the weights that sampled the token; -1 = not sampled.
   versions: np.ndarray
+  # i16[T, L, k], the sampler's experts in the L layers with experts; -1 = not
+  # recorded, as of the last token.
+  routes: np.ndarray | None = None
   # i32, index of the token's message in the rollout; -1 = sampled, or a header.
   message_ids: np.ndarray | None = None
   task: Task | None = None
@@ -129,12 +132,13 @@ class Sample:
     return len(self.ids)
 
 
-def not_sampled(length: int) -> dict[str, np.ndarray]:
+def not_sampled(length: int) -> dict[str, Any]:
   """Returns the fields of a sample whose tokens the policy did not sample."""
   return {
     'sampler_logprobs': np.zeros(length, np.float32),
     'temperatures': np.ones(length, np.float32),
     'versions': np.full(length, -1, np.int32),
+    'routes': None,
   }
 
 
@@ -266,6 +270,7 @@ class Batch:
   value_weights: Array | None = None  # f32
   bootstraps: Array | None = None  # f32
   value_count: Array | None = None  # f32[]
+  routes: Array | None = None  # i16[M, B, T, L, k], where a sample has them
 
   @property
   def members(self) -> Array:

@@ -227,9 +227,9 @@ def chain(folder: str) -> list[str]:
 
 
 def model_text(cfg: schema.Model) -> str:
-  """Returns a model's options as text, without the kind of its attention."""
+  """Returns the options of a model's weights as text."""
   options = dataclasses.asdict(cfg)
-  del options['attention']
+  del options['attention'], options['routes']
   return json.dumps(options, sort_keys=True)
 
 

@@ -576,7 +576,9 @@ def _model_of(start: Any, now: Any) -> schema.Model:
   """Returns the model of weights, with what they leave open as it is `now`."""
   is_run = start.kind == 'run'
   names = (
-    ('attention',) if is_run else ('dtype', 'remat', 'rope_length', 'attention')
+    ('attention', 'routes')
+    if is_run
+    else ('dtype', 'remat', 'rope_length', 'attention', 'routes')
   )
   kept = {name: now[name] for name in names if now is not None}
   return dataclasses.replace(start.model, **kept)

@@ -138,6 +138,11 @@ def pack(
     pad = layout.pad_id if name == 'ids' else _PADS.get(name, 0)
     arrays[name] = np.full(shape, pad, dtype)
     arrays[name].reshape(-1)[places] = fields[name][is_laid]
+  if tokens.routes is not None:
+    arrays['routes'] = np.full((*shape, *tokens.routes.shape[1:]), -1, np.int16)
+    arrays['routes'].reshape(-1, *tokens.routes.shape[1:])[places] = (
+      tokens.routes[is_laid]
+    )
   if layout.trees:
     links = np.zeros((3, *shape), np.int32)
     arrays |= zip(('parents', 'ends', 'copies'), links, strict=True)
@@ -166,6 +171,7 @@ class _Tokens(NamedTuple):
   # [N] each; 0 where a sample has no advantages or ref_logprobs.
   fields: dict[str, np.ndarray]
   is_member: np.ndarray  # bool[N], of any component
+  routes: np.ndarray | None  # i16[N, L, k], if a sample has them
 
 
 def _join(samples: Sequence[types.Sample]) -> _Tokens:
@@ -202,7 +208,13 @@ def _join(samples: Sequence[types.Sample]) -> _Tokens:
     'ce is at T = 1'
   )
   is_member = np.any([values != 0 for values in weights.values()], axis=0)
-  return _Tokens(lengths, owner, position, fields, is_member)
+  recorded = [x.routes for x in samples if x.routes is not None]
+  routes = None
+  if recorded:
+    routes = np.full((len(owner), *recorded[0].shape[1:]), -1, np.int16)
+    has_routes = [x.routes is not None for x in samples]
+    routes[np.repeat(has_routes, lengths)] = np.concatenate(recorded)
+  return _Tokens(lengths, owner, position, fields, is_member, routes)
 
 
 def _kept(tokens: _Tokens, layout: Layout) -> tuple[list[int], list[int]]:
@@ -218,6 +230,10 @@ def _kept(tokens: _Tokens, layout: Layout) -> tuple[list[int], list[int]]:
   trains = tokens.is_member | (tokens.fields['mask'] != 0)
   starts = np.cumsum(tokens.lengths) - tokens.lengths
   columns = [tokens.fields['ids']]
+  if tokens.routes is not None:  # as one number, the same if they are equal
+    routes = tokens.routes.reshape(len(trains), -1).astype(np.uint32)
+    factors = np.random.default_rng(0).integers(1, 2**32, routes.shape[1])
+    columns.append((routes @ factors.astype(np.uint32)).view(np.int32))
   if layout.trained:
     for name, dtype in _STREAMS.items():
       values = np.where(trains, tokens.fields[name], 0).astype(dtype)

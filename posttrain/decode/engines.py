@@ -523,19 +523,44 @@ class Engine:
       entry.length = int(length[entry.slot])
       turn = entry.turn(entry.length)
       entry.token = int(ids[turn][-1])
-      self._finish(entry, ids[turn], logprobs[turn], entry.stop_reason)
+      self._finish(
+        entry, ids[turn], logprobs[turn], entry.stop_reason, self._routes(entry)
+      )
+
+  def _routes(self, entry: schedule.RequestState) -> np.ndarray | None:
+    """Returns `requests.Completion.routes` of a request that has stopped."""
+    if self._model.routes == 'own':
+      return None
+    prompt, ways = entry.prompt_index, self._shapes.ways
+    if self._store is not None:  # counted from the first one on its device
+      device = entry.slot // (self.slots // ways)
+      prompt += device * (self._store.count // ways)
+    args = entry.slot, prompt, entry.base
+    rows = np.asarray(loop.routes(self._state, *args))[: entry.length]
+    return rows.reshape(len(rows), self._model.expert_layers, -1)
 
   def _collect(self) -> list[requests.Completion]:
     completions, self._ready = self._ready, []
     return completions
 
   def _finish(
-    self, entry: schedule.RequestState, ids: Any, logprobs: Any, reason: str
+    self,
+    entry: schedule.RequestState,
+    ids: Any,
+    logprobs: Any,
+    reason: str,
+    routes: np.ndarray | None = None,
   ) -> None:
     ids, logprobs = np.array(ids, np.int32), np.array(logprobs, np.float32)
     self._ready.append(
       requests.Completion(
-        entry.request.id, ids, logprobs, reason, self._version, entry.cached
+        entry.request.id,
+        ids,
+        logprobs,
+        reason,
+        self._version,
+        entry.cached,
+        routes,
       )
     )
     self._schedule.finish(entry)

@@ -301,13 +301,13 @@ def share(
     return jax.lax.fori_loop(0, tiles * blocks, put, cache), recurrent
 
   with sharding.use(_mesh(layout)):
-    place = sharding.fitting(shape, layers.CACHE_AXES)
-    batch = PartitionSpec(place[0])
-    whole = jax.tree.map(
-      lambda x: sharding.fitting(x.shape, layers.CACHE_AXES), state.recurrent
+    both = jax.tree.map(
+      lambda x: sharding.fitting(x.shape, layers.CACHE_AXES),
+      (state.cache, state.recurrent),
     )
-    specs = batch, batch, PartitionSpec(), place, whole
-    copy = sharding.split(copy, specs, (place, whole))
+    batch = PartitionSpec(sharding.fitting(shape, layers.CACHE_AXES)[0])
+    specs = batch, batch, PartitionSpec(), *both
+    copy = sharding.split(copy, specs, both)
     both = copy(target, source, length, state.cache, state.recurrent)
   state = dataclasses.replace(state, cache=both[0], recurrent=both[1])
   return _pin(state, layout)
@@ -395,11 +395,15 @@ def decode(
   carry = jnp.zeros((), jnp.int32), dataclasses.replace(state, prompts=())
   with sharding.use(_mesh(layout)):
     if shared is not None:
-      place = sharding.fitting(cached_shape(state), layers.CACHE_AXES)
-      specs = place, PartitionSpec(place[0])
       members, longest = shared.members, shared.longest
-      cut = sharding.split(lambda x, y: x[: len(y), :, :longest], specs, place)
-      cache = jax.tree.map(lambda x: cut(x, members), prompts)
+
+      def cut(x):
+        place = sharding.fitting(x.shape, layers.CACHE_AXES)
+        specs = place, PartitionSpec(place[0])
+        fn = sharding.split(lambda x, y: x[: len(y), :, :longest], specs, place)
+        return fn(x, members)
+
+      cache = jax.tree.map(cut, prompts)
       shared = dataclasses.replace(shared, cache=cache)
     # Kernels skip what a slot does not hold.
     reads_all = attention.is_xla(cfg, decodes=True)
@@ -457,6 +461,26 @@ def _decode_up_to(base, tokens, steps, min_active, step, carry):
     return jax.lax.while_loop(continues, step, carry)
   # A loop of at most one turn: unlike a condition, it copies no cache.
   return jax.lax.while_loop(continues, on_copy, carry)
+
+
+@jax.jit
+def routes(
+  state: State, slot: jax.Array, prompt: jax.Array, base: jax.Array
+) -> jax.Array:
+  """Returns the experts of a sequence's tokens, i16[S, L k], by position.
+
+  Args:
+    state: the state of all slots, of a model with recorded `routes`.
+    slot: i32[], its slot.
+    prompt: i32[], its prompt of those that are stored once.
+    base: i32[], the tokens there, which come before those of the slot.
+  """
+  own = jax.tree.leaves(state.cache)[-1][slot, 0]
+  if not state.prompts:
+    return own
+  first = jax.tree.leaves(state.prompts)[-1][prompt, 0]
+  both = jnp.concatenate([first, jnp.zeros_like(own)])
+  return jax.lax.dynamic_update_slice_in_dim(both, own, base, 0)
 
 
 @functools.partial(jax.jit, static_argnums=2, donate_argnums=0)

@@ -72,3 +72,6 @@ class Completion:
   stop_reason: str  # 'eos', 'max_tokens', or 'overflow': the cache was full
   version: int | np.ndarray  # of the weights; i32[n], if they are several
   cached: int = 0  # tokens of the prompt that were not computed again
+  # i16[P + n - 1, L, k], the experts in the L layers with experts of all tokens
+  # before the last, prompt and earlier turns included; None = not recorded.
+  routes: np.ndarray | None = None

@@ -41,25 +41,39 @@ NAMES = ('gate', 'up', 'down')
 Stats = dict[str, jax.Array]
 
 
-def route(
-  logits: jax.Array, per_token: int, normalize: bool
-) -> tuple[jax.Array, jax.Array]:
-  """Chooses each token's experts.
+def weigh(logits: jax.Array, index: jax.Array, normalize: bool) -> jax.Array:
+  """Returns the weights f32[..., k] of each token's experts.
 
   Args:
     logits: f32[..., E].
-    per_token: k.
+    index: i32[..., k], the experts.
     normalize: whether a token's weights sum to 1, which is a softmax over the
       chosen logits.
+  """
+  chosen = jnp.take_along_axis(logits, index, axis=-1)
+  if normalize:
+    return jax.nn.softmax(chosen)
+  return jnp.exp(chosen - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
+
+
+def flips(index: jax.Array, routes: jax.Array, valid: jax.Array) -> Stats:
+  """Counts the tokens of which other experts were recorded.
+
+  Args:
+    index: i32[..., k], the choices.
+    routes: i32[..., k], the recorded ones; -1 = none.
+    valid: bool[...].
 
   Returns:
-    (weights f32[..., k], experts i32[..., k]), the largest first.
+    recorded f32[], the tokens with recorded choices; flipped f32[], those of
+    them whose sets differ.
   """
-  top, index = jax.lax.top_k(logits, per_token)
-  if normalize:
-    return jax.nn.softmax(top), index
-  total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-  return jnp.exp(top - total), index
+  recorded = valid & (routes[..., 0] >= 0)
+  differs = jnp.any(jnp.sort(index) != jnp.sort(routes), axis=-1)
+  return {
+    'recorded': jnp.sum(recorded, dtype=jnp.float32),
+    'flipped': jnp.sum(recorded & differs, dtype=jnp.float32),
+  }
 
 
 def statistics(logits: jax.Array, index: jax.Array) -> Stats:
@@ -108,17 +122,22 @@ def metrics(stats: Stats) -> dict[str, tuple[jax.Array, jax.Array]]:
 
   `router/entropy` of p in nats, mean over tokens; means over micro-batches and
   layers of `router/balance` and of `router/max_load`, the largest load of an
-  expert by the mean load.
+  expert by the mean load. With recorded choices also `router/flipped`, see
+  `flips`, over tokens and layers.
   """
   stats = jax.lax.stop_gradient(stats)
   mean = jnp.mean(stats['load'], axis=-1)
   layers = jnp.sum(mean > 0).astype(jnp.float32)
   peak = jnp.max(stats['load'], axis=-1) / jnp.where(mean > 0, mean, 1)
-  return {
+  pairs = {
     'router/entropy': (jnp.sum(stats['entropy']), jnp.sum(stats['tokens'])),
     'router/balance': (jnp.sum(balance(stats)), layers),
     'router/max_load': (jnp.sum(peak), layers),
   }
+  if 'recorded' in stats:
+    flipped = jnp.sum(stats['flipped']), jnp.sum(stats['recorded'])
+    pairs['router/flipped'] = flipped
+  return pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,16 +206,25 @@ def product(x: jax.Array, kernel: Any, sizes: jax.Array) -> jax.Array:
   return times(x, kernel)
 
 
+ALPHA = 1.702  # of the bounded gate
+
+
 def apply(
-  params: Any, x: jax.Array, index: jax.Array, weights: jax.Array
+  params: Any,
+  x: jax.Array,
+  index: jax.Array,
+  weights: jax.Array,
+  clamp: float | None = None,
 ) -> jax.Array:
   """Computes the experts of tokens, and adds up their results.
 
   Args:
-    params: `kernel` of `gate`, `up` and `down`, see `product`.
+    params: `kernel` of `gate`, `up` and `down`, see `product`; and `bias`,
+      float[E, out], where they have one.
     x: float[N, D].
     index: i32[N, k]; outside [0, E) = no expert.
     weights: f32[N, k].
+    clamp: see `schema.Experts`.
 
   Returns:
     float[N, D], 0 for a token without expert.
@@ -204,16 +232,28 @@ def apply(
   kernel = params['gate']['kernel']
   experts = jax.tree.leaves(kernel)[0].shape[0]
   known = (index >= 0) & (index < experts)
-  order = sort(jnp.where(known, index, experts), experts)
+  index = jnp.where(known, index, experts)
+  order = sort(index, experts)
 
   def times(y, name):
-    return product(y, params[name]['kernel'], order.sizes)
+    z = product(y, params[name]['kernel'], order.sizes)
+    if 'bias' in params[name]:
+      # As a product its gradient is one, too.
+      owners = index.reshape(-1)[order.rows]
+      bias = params[name]['bias'].astype(z.dtype)
+      z += jax.nn.one_hot(owners, experts, dtype=z.dtype) @ bias
+    return z
 
   rows = spread(x, order.rows, order.places)
   # Named for `transformer.REMAT`.
   gate = checkpoint_name(times(rows, 'gate'), 'kept')
   up = checkpoint_name(times(rows, 'up'), 'kept')
-  hidden = nn.silu(gate) * up
+  if clamp is None:
+    hidden = nn.silu(gate) * up
+  else:
+    gate = jnp.minimum(gate, clamp)
+    hidden = gate * nn.sigmoid(ALPHA * gate)
+    hidden *= 1 + jnp.clip(up, -clamp, clamp)
   weights = jnp.where(known, weights, 0).astype(x.dtype)
   y = checkpoint_name(times(hidden, 'down'), 'kept')
   y *= weights.reshape(-1)[order.rows, None]
@@ -239,6 +279,7 @@ def mix(
   index: jax.Array,
   weights: jax.Array,
   whole: bool = False,
+  clamp: float | None = None,
 ) -> jax.Array:
   """Computes `apply` of rows, on the devices of the current mesh.
 
@@ -248,11 +289,12 @@ def mix(
     index: i32[B, T, k]; E = a pad.
     weights: f32[B, T, k].
     whole: see `axes`.
+    clamp: as of `apply`.
   """
 
   def flat(params, x, index, weights):
     args = (y.reshape(-1, y.shape[-1]) for y in (x, index, weights))
-    return apply(params, *args).reshape(x.shape)
+    return apply(params, *args, clamp).reshape(x.shape)
 
   if sharding.current() is None:
     return flat(params, x, index, weights)
@@ -278,6 +320,10 @@ def mix(
     name: {'kernel': place(params[name]['kernel'], axes(name, whole))}
     for name in NAMES
   }
+  for name in NAMES:
+    if 'bias' in params[name]:
+      columns = None if name == 'down' else sharding.TENSOR
+      places[name]['bias'] = PartitionSpec(sharding.EXPERT, columns)
   rows = sharding.fitting(x.shape[:1], (sharding.BATCH_AXES,))
 
   def gather(w, place):
@@ -295,6 +341,10 @@ def mix(
         lax.all_gather(y, sharding.EXPERT, axis=0, tiled=True) for y in tokens
       ]
     x, index, weights = tokens
+    if 'bias' in (down := params['down']):  # is added once
+      is_first = lax.axis_index(sharding.TENSOR) == 0
+      bias = jnp.where(is_first, down['bias'], 0)
+      params = {**params, 'down': {**down, 'bias': bias}}
     own = jax.tree.leaves(params['gate'])[0].shape[0]
     first = lax.axis_index(sharding.EXPERT) * own
     y = flat(params, x, index - first, weights)

@@ -88,6 +88,7 @@ for _x in 'qkvo':
     f'layers/attention/{_x}/bias': f'{LAYER}self_attn.{_x}_proj.bias',
     f'layers/attention/{_x}_norm/scale': f'{LAYER}self_attn.{_x}_norm.weight',
   }
+NAMES['layers/attention/sinks'] = LAYER + 'self_attn.sinks'
 for _x in ('gate', 'up', 'down'):
   NAMES[f'layers/mlp/{_x}/kernel'] = f'{LAYER}mlp.{_x}_proj.weight'
   NAMES[f'layers/experts/shared/{_x}/kernel'] = (
@@ -174,6 +175,12 @@ class Family:
   # leaves in the order of NAMES one after the other, and in delta layers head
   # by head.
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  # Names of further tensors that stand for those of `names` where a directory
+  # has them: of all experts together.
+  joined: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  # Whether tensors of all experts are [in, out], and alternate gate and up; and
+  # may be packed as MXFP4.
+  alternates: bool = False
   divides: bool = True  # transformers wants heads to divide hidden_size
 
 
@@ -210,6 +217,11 @@ _EXPERTS = {
   'experts.count': 'num_experts',
   'experts.per_token': 'num_experts_per_tok',
   'experts.normalize': 'norm_topk_prob',
+}
+_JOINED = {
+  'layers/experts/gate/kernel': LAYER + 'mlp.experts.gate_up_proj',
+  'layers/experts/up/kernel': LAYER + 'mlp.experts.gate_up_proj',
+  'layers/experts/down/kernel': LAYER + 'mlp.experts.down_proj',
 }
 _OLMO = {
   'pre_norms': False,
@@ -264,11 +276,18 @@ _HYBRID_EXPERTS = dataclasses.replace(
     'num_experts': 256,
     'num_experts_per_tok': 8,
   },
+  joined=_JOINED,
 )
-_NESTED = {
-  path: name.replace('model.', 'model.language_model.', 1)
-  for path, name in {**NAMES, **NORMS[True, False]}.items()
-}
+
+
+def _nested(names: Mapping[str, str]) -> dict[str, str]:
+  return {
+    path: name.replace('model.', 'model.language_model.', 1)
+    for path, name in names.items()
+  }
+
+
+_NESTED = _nested({**NAMES, **NORMS[True, False]})
 _MINISTRAL = Family(
   'Ministral3ForCausalLM',
   keys={'query_beta': 'llama_4_scaling_beta'},
@@ -382,6 +401,7 @@ FAMILIES = {
     architecture='Qwen3_5MoeForConditionalGeneration',
     nested='text_config',
     names=_NESTED,
+    joined=_nested(_JOINED),
   ),
   'qwen3_next': dataclasses.replace(
     _HYBRID,
@@ -454,6 +474,47 @@ FAMILIES = {
       'num_experts_per_tok': 8,
       'norm_topk_prob': False,
     },
+  ),
+  'gpt_oss': Family(
+    'GptOssForCausalLM',
+    fixed={'attention_sinks': True, 'experts.bias': True},
+    keys={
+      **_BIASES,
+      'experts.count': 'num_local_experts',
+      'experts.per_token': 'num_experts_per_tok',
+      'experts.mlp_dim': 'intermediate_size',
+      'experts.clamp': 'swiglu_limit',
+    },
+    aliases={'num_experts': 'num_local_experts'},
+    plain={'swiglu_alpha': 1.702},
+    absent={
+      'num_local_experts': 128,
+      'num_experts_per_tok': 4,
+      'swiglu_limit': 7.0,
+      'attention_bias': True,
+      'head_dim': 64,
+      'num_key_value_heads': 8,
+      'sliding_window': 128,
+      'rope_theta': 150_000.0,
+      'rope_parameters': {
+        'rope_type': 'yarn',
+        'factor': 32.0,
+        LENGTH: 4096,
+        'truncate': False,
+      },
+    },
+    windows=2,
+    names={
+      **_JOINED,
+      **{
+        path.replace('kernel', 'bias'): f'{name}_bias'
+        for path, name in _JOINED.items()
+      },
+      'layers/experts/router/kernel': LAYER + 'mlp.router.weight',
+      'layers/experts/router/bias': LAYER + 'mlp.router.bias',
+    },
+    alternates=True,
+    divides=False,
   ),
   'mixtral': Family(
     'MixtralForCausalLM',

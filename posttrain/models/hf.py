@@ -12,7 +12,8 @@ model.safetensors.index.json       the file of each tensor, if several
    each file once it is complete, and writes the index and config.json last: an
    incomplete directory cannot be loaded.
 
-Our kernels are [in, out], theirs [out, in]. Only safetensors: no pickle.
+Our kernels are [in, out], theirs [out, in]. Only safetensors: no pickle. Of
+packed tensors MXFP4 is read, as bfloat16.
 """
 
 import contextlib
@@ -38,6 +39,11 @@ from posttrain.util import disk, errors, hub, watchdog
 
 SINGLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 DTYPES = {'F32': 'float32', 'F16': 'float16', 'BF16': 'bfloat16'}
+# Tensors of an MXFP4 matrix [E, in, out]: pairs of numbers u8[E, out, G, 16],
+# the first one in the low bits, and exponents u8[E, out, G], with G = in / 32.
+BLOCKS, SCALES = '_blocks', '_scales'
+# The numbers of 4 bits, 1 + 2 + 1.
+_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 SHARD_BYTES = 2**30  # size of a file, unless one tensor is larger
 Shapes = Mapping[str, tuple[int, ...]]
 Dtypes = Mapping[str, np.dtype]
@@ -53,11 +59,12 @@ class Tensor(NamedTuple):
   # The output of ours, all leaves together, that each of the file's is; None =
   # they have one order.
   order: np.ndarray | None = None
+  transposed: bool = False  # whether our leaves hold the transpose
 
   @property
-  def transposed(self) -> bool:
-    """Whether our leaves hold the transpose."""
-    return self.paths[0].endswith(('kernel', 'taps'))
+  def outputs(self) -> int:
+    """The axis of outputs in the file."""
+    return -2 if self.transposed else -1
 
 
 Folder = str | pathlib.Path | None
@@ -84,6 +91,11 @@ def tensors(
     **families.NORMS[cfg.pre_norms, cfg.post_norms],
     **family.names,
   }
+  if folder is not None and family.joined:
+    files = filter(pathlib.Path.is_file, _paths(folder, SINGLE))
+    known = {re.sub(r'\d+', '{}', x) for y in files for x in tensor_names(y)}
+    if known & {*family.joined.values()}:
+      names |= family.joined
   by_name, kinds, order = {}, layers.kinds(cfg), [*names]
   for path, leaf in tree.flat(all_shapes(cfg)).items():
     places = [((), ())]
@@ -97,32 +109,40 @@ def tensors(
           for expert in range(leaf.shape[1])
         ]
     shape = leaf.shape[len(places[0][0]) :]
-    shape = shape[::-1] if path.endswith(('kernel', 'taps')) else shape
+    transposed = path.endswith(('kernel', 'taps')) and len(shape) > 1
+    if family.alternates and len(shape) > 2:
+      transposed = False
+    if transposed:
+      shape = (*shape[:-2], shape[-1], shape[-2])
     shape = (shape[0], 1, shape[1]) if path.endswith('taps') else shape
     shape = (1, *shape) if path == 'reward/kernel' else shape
     for index, numbers in places:
       name = names[path].format(*numbers)
-      paths, whole = (path,), shape
+      paths, whole = (path,), list(shape)
+      axis = 0 if path.endswith('taps') else -2 if transposed else -1
       if name in by_name:
         before = by_name[name]
         paths = tuple(sorted((*before.paths, path), key=order.index))
-        whole = (before.shape[0] + shape[0], *shape[1:])
-      by_name[name] = Tensor(paths, index, whole, _order(cfg, paths, whole[0]))
+        whole[axis] += before.shape[axis]
+      rows = _order(cfg, paths, whole[axis], family.alternates)
+      by_name[name] = Tensor(paths, index, tuple(whole), rows, transposed)
   return by_name
 
 
 def _order(
-  cfg: schema.Model, paths: tuple[str, ...], size: int
+  cfg: schema.Model, paths: tuple[str, ...], size: int, alternates: bool
 ) -> np.ndarray | None:
   """Returns `Tensor.order`: ours is by key heads in a delta layer's leaves.
 
   A tensor of several leaves has for each key head its part of each leaf. One of
-  all queries, keys and values has one after the other.
+  all queries, keys and values has one after the other. With `alternates`, gate
+  and up of experts take turns.
   """
-  sizes = cfg.delta
+  sizes, every = cfg.delta, np.arange(size)
+  if alternates and len(paths) > 1:
+    return every.reshape(2, -1).T.reshape(-1)
   if not paths[0].startswith('layers/delta/'):
     return None
-  every = np.arange(size)
   if len(paths) > 1:  # the leaves are qkv and z, or b and a
     values = sizes.value_heads * sizes.value_dim
     first = size - values if paths[0].endswith('qkv/kernel') else size // 2
@@ -190,16 +210,21 @@ def _put(params: dict[str, Any], tensor: Tensor, array: np.ndarray) -> bool:
   for path in tensor.paths:
     ends.append(ends[-1] + params[path].shape[-1])
   flags = []
-  array = array.squeeze(1) if array.ndim > 2 else array
-  array = array if tensor.order is None else array[np.argsort(tensor.order)]
-  for path, start, end in zip(tensor.paths, ends, ends[1:], strict=False):
+  if tensor.paths[0].endswith('taps'):
+    array = array.squeeze(1)
+  if tensor.order is not None:
+    array = np.take(array, np.argsort(tensor.order), tensor.outputs)
+  parts = [array]
+  if len(tensor.paths) > 1:
+    parts = np.split(array, ends[1:-1], tensor.outputs)
+  for path, part in zip(tensor.paths, parts, strict=True):
     leaf = params[path]
-    part = array[start:end] if len(tensor.paths) > 1 else array
     # The tensor is placed as its slice of the leaf is.
     place = leaf.sharding
     if isinstance(place, NamedSharding):
       spec = (*place.spec, *(None,) * leaf.ndim)[lead : leaf.ndim]
-      spec = spec[::-1] if tensor.transposed else spec
+      if tensor.transposed:
+        spec = *spec[:-2], spec[-1], spec[-2]
       place = NamedSharding(place.mesh, PartitionSpec(*spec))
     part = sharding.put(part, place)
     args = leaf, part, tensor.index, tensor.transposed
@@ -211,7 +236,8 @@ def _put(params: dict[str, Any], tensor: Tensor, array: np.ndarray) -> bool:
 @functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
 def _update(leaf, array, index, transposed):
   """Writes a matrix into a leaf; returns it and whether all is finite."""
-  array = quantized.cast(array.T if transposed else array, leaf)
+  array = jnp.matrix_transpose(array) if transposed else array
+  array = quantized.cast(array, leaf)
   finite = [jnp.isfinite(x).all() for x in jax.tree.leaves(array)]
   start = (*index, *(0,) * (leaf.ndim - len(index)))
 
@@ -281,8 +307,10 @@ def save(
         place = NamedSharding(place.mesh, PartitionSpec())
       array = _get(leaf, tensor.index, tensor.transposed, dtypes[name], place)
       parts.append(np.asarray(array.addressable_data(0)))
-    array = np.concatenate(parts) if len(parts) > 1 else parts[0]
-    array = array if tensor.order is None else array[tensor.order]
+    axis = tensor.outputs
+    array = np.concatenate(parts, axis) if len(parts) > 1 else parts[0]
+    if tensor.order is not None:
+      array = np.take(array, tensor.order, axis)
     return array.reshape(tensor.shape)
 
   all_shapes = shapes(cfg, reward, like) | kept
@@ -295,9 +323,9 @@ def save(
       small = path.suffix in ('.json', '.jinja', '.model', '.txt', '.md')
       if path.is_file() and small and path.name != INDEX:
         shutil.copyfile(path, folder / path.name)
-    if not reward:
-      return
     config = disk.read_json_object(folder / 'config.json')
+    if config.pop('quantization_config', None) is None and not reward:
+      return
   if reward:
     (kind,) = config['architectures']
     text = 'Text' * config['model_type'].endswith('_text')
@@ -313,7 +341,8 @@ def _get(leaf, index, transposed, dtype, place):
   """Slices, transposes and casts in one program, without temporaries."""
   for i in index:
     leaf = jax.lax.dynamic_index_in_dim(leaf, i, 0, keepdims=False)
-  array = (leaf.T if transposed else leaf).astype(dtype)
+  array = jnp.matrix_transpose(leaf) if transposed else leaf
+  array = array.astype(dtype)
   if not isinstance(place, NamedSharding):
     return array
   return jax.lax.with_sharding_constraint(array, place)
@@ -364,6 +393,12 @@ def find(
           continue
         part = file.get_slice(name)
         shape, dtype = tuple(part.get_shape()), part.get_dtype()
+        stem = name.removesuffix(BLOCKS)
+        if stem != name and dtype == 'U8' and shape[3:] == (16,):
+          name, dtype = stem, 'BF16'
+          shape = shape[0], 32 * shape[2], shape[1]
+        elif name.removesuffix(SCALES) in shapes and dtype == 'U8':
+          continue
         if shape != shapes.get(name) or dtype not in DTYPES:
           raise ValueError(
             f'{path}: tensor {name} must have the shape of the model in '
@@ -400,7 +435,7 @@ def _paths(folder: str | pathlib.Path, single: str) -> list[pathlib.Path]:
   return [folder / single]
 
 
-def names(path: pathlib.Path) -> list[str]:
+def tensor_names(path: pathlib.Path) -> list[str]:
   """Returns the names of the tensors in a file."""
   with _open(path) as file:
     return list(file.keys())
@@ -413,7 +448,27 @@ def read_tensor(path: pathlib.Path, name: str) -> np.ndarray:
   once read stay there until it is closed.
   """
   with _open(path) as file:
-    return file.get_tensor(name)
+    if name in file.keys():
+      return file.get_tensor(name)
+    blocks = file.get_tensor(name + BLOCKS)
+  index, place = path.with_name(INDEX), path
+  if index.is_file():
+    files = disk.read_json_object(index)['weight_map']
+    place = path.with_name(files[name + SCALES])
+  with _open(place) as file:
+    scales = file.get_tensor(name + SCALES)
+  return unpack(blocks, scales)
+
+
+def unpack(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+  """Returns an MXFP4 matrix, see `BLOCKS`, as bfloat16 [E, in, out]: exact."""
+  values = np.array([*_FP4, *(-x for x in _FP4)], jnp.bfloat16)
+  pairs = np.stack((values[blocks & 15], values[blocks >> 4]), axis=-1)
+  factors = np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
+  rows = pairs.reshape(*scales.shape, 32) * factors[..., None].astype(
+    jnp.bfloat16
+  )
+  return rows.reshape(*scales.shape[:2], -1).swapaxes(1, 2)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from posttrain.models import families
 from posttrain.util import disk
 
 # Fields that do not change a model's function.
-_OURS = ('dtype', 'remat', 'rope_length', 'attention')
+_OURS = ('dtype', 'remat', 'rope_length', 'attention', 'routes')
 _FIELDS = {x.name: x.default for x in dataclasses.fields(schema.Model)}
 _TYPES = typing.get_type_hints(schema.Model)
 _NODES = {'experts': schema.Experts, 'delta': schema.Delta}
@@ -92,7 +92,7 @@ def write(cfg: schema.Model) -> dict[str, Any]:
     names = sorted({x for f in families.FAMILIES.values() for x in f.fixed})
     raise ValueError(
       f'model must have the features of one of {[*families.FAMILIES]}: got '
-      f'{ {x: getattr(cfg, x) for x in names} }'
+      f'{ {x: operator.attrgetter(x)(cfg) for x in names} }'
     )
   wrong, text, family = min(options, key=lambda x: len(x[0]))
   if wrong:
@@ -115,7 +115,9 @@ def _candidates(
   names = {x for _, family in every for x in family.fixed}
   for name, family in every:
     own = _FIELDS | family.fixed
-    if any(getattr(cfg, x) != own[x] for x in names - family.keys.keys()):
+    if any(
+      operator.attrgetter(x)(cfg) != own[x] for x in names - family.keys.keys()
+    ):
       continue
     if cfg.rope_scaling.kind not in family.ropes.values():
       continue
@@ -233,8 +235,12 @@ def _parse(text: dict[str, Any]) -> schema.Model:
     text = {**text, **text.get(family.nested, {}), **tied}
   text = {family.aliases.get(key, key): value for key, value in text.items()}
   c = {**families.ABSENT, **family.absent, **text}
+  packing = c.get('quantization_config') or {}
+  if family.alternates and packing.get('quant_method') == 'mxfp4':
+    del c['quantization_config']  # `hf` unpacks it
   rope, fields = _rope(family, c)
   c |= rope
+  fields |= family.fixed
   keys = {**families.KEYS, **family.keys}
   if c.get('num_key_value_heads') is None:
     c['num_key_value_heads'] = c.get('num_attention_heads')
@@ -265,7 +271,7 @@ def _parse(text: dict[str, Any]) -> schema.Model:
       if i in (c.get('mlp_only_layers') or ())
       or (i + 1) % c['decoder_sparse_step']
     )
-  model = schema.Model(**family.fixed, **fields)
+  model = schema.Model(**fields)
   # The layers are counted by now: a list of them is short.
   nope = _nope_layers(c, model.layers) if family.nope else ()
   local = _local_layers(c, model.layers, family.windows, nope)

@@ -194,6 +194,9 @@ class Attention(nn.Module):
       'softcap': cfg.attention_softcap,
       'impl': cfg.attention,
     }
+    if cfg.attention_sinks:
+      zeros = nn.initializers.zeros
+      options['sinks'] = self.param('sinks', zeros, (cfg.heads,))
     if cache is None:
       out = attention.attention(q, k, v, *ends, **options)
     else:
@@ -216,49 +219,68 @@ class Attention(nn.Module):
 
 
 class Kernels(nn.Module):
-  """The kernels of experts, [E, in, out], normal as that of `Linear`."""
+  """The kernels of experts, [E, in, out], normal as that of `Linear`.
+
+  With `use_bias` also biases [E, out].
+  """
 
   shape: tuple[int, int, int]
+  use_bias: bool
   scale: float = 1.0
 
   @nn.compact
   def __call__(self) -> Params:
     normal = nn.initializers.normal(self.scale / math.sqrt(self.shape[1]))
-    return {'kernel': _kernel(self, normal, self.shape)}
+    params = {'kernel': _kernel(self, normal, self.shape)}
+    if self.use_bias:
+      shape = self.shape[0], self.shape[2]
+      params['bias'] = self.param('bias', nn.initializers.zeros, shape)
+    return params
 
 
 class Experts(nn.Module):
-  """A mixture of experts, see `models.experts`, and its statistics."""
+  """A mixture of experts, see `models.experts`, and its statistics.
+
+  Those of a decode view are the choices. `routes` are i32[B, T, k], recorded
+  ones, -1 where there are none.
+  """
 
   cfg: schema.Model
   fused: bool = False
 
   @nn.compact
   def __call__(
-    self, x: jax.Array, valid: jax.Array
+    self, x: jax.Array, valid: jax.Array, routes: jax.Array | None = None
   ) -> tuple[jax.Array, experts.Stats]:
     cfg, sizes = self.cfg, self.cfg.experts
     count, width = sizes.count, sizes.mlp_dim
-    router = Linear(count, (sharding.FSDP, None), name='router')
+    router = Linear(count, (sharding.FSDP, None), sizes.bias, name='router')
     # Rounding chooses experts, where two are alike.
     with jax.default_matmul_precision('highest'):
       logits = router(x.astype(jnp.float32))
-    weights, index = experts.route(logits, sizes.per_token, sizes.normalize)
+    index, stats = jax.lax.top_k(logits, sizes.per_token)[1], {}
+    if routes is not None:
+      stats = experts.flips(index, routes, valid)
+      if cfg.routes == 'replay':
+        index = jnp.where(routes >= 0, routes, index)
+    weights = experts.weigh(logits, index, sizes.normalize)
     index = jnp.where(valid[..., None], index, count)
     inner, scale = (count, cfg.embed_dim, width), residual_scale(cfg)
+    outer = count, width, cfg.embed_dim
     params = {
-      'gate': Kernels(inner, name='gate')(),
-      'up': Kernels(inner, name='up')(),
-      'down': Kernels((count, width, cfg.embed_dim), scale, name='down')(),
+      'gate': Kernels(inner, sizes.bias, name='gate')(),
+      'up': Kernels(inner, sizes.bias, name='up')(),
+      'down': Kernels(outer, sizes.bias, scale, name='down')(),
     }
-    y = sharding.pin_batch(
-      experts.mix(params, x, index, weights, whole=self.fused)
-    )
+    options = {'whole': self.fused, 'clamp': sizes.clamp}
+    y = sharding.pin_batch(experts.mix(params, x, index, weights, **options))
     if sizes.shared_dim:
       gate = Linear(1, (sharding.FSDP, None), name='shared_gate')(x)
       shared = MLP(cfg, self.fused, sizes.shared_dim, name='shared')(x)
       y += nn.sigmoid(gate) * shared
-    return y, experts.statistics(logits, index)
+    if self.fused:
+      return y, {'index': index}
+    return y, stats | experts.statistics(logits, index)
 
 
 class Delta(nn.Module):
@@ -435,7 +457,8 @@ class Block(nn.Module):
   bool[], picks one of those after the first. `ends` are the k_end, and k_until
   if keys have bounds, of `attention.attention`; delta layers read `tokens`.
   With a `cache`, keys and values are written to its `places`, those of
-  `append`, and queries attend to it.
+  `append`, and queries attend to it. `routes` are those of `Experts`. Returns
+  the hidden states, the new cache, and the statistics of experts.
   """
 
   cfg: schema.Model
@@ -447,12 +470,13 @@ class Block(nn.Module):
     self,
     x: jax.Array,
     flags: tuple[jax.Array, ...],
+    routes: jax.Array | None,
     layer_ranges: tuple[LayerRange, ...],
     ends: tuple[jax.Array, ...],
     tokens: Tokens,
     places: tuple[jax.Array, jax.Array] | None = None,
     cache: Cached | None = None,
-  ) -> tuple[jax.Array, Cached | None]:
+  ) -> tuple[jax.Array, tuple[Cached | None, experts.Stats | None]]:
     cfg, (mixer, ff) = self.cfg, self.kind
     own, *others = layer_ranges
     for flag, other in zip(flags, others, strict=True):
@@ -478,10 +502,10 @@ class Block(nn.Module):
     x = checkpoint_name(x + leave('attention', y), 'kept')
     y, feed, stats = enter('mlp', x), PARTS[ff], None
     if ff == 'experts':
-      y, stats = feed(cfg, self.fused, name=ff)(y, tokens[1])
+      y, stats = feed(cfg, self.fused, name=ff)(y, tokens[1], routes)
     else:
       y = feed(cfg, self.fused, name=ff)(y)
-    return x + leave('mlp', y), stats if cache is None else new
+    return x + leave('mlp', y), (new, stats)
 
 
 class Embed(nn.Module):

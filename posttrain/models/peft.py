@@ -160,7 +160,7 @@ def headers(
   """
   folder = pathlib.Path(folder)
   config, known = read(folder), _places(cfg, base=base)
-  names = hf.names(folder / WEIGHTS)
+  names = hf.tensor_names(folder / WEIGHTS)
   kernels = {known[x][0].rpartition('/')[0] for x in names if x in known}
   try:
     options = schema.Lora(
@@ -193,15 +193,17 @@ def _places(
   """
   places = {}
   for name, tensor in hf.tensors(cfg, folder=base).items():
-    if not (tensor.index and tensor.transposed):
+    if not tensor.index:
       continue
-    if len(tensor.paths) > 1:
+    if len(tensor.paths) > 1 or len(tensor.shape) > 2:
       for path in tensor.paths:
         if f'{path}/a' in (leaves or ()):
           raise ValueError(
             f'lora.targets must leave out {tensor.paths} for PEFT, as they are '
             f'one tensor {name}: got {path}; export with --format=hf'
           )
+      continue
+    if not tensor.transposed:
       continue
     stem = 'base_model.model.' + name.removesuffix('.weight')
     for part, theirs in _PARTS.items():

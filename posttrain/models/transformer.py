@@ -14,6 +14,7 @@ decoding, with a cache, unrolls all blocks over a `decode_view`.
     layers/attention/{q_norm,k_norm}/scale        [L, H]           qk_norm
                                                   [L, N*H or K*H]  wide_qk_norm
     layers/attention/o/kernel                     [L, N*H, D]
+    layers/attention/sinks                        [L, N]   attention_sinks
     layers/delta/qkv/kernel                       [L, D, J*(2K + R*V)]
     layers/delta/{z,b,a}/kernel                   [L, D, J*R*V or J*R]
     layers/delta/taps                             [L, W, J*(2K + R*V)]
@@ -27,6 +28,8 @@ decoding, with a cache, unrolls all blocks over a `decode_view`.
     layers/experts/router/kernel                  [L, D, E]        experts
     layers/experts/{gate,up}/kernel               [L, E, D, F]     experts
     layers/experts/down/kernel                    [L, E, F, D]     experts
+    layers/experts/router/bias                    [L, E]           experts.bias
+    layers/experts/{gate,up,down}/bias            [L, E, F or D]   experts.bias
     layers/experts/shared/{gate,up,down}/kernel   as of mlp        shared_dim
     layers/experts/shared_gate/kernel             [L, D, 1]        shared_dim
     layers/mlp/{gate,up,down}/bias                [L, F or D]      mlp_bias
@@ -66,8 +69,9 @@ from posttrain.models import experts, layers, lora
 from posttrain.ops import attention, quantized
 
 Params = Any
-# Per layer; the token at position p of row b is at [b, :, p].
-Cache = tuple[layers.LayerCache | tuple[()], ...]  # () = a delta layer
+# Per layer; the token at position p of row b is at [b, :, p]. () = a delta
+# layer. With recorded `routes` also those, i16[B, 1, S, L k].
+Cache = tuple[layers.LayerCache | tuple[jax.Array] | tuple[()], ...]
 
 # (regex over 'a/b/c' paths, mesh axis or None per dimension); the first match
 # wins. The table is the transpose of a head.
@@ -84,6 +88,10 @@ SHARDING_RULES = (
   ),
   (r'experts/down/kernel/a$', (None, sharding.EXPERT, sharding.TENSOR)),
   (r'experts/down/kernel/b$', (None, sharding.EXPERT, None, sharding.FSDP)),
+  (r'experts/(gate|up)/bias$', (None, sharding.EXPERT, sharding.TENSOR)),
+  (r'experts/down/bias$', (None, sharding.EXPERT, None)),
+  (r'experts/router/bias$', (None, None)),
+  (r'attention/sinks$', (None, sharding.TENSOR)),
   (r'embed/table$', sharding.ROWS),
   (r'head/kernel$', sharding.COLUMNS),
   (r'attention/[qkv]/kernel$', (None, *sharding.COLUMNS)),
@@ -111,6 +119,8 @@ SHARDING_RULES = (
 VIEW_RULES = (
   (r'experts/(gate|up)/kernel$', experts.axes('up', whole=True)),
   (r'experts/down/kernel$', experts.axes('down', whole=True)),
+  (r'experts/(gate|up)/bias$', (sharding.EXPERT, sharding.TENSOR)),
+  (r'experts/down/bias$', (sharding.EXPERT, None)),
   (r'embed/table$', (sharding.TENSOR, None)),
   (
     r'(head|attention/qkv|delta/inputs|(mlp|shared)/gate_up)/kernel$',
@@ -152,16 +162,20 @@ class Period(nn.Module):
   kinds: tuple[layers.Kind, ...]
 
   @nn.compact
-  def __call__(self, x, flags, ranges, ends, tokens):
+  def __call__(self, x, flags, routes, ranges, ends, tokens):
     # Else XLA would keep what several blocks recompute.
     block = _remat(layers.Block, self.cfg, prevent_cse=True)
     stats = []
     for i, kind in enumerate(self.kinds):
-      own = tuple(flag[i] for flag in flags)
+      own = tuple(flag[i] for flag in flags), None
+      if routes is not None and kind[1] == 'experts':
+        own = own[0], routes[len(stats)]
       x = checkpoint_name(x, 'input')
-      x, each = block(self.cfg, kind, name=str(i))(x, own, ranges, ends, tokens)
+      layer = block(self.cfg, kind, name=str(i))
+      x, (_, each) = layer(x, *own, ranges, ends, tokens)
       stats += [each] if each else []
-    return x, jax.tree.map(lambda *x: jnp.stack(x), *stats) if stats else None
+    stats = jax.tree.map(lambda *x: jnp.stack(x), *stats) if stats else None
+    return x, (None, stats)
 
 
 def _stacked(kinds: tuple[layers.Kind, ...]) -> Any:
@@ -194,6 +208,7 @@ class Transformer(nn.Module):
     positions: jax.Array,
     segment_ids: jax.Array,
     ends: jax.Array | None = None,
+    routes: jax.Array | None = None,
   ) -> tuple[jax.Array, experts.Stats | None]:
     cfg = self.cfg
     intervals = attention.intervals(segment_ids, positions, ends)
@@ -213,16 +228,23 @@ class Transformer(nn.Module):
       # Else each block's parameters would be saved: a copy of all weights.
       body, kind = _remat(_stacked(period), cfg), period
       flags = tuple(flag.reshape(count, -1) for flag in flags)
+    if routes is not None:
+      routes = sharding.pieces(routes.astype(jnp.int32), fill=-1)
+      routes = jnp.moveaxis(routes, 2, 0)
+      if len(period) > 1:
+        routes = routes.reshape(count, -1, *routes.shape[1:])
     blocks = nn.scan(
       body,
       variable_axes={'params': 0},
       split_rngs={'params': True},
-      in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
+      in_axes=(0, 0, nn.broadcast, nn.broadcast, nn.broadcast),
       length=count,
     )
     k_ends = (k_end,) if ends is None else (k_end, ends)
     valid = positions, segment_ids != 0
-    x, stats = blocks(cfg, kind, name='layers')(x, flags, ranges, k_ends, valid)
+    x, (_, stats) = blocks(cfg, kind, name='layers')(
+      x, flags, routes, ranges, k_ends, valid
+    )
     x = sharding.pin_batch(layers.RMSNorm(cfg, name='final_norm')(x))
     if self.is_initializing() and not cfg.tied_head:
       # `head` reads the kernel.
@@ -260,6 +282,7 @@ def trunk(
   segment_ids: jax.Array,
   ends: jax.Array | None = None,
   cache: layers.Cached | None = None,
+  routes: jax.Array | None = None,
 ) -> tuple[jax.Array, Any]:
   """Computes the hidden states that predict each token's successor.
 
@@ -277,6 +300,8 @@ def trunk(
       last token of t's subtree, which alone attends to t; None = no trees.
     cache: the rows' earlier tokens, with a tuple of all layers; None = no
       cache.
+    routes: int[B, T, L, k], recorded experts of the L layers with experts, -1
+      where there are none, see `schema.Model.routes`; None = none at all.
 
   Returns:
     (hidden [B, T, D] in the compute dtype, cache with the new tokens). Without
@@ -293,7 +318,7 @@ def trunk(
       )
       params = {**params, 'layers': split}
     hidden, stats = Transformer(cfg).apply(
-      {'params': params}, tokens, positions, segment_ids, ends
+      {'params': params}, tokens, positions, segment_ids, ends, routes
     )
     if len(layers.period(cfg)) > 1:
       stats = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), stats)
@@ -311,7 +336,7 @@ def trunk(
   )
   start = jnp.zeros_like(k_end)
   ranges = layers.layer_ranges(cfg, positions, start, k_end)
-  new, each = [], layers.variants(cfg)
+  new, chosen, each = [], [], layers.variants(cfg)
   distinct = sorted({*each})
   x = apply(layers.Embed(cfg, fused=True), params['embed'], tokens)
   for i, kind in enumerate(layers.kinds(cfg)):
@@ -322,8 +347,13 @@ def trunk(
       places,
     )
     block, layer = layers.Block(cfg, kind, fused=True), params['layers'][i]
-    x, layer_cache = apply(block, layer, x, (), *args, cache.layer(i))
+    args = (), None, *args, cache.layer(i)
+    x, (layer_cache, stats) = apply(block, layer, x, *args)
     new.append(layer_cache)
+    chosen += [stats['index']] if stats else []
+  if cfg.routes != 'own':
+    joined = jnp.concatenate(chosen, axis=-1)[:, :, None]
+    new.append(layers.append(cache.layer(cfg.layers), places, joined)[0])
   x = apply(layers.RMSNorm(cfg), params['final_norm'], x)
   slots = tuple(x.slots for x in new)
   prompts = cache.prompts and tuple(x.prompts for x in new)
@@ -351,10 +381,14 @@ def empty_cache(
       return jnp.zeros(shape, cfg.dtype)
     return quantized.quantize(jnp.zeros(shape), dtype, -1)
 
-  return tuple(
+  cache = tuple(
     (zeros(), zeros()) if mixer == 'attention' else ()
     for mixer, _ in layers.kinds(cfg)
   )
+  if cfg.routes == 'own':
+    return cache
+  choices = cfg.expert_layers * cfg.experts.per_token
+  return *cache, (jnp.zeros((rows, 1, capacity, choices), jnp.int16),)
 
 
 def empty_recurrent(
@@ -368,7 +402,8 @@ def empty_recurrent(
   buffer = rows, channels, sizes.conv_width - 1
   return tuple(
     (jnp.zeros(buffer, cfg.dtype), jnp.zeros(state)) if mixer == 'delta' else ()
-    for mixer, _ in layers.kinds(cfg)
+    # What `empty_cache` has after the layers has no state.
+    for mixer, _ in (*layers.kinds(cfg), *[('', '')] * (cfg.routes != 'own'))
   )
 
 

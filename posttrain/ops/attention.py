@@ -144,7 +144,7 @@ def is_xla(cfg: schema.Model, *, decodes: bool) -> bool:
 
   def choose(q, k, v, start, end):
     chosen.append(_choose(impl, softcap, q, k, v, decodes))
-    return q
+    return q, None
 
   # Within the mesh's devices, as the ops choose.
   q = jax.ShapeDtypeStruct((1, cfg.heads, cfg.head_dim), cfg.dtype)
@@ -163,6 +163,7 @@ def attention(
   scale: float,
   softcap: float | None = None,
   impl: str = 'auto',
+  sinks: jax.Array | None = None,
 ) -> jax.Array:
   """Attends each query to the keys of its interval.
 
@@ -185,6 +186,8 @@ def attention(
     scale: factor on the scores.
     softcap: bound c of the scores, which become c tanh(score / c); None: none.
     impl: one of `schema.ATTENTION`.
+    sinks: f32[N], a further score of each head's queries, without a value:
+      out sigmoid(lse - sink), lse that of the other scores. None = none.
 
   Returns:
     float[B, T, N, H] in q's dtype; scores and softmax are float32.
@@ -204,11 +207,11 @@ def attention(
     if in_pieces:
       k, v = sharding.whole_rows(k), sharding.whole_rows(v)
     if _choose(impl, softcap, q, k, v, trees=len(ends) > 2) == 'cudnn':
-      return cudnn.attention(q, k, v, *ends, scale=scale)
+      return cudnn.attention(q, k, v, *ends, scale=scale), None
     k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
     return _cached(scale, softcap, impl, q, k, v, *ends)
 
-  return _on_devices(local, q, k, v, *ends, heads_axes=(2, 2))
+  return _on_devices(local, q, k, v, *ends, heads_axes=(2, 2), sinks=sinks)
 
 
 def cached(
@@ -221,6 +224,7 @@ def cached(
   scale: float,
   softcap: float | None = None,
   impl: str = 'auto',
+  sinks: jax.Array | None = None,
 ) -> jax.Array:
   """Computes `attention` over keys in a cache, heads before time.
 
@@ -233,13 +237,15 @@ def cached(
     scale: factor on the scores.
     softcap: bound c of the scores, which become c tanh(score / c); None: none.
     impl: one of `schema.ATTENTION`; 'cudnn' is 'auto'.
+    sinks: as in `attention`.
 
   Returns:
     float[B, T, N, H] in q's dtype.
   """
   impl = 'auto' if impl == 'cudnn' else impl
   fn = functools.partial(_cached, scale, softcap, impl)
-  return _on_devices(fn, q, k, v, k_start, k_end, heads_axes=(2, 1))
+  args = q, k, v, k_start, k_end
+  return _on_devices(fn, *args, heads_axes=(2, 1), sinks=sinks)
 
 
 def decode(
@@ -251,6 +257,7 @@ def decode(
   softcap: float | None = None,
   impl: str = 'auto',
   shared: Shared | None = None,
+  sinks: jax.Array | None = None,
 ) -> jax.Array:
   """Computes `cached` with one query per row.
 
@@ -269,6 +276,7 @@ def decode(
     softcap: bound c of the scores, which become c tanh(score / c); None: none.
     impl: one of `schema.ATTENTION`; 'cudnn' is 'auto'.
     shared: what rows have in common; None = nothing.
+    sinks: as in `attention`.
 
   Returns:
     float[B, N, H] in q's dtype.
@@ -301,21 +309,25 @@ def decode(
     top = jnp.maximum(parts[0][1], parts[1][1])
     weights = [jnp.exp(lse - top)[..., None] for _, lse in parts]
     out = sum(x * out for x, (out, _) in zip(weights, parts, strict=True))
-    return (out / sum(weights)).astype(q.dtype)
+    total: Any = sum(weights)
+    lse = top + jnp.log(total[..., 0])
+    return (out / total).astype(q.dtype), lse
 
+  fn = own if shared is None else both
   args = q, k, v, *ends
-  if shared is None:
-    return _on_devices(lambda *args: own(*args)[0], *args, heads_axes=(1, 1))
-  return _on_devices(both, *args, heads_axes=(1, 1), shared=shared)
+  options = {'shared': shared, 'sinks': sinks}
+  return _on_devices(fn, *args, heads_axes=(1, 1), **options)
 
 
-def _on_devices(fn: Callable, q, k, v, *ends, heads_axes, shared=None):
+def _on_devices(
+  fn: Callable, q, k, v, *ends, heads_axes, shared=None, sinks=None
+):
   """Runs attention on each device of the `current` mesh, on its rows and heads.
 
   Rows, or heads, that do not divide over their mesh axes are whole on each.
 
   Args:
-    fn: attention on one device.
+    fn: attention on one device, (out, lse).
     heads_axes: the axis of heads in q, and in k and v.
   """
   (rows,) = sharding.fitting(q.shape[:1], (sharding.BATCH_AXES,))
@@ -340,7 +352,17 @@ def _on_devices(fn: Callable, q, k, v, *ends, heads_axes, shared=None):
         base=PartitionSpec(rows),
       ),
     )
-  return sharding.split(fn, in_specs, q_spec)(*args)
+  if sinks is None:
+    return sharding.split(lambda *args: fn(*args)[0], in_specs, q_spec)(*args)
+
+  def with_sinks(*args):
+    *args, own = args
+    out, lse = fn(*args)
+    own = jnp.expand_dims(own.astype(jnp.float32), range(lse.ndim - 1))
+    return (out * jax.nn.sigmoid(lse - own)[..., None]).astype(out.dtype)
+
+  in_specs += (PartitionSpec(heads),)
+  return sharding.split(with_sinks, in_specs, q_spec)(*args, sinks)
 
 
 def _dense(q, k, v, *ends):
@@ -352,11 +374,12 @@ def _dense(q, k, v, *ends):
 
 def _cached(scale, softcap, impl, q, k, v, *ends):
   if not q.size:
-    return q
+    return q, q[..., 0]
   q, k, v = _dense(q, k, v)
   impl, args = _choose(impl, softcap, q, k, v), (k, v, *ends)
   if impl != 'xla':
-    return _kernel(kernels.cached, impl, (scale, softcap), q, *args)[0]
+    out, lse = _kernel(kernels.cached, impl, (scale, softcap), q, *args)
+    return out, lse.swapaxes(1, 2)
   on_cpu = dispatch.platform() == 'cpu'
   blocks = chunked.CPU_BLOCKS if on_cpu else chunked.BLOCKS
   options = chunked.Options(scale, softcap, blocks)

@@ -62,7 +62,7 @@ def attention(
   k_start: jax.Array,
   k_end: jax.Array,
   k_until: jax.Array | None = None,
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
   """Computes attention over keys with heads before time.
 
   Args:
@@ -75,7 +75,8 @@ def attention(
     k_until: i32[B, S], the largest k_end that sees a key; None = no bounds.
 
   Returns:
-    float[B, T, N, H] in q's dtype; exactly 0 for an empty interval.
+    (out float[B, T, N, H] in q's dtype, exactly 0 for an empty interval; lse
+    f32[B, T, N] in nats).
   """
   return _forward(options, q, k, v, k_start, k_end, k_until)[0]
 
@@ -86,7 +87,8 @@ def _forward(options, q, k, v, *ends):
   # The names by which remat policies save these, see `kernels.flash`.
   out, lse = checkpoint_name(out, 'attention')
   residuals = checkpoint_name((q, k, v, out, lse), 'kept')
-  return residuals[3], (residuals, *ends)
+  joined = _plan(options, q, k).join(residuals[4].swapaxes(0, 1)[..., None])
+  return (residuals[3], joined[..., 0]), (residuals, *ends)
 
 
 def _out(options, q, k, v, ends):
@@ -110,10 +112,12 @@ def _out(options, q, k, v, ends):
   return plan.join(out), lse.swapaxes(0, 1)
 
 
-def _backward(options, saved, g):
+def _backward(options, saved, gradients):
   (q, k, v, out, lse), *ends = saved
+  g, g_lse = gradients
   delta = g.astype(jnp.float32) * out.astype(jnp.float32)
-  delta = jnp.sum(delta, axis=-1, keepdims=True)
+  # As in `kernels.flash`.
+  delta = jnp.sum(delta, axis=-1, keepdims=True) - g_lse[..., None]
   fn = functools.partial(_gradients, options)
   args = q, k, v, ends, g.astype(q.dtype), lse, delta
   return *_map_rows(options, fn, *args), None, None, None

@@ -193,6 +193,7 @@ class _Sampler:
           **fields,
           'ids': np.array(fields['ids'], np.int32),
           'logprobs': np.array(fields['logprobs'], np.float32),
+          'routes': (x := fields['routes']) and np.array(x, np.int16),
         }
       )
       for fields in self._post('engine', call)['completions']
@@ -332,6 +333,13 @@ class EngineClient:
     """
     self._local, self.score = local, local.score
     self._closed = threading.Event()
+    routes = init_info['model']['routes']
+    requests.require(
+      routes == 'own' or not samplers.vllm_folder,
+      'model.routes',
+      "be 'own' with --vllm_folder",
+      routes,
+    )
     kind = _Vllm if samplers.vllm_folder else _Sampler
     self._samplers = [
       kind(url, samplers, init_info, renderer, self._closed)

@@ -211,6 +211,11 @@ class Transcript:
         mask[place] = True
         logprobs[place] = turn.logprobs
         versions[place] = turn.version
+      recorded = [x.routes for _, x in part.turns if x.routes is not None]
+      routes = None
+      if recorded:  # the last turn has those of all turns
+        routes = np.full((n, *recorded[-1].shape[1:]), -1, np.int16)
+        routes[: len(recorded[-1])] = recorded[-1]
       rendered = part.rendered
       messages, indices = (
         rendered.messages[:n],
@@ -229,6 +234,7 @@ class Transcript:
           sampler_logprobs=logprobs,
           temperatures=np.where(mask, temperature, 1).astype(np.float32),
           versions=versions,
+          routes=routes,
           message_ids=np.where(messages < 0, messages, indices[messages]),
           task=task,
         )

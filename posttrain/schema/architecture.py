@@ -63,6 +63,7 @@ Size = Annotated[int, bounds.within(1, MAX_SIZE)]
 Factor = Annotated[float, bounds.within(1e-3, 1e6)]
 
 
+ROUTES = ('own', 'record', 'replay')
 ROPE_KINDS = ('none', 'linear', 'llama3', 'yarn', 'dynamic', 'longrope')
 
 
@@ -142,7 +143,7 @@ class Experts(bounds.Options):
   """A mixture of experts in place of the MLP (arXiv 1701.06538)."""
 
   # Number of experts; 0 = none.
-  count: Annotated[int, bounds.within(0, 2**16)] = 0
+  count: Annotated[int, bounds.within(0, 2**15)] = 0
   # Number of experts of a token; at most count.
   per_token: Size = 2
   # Hidden width of an expert's gated MLP.
@@ -153,6 +154,11 @@ class Experts(bounds.Options):
   # Hidden width of an MLP that each token visits besides, weighted by a sigmoid
   # of its own (Qwen3.5-MoE, Qwen3-Next); 0 = none.
   shared_dim: Annotated[int, bounds.within(0, MAX_SIZE)] = 0
+  # Biases of the experts and of the router (gpt-oss).
+  bias: bool = False
+  # Bound c of an expert's gate and up, whose product is then min(gate, c)
+  # sigmoid(1.702 gate) (1 + up) in place of gate sigmoid(gate) up; None = none.
+  clamp: Annotated[float | None, bounds.within(1e-3, 1e6)] = None
 
   def __post_init__(self):
     super().__post_init__()
@@ -234,6 +240,9 @@ class Model(bounds.Options):
   # Multiplies attention's outputs by the sigmoid of a projection of its inputs,
   # whose weights are in q, after each head's (Qwen3.5).
   attention_gate: bool = False
+  # A logit of each head that takes part in attention's softmax, and has no
+  # value (gpt-oss).
+  attention_sinks: bool = False
   # Bias on the projection of attention's output.
   output_bias: bool = False
   # Biases of the MLP.
@@ -275,6 +284,12 @@ class Model(bounds.Options):
   # device, slow, for tests. No property of the weights: it may differ when a
   # run is resumed, and from that of other weights.
   attention: Annotated[str, bounds.one_of(*ATTENTION)] = 'auto'
+  # Experts of the tokens that a policy samples, prompts included: 'own' = each
+  # forward pass chooses; 'record' = the sampler's choices stay with the tokens,
+  # and router/flipped is the share that the train step would change; 'replay' =
+  # the train step computes with them, and weights them by its own router
+  # (arXiv 2510.11370). No property of the weights.
+  routes: Annotated[str, bounds.one_of(*ROUTES)] = 'own'
 
   def __post_init__(self):
     super().__post_init__()
@@ -347,6 +362,16 @@ class Model(bounds.Options):
         "be 'silu' with experts",
       ),
       (
+        'attention',
+        self.attention != 'cudnn' or not self.attention_sinks,
+        "not be 'cudnn' with attention_sinks",
+      ),
+      (
+        'routes',
+        self.routes == 'own' or self.experts.count > 0,
+        "be 'own' without experts",
+      ),
+      (
         'window',
         bool(self.local_layers) == (self.window is not None),
         'be set if and only if local_layers is',
@@ -364,8 +389,7 @@ class Model(bounds.Options):
     inner = delta.value_heads * (3 * delta.value_dim + 2)
     inner += 2 * delta.key_heads * delta.key_dim
     mixers = (self.layers - count) * heads + count * inner
-    experts = self.experts
-    count = self.layers - len(self.dense_layers) if experts.count else 0
+    experts, count = self.experts, self.expert_layers
     widths = (self.layers - count) * 3 * self.mlp_dim
     widths += count * experts.count * (3 * experts.mlp_dim + 1)
     shared = experts.shared_dim
@@ -381,6 +405,11 @@ class Model(bounds.Options):
   def rotary_dim(self) -> int:
     """The numbers of a head that RoPE rotates."""
     return int(self.head_dim * self.partial_rotary)
+
+  @property
+  def expert_layers(self) -> int:
+    """The number of layers with experts."""
+    return self.layers - len(self.dense_layers) if self.experts.count else 0
 
   @property
   def is_large(self) -> bool:
@@ -503,6 +532,58 @@ PRESETS = {
   ),
   'qwen3_5_4b': _qwen3_5(32, 2560, 16, 4, 9216, value_heads=32, tied_head=True),
   'qwen3_5_9b': _qwen3_5(32, 4096, 16, 4, 12_288, value_heads=32),
+  'qwen3_5_35b_a3b': _qwen3_5(
+    40,
+    2048,
+    16,
+    2,
+    512,
+    value_heads=32,
+    experts=Experts(count=256, per_token=8, mlp_dim=512, shared_dim=512),
+  ),
+  'mixtral_8x7b': _large(
+    32_000,
+    32,
+    4096,
+    32,
+    8,
+    14_336,
+    rope_theta=1e6,
+    norm_eps=1e-5,
+    experts=Experts(count=8, per_token=2, mlp_dim=14_336),
+  ),
+  'olmoe_1b_7b': _large(
+    50_304,
+    16,
+    2048,
+    16,
+    16,
+    1024,
+    norm_eps=1e-5,
+    qk_norm=True,
+    wide_qk_norm=True,
+    experts=Experts(count=64, per_token=8, mlp_dim=1024, normalize=False),
+  ),
+  'gpt_oss_20b': _large(
+    201_088,
+    24,
+    2880,
+    64,
+    8,
+    2880,
+    head_dim=64,
+    rope_theta=150_000.0,
+    rope_scaling=RopeScaling(
+      'yarn', 32.0, original_length=4096, truncate=False
+    ),
+    norm_eps=1e-5,
+    local_layers=tuple(range(0, 24, 2)),
+    window=128,
+    attention_sinks=True,
+    qkv_bias=True,
+    output_bias=True,
+    experts=Experts(count=32, per_token=4, mlp_dim=2880, bias=True, clamp=7.0),
+  ),
   'qwen2_5_0p5b': _large(
     151_936,
     24,

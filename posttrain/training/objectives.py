@@ -138,6 +138,8 @@ class TokenComponents(arrays.Objective):
     )
     if not (batch.mask & (batch.versions >= 0)).any():
       prefixes += ('mismatch/',)
+    if batch.routes is not None and (batch.routes < 0).all():
+      prefixes += ('router/flipped',)
     if not batch.num_micro_batches:
       prefixes += ('entropy', 'loss/', 'router/')
     # Exact names from here on: an environment's may begin with another's.
@@ -207,7 +209,7 @@ class TokenComponents(arrays.Objective):
     places = micro.ids, micro.positions, micro.segment_ids
     links = micro.temperatures, micro.parents
     hidden, stats = transformer.trunk(
-      params, self._model, *places, ends=micro.ends
+      params, self._model, *places, ends=micro.ends, routes=micro.routes
     )
     scores = scoring.score_hidden(params, self._model, hidden, *places, *links)
     if micro.rewards is None:

@@ -117,7 +117,8 @@ class Exporter:
         for name in ('ids', 'positions', 'segment_ids', 'temperatures')
       )
       + tuple(
-        x if x is None else x[micro] for x in (batch.parents, batch.ends)
+        x if x is None else x[micro]
+        for x in (batch.parents, batch.ends, batch.routes)
       ),
       self._place,
     )

@@ -317,6 +317,30 @@ def test_the_path_of_a_sample_in_its_tree_is_the_sample(trained, case):
   assert not kept
 
 
+def test_routes_lie_with_their_tokens():
+  """Prompts of other routes are not shared; a sample may have none."""
+  rng = np.random.default_rng(0)
+  routes = rng.integers(0, 9, (5, 3, 2)).astype(np.int16)
+  changed = routes.copy()
+  changed[2, 1, 0] += 1
+  samples = [
+    make(5, start=4, routes=x) for x in (routes, routes.copy(), changed)
+  ]
+  samples.append(make(3, env='chats'))
+  options = {'row_tokens': 16, 'micro_batches': 1}
+  batch, _ = pack(samples, **options)
+  assert batch.routes.dtype == np.int16
+  for i, sample in enumerate(samples, 1):
+    here = batch.segment_ids == i
+    expected = -1 if sample.routes is None else sample.routes
+    assert (batch.routes[here] == expected).all()
+  assert (batch.routes[batch.segment_ids == 0] == -1).all()
+  batch, _ = pack(samples, trees=True, **options)
+  # Of the two that are alike one shares four tokens, the third but two.
+  assert lengths(batch) == [[5, 3, 1, 3]]
+  assert pack([make(3)], row_tokens=16)[0].routes is None
+
+
 def test_ce_members_may_have_temperature_1_in_a_rollout_at_another_one():
   streams = {'ce_weights': [0, 1, 1, 0, 0], 'temperatures': [1, 1, 1, 2, 2]}
   streams = {name: np.float32(x) for name, x in streams.items()}

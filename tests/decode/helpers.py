@@ -39,10 +39,10 @@ def params(model=MODEL, seed=0):
   return fixtures.params(model, seed, scale=1.5)
 
 
-def make(model=MODEL, slots=8, capacity=WIDTH, **options):
+def make(model=MODEL, slots=8, capacity=WIDTH, mesh=None, **options):
   options = {'prefill_rows': 4, 'prefill_tokens': 8, 'chunk': 4, **options}
   sizes = engines.Options(slots=slots, capacity=capacity, **options)
-  engine = engines.Engine(model, sizes)
+  engine = engines.Engine(model, sizes, mesh)
   engine.set_params(params(model), 0)
   return engine
 

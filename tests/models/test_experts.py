@@ -43,18 +43,31 @@ def loop(params, x, index, weights):
   return out
 
 
-def test_route():
+def route(logits, count, normalize):
+  index = jax.lax.top_k(logits, count)[1]
+  return experts.weigh(logits, index, normalize), index
+
+
+def test_weigh():
   logits = jnp.log(jnp.array([[0.1, 0.4, 0.3, 0.2]]))
-  weights, index = experts.route(logits, 2, False)
-  np.testing.assert_array_equal(index, [[1, 2]])
-  np.testing.assert_allclose(weights, [[0.4, 0.3]], rtol=1e-5)
-  weights, _ = experts.route(logits, 2, True)
-  np.testing.assert_allclose(weights, [[4 / 7, 3 / 7]], rtol=1e-5)
+  index = jnp.array([[1, 0]])
+  weights = experts.weigh(logits, index, False)
+  np.testing.assert_allclose(weights, [[0.4, 0.1]], rtol=1e-5)
+  weights = experts.weigh(logits, index, True)
+  np.testing.assert_allclose(weights, [[0.8, 0.2]], rtol=1e-5)
+
+
+def test_flips():
+  index = jnp.array([[0, 2], [1, 2], [3, 0], [0, 1]])
+  routes = jnp.array([[2, 0], [1, 3], [-1, -1], [5, 5]])
+  valid = jnp.array([True, True, True, False])
+  stats = experts.flips(index, routes, valid)
+  assert stats == {'recorded': 2, 'flipped': 1}
 
 
 def test_apply():
   params, x, logits = draw(0)
-  weights, index = experts.route(logits, 2, True)
+  weights, index = route(logits, 2, True)
   index = index.at[2].set(5).at[4, 1].set(-1)  # a pad, another device's
   out = jax.jit(experts.apply)(params, x, index, weights)
   want = loop(params, x, index, weights)
@@ -76,14 +89,14 @@ def test_apply():
 def test_one_token():
   """As in decoding, where most experts have no row."""
   params, x, logits = draw(0, tokens=1, count=9)
-  weights, index = experts.route(logits, 3, False)
+  weights, index = route(logits, 3, False)
   out = jax.jit(experts.apply)(params, x, index, weights)
   np.testing.assert_allclose(out, loop(params, x, index, weights), atol=2e-5)
 
 
 def test_adapted_experts_are_merged_ones():
   params, x, logits = draw(1)
-  weights, index = experts.route(logits, 2, True)
+  weights, index = route(logits, 2, True)
   rng = np.random.default_rng(2)
 
   def adapt(w):

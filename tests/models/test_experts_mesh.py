@@ -23,7 +23,10 @@ CFG = schema.Model(
   kv_heads=2,
   head_dim=8,
   mlp_dim=24,
-  experts=schema.Experts(count=4, per_token=2, mlp_dim=12, shared_dim=8),
+  experts=schema.Experts(
+    count=4, per_token=2, mlp_dim=12, shared_dim=8, bias=True, clamp=1.0
+  ),
+  attention_sinks=True,
   dense_layers=(0,),
 )
 
@@ -31,6 +34,11 @@ CFG = schema.Model(
 def outcome(mesh):
   """Returns logits, the gradient of a sum, and those of a decode view."""
   params = transformer.init(jax.random.key(0), CFG)
+  # Biases are 0 at first.
+  params = jax.tree.map(
+    lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape),
+    params,
+  )
   adapter = lora.init(jax.random.key(1), schema.Lora(rank=2), params)
   # B is 0 at first.
   adapter = jax.tree.map(

@@ -271,6 +271,32 @@ CASES = {
     'Olmoe',
     {'num_experts': 6, 'num_experts_per_tok': 3, 'intermediate_size': 20},
   ),
+  'gpt-oss': (
+    'GptOss',
+    {
+      'num_local_experts': 5,
+      'num_experts_per_tok': 2,
+      'intermediate_size': 20,
+      'head_dim': 12,
+      'num_attention_heads': 6,
+      'sliding_window': 5,
+      'rope_parameters': {**YARN, 'truncate': False},
+    },
+  ),
+  'gpt-oss-defaults': (
+    'GptOss',
+    {
+      'num_local_experts': 4,
+      'num_experts_per_tok': 3,
+      'intermediate_size': 32,
+      'head_dim': 16,
+      'num_hidden_layers': 4,
+      'sliding_window': 3,
+      'swiglu_limit': 1.5,
+      'layer_types': ['full_attention', 'sliding_attention'] * 2,
+      'rms_norm_eps': 1e-6,
+    },
+  ),
   'mixtral': (
     'Mixtral',
     {'num_local_experts': 5, 'num_experts_per_tok': 2, 'head_dim': 10},
@@ -361,6 +387,23 @@ def make_peer(case, seed=0):
     # Else a random model with a tied head would repeat its last token for ever.
     peer.get_input_embeddings().weight.data *= 0.02
   return peer
+
+
+def experts_are_joined(path):
+  """Rewrites a directory's experts as published ones are: as one tensor."""
+  tensors, joined = tensors_of(path), {}
+  for name in [x for x in tensors if '.experts.0.gate_proj' in x]:
+    stem, parts = name.partition('0.gate_proj')[0], []
+    count = sum(x.startswith(stem) and 'gate_proj' in x for x in tensors)
+    for i in range(count):
+      gate, up, down = (
+        tensors.pop(f'{stem}{i}.{x}_proj.weight')
+        for x in ('gate', 'up', 'down')
+      )
+      parts.append((np.concatenate([gate, up]), down))
+    both, down = (np.stack(x) for x in zip(*parts, strict=True))
+    joined |= {f'{stem}gate_up_proj': both, f'{stem}down_proj': down}
+  safetensors.save_file(tensors | joined, path / 'model.safetensors')
 
 
 def load_peer(path):
@@ -719,6 +762,60 @@ def test_a_model_with_a_vision_tower_keeps_it(case, family, vision, tmp_path):
     theirs = peer(torch.tensor(ids).long()).logits[:, 0]
   ours = transformer.rewards(reward, hidden)[:, -1]
   np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-4)
+
+
+def test_experts_that_are_one_tensor_are_read_and_written(folder, tmp_path):
+  path, out = tmp_path / 'joined', tmp_path / 'out'
+  shutil.copytree(folder('qwen3.5-moe'), path)
+  experts_are_joined(path)
+  cfg, params = read(path)
+  _, expected = read(folder('qwen3.5-moe'))
+  jax.tree.map(np.testing.assert_array_equal, params, expected)
+  hf.save(params, cfg, out, like=path)
+  before, after = tensors_of(path), tensors_of(out)
+  assert before.keys() == after.keys()
+  for name in before:
+    np.testing.assert_array_equal(before[name], after[name], strict=True)
+  ids, _ = rows()
+  np.testing.assert_array_equal(
+    peer_logits(load_peer(out), ids), peer_logits(make_peer('qwen3.5-moe'), ids)
+  )
+
+
+def test_mxfp4_is_read_as_transformers_reads_it(folder, tmp_path):
+  torch = pytest.importorskip('torch')
+  mxfp4 = pytest.importorskip('transformers.integrations.mxfp4')
+  path, out = tmp_path / 'packed', tmp_path / 'out'
+  shutil.copytree(folder('gpt-oss-defaults'), path)
+  tensors, rng = tensors_of(path), np.random.default_rng(0)
+  expected = {}
+  for name in [x for x in tensors if x.endswith(('gate_up_proj', 'down_proj'))]:
+    count, inputs, outputs = tensors.pop(name).shape
+    groups = count, outputs, inputs // 32
+    blocks = rng.integers(0, 256, (*groups, 16)).astype(np.uint8)
+    scales = rng.integers(110, 135, groups).astype(np.uint8)
+    tensors |= {f'{name}_blocks': blocks, f'{name}_scales': scales}
+    expected[name] = mxfp4.convert_moe_packed_tensors(
+      torch.tensor(blocks), torch.tensor(scales)
+    )
+  safetensors.save_file(tensors, path / 'model.safetensors')
+  file = path / 'config.json'
+  config = json.loads(file.read_text())
+  config['quantization_config'] = {'quant_method': 'mxfp4'}
+  file.write_text(json.dumps(config))
+  cfg, params = read(path)
+  hf.save(params, cfg, out, like=path)
+  after = tensors_of(out)
+  assert after.keys() == make_peer('gpt-oss-defaults').state_dict().keys()
+  for name, value in expected.items():
+    assert after[name].dtype == 'bfloat16'
+    np.testing.assert_array_equal(
+      after[name].astype(np.float32), value.float().numpy()
+    )
+  ids, positions = rows()
+  ours = logits(params, cfg, ids, positions)
+  theirs = peer_logits(load_peer(out).float(), ids)
+  assert np.abs(ours - theirs).max() <= 2e-4 * np.abs(theirs).max()
 
 
 @pytest.mark.filterwarnings('ignore:.is_gradient_checkpointing')

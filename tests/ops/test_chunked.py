@@ -21,7 +21,7 @@ SCALE = H**-0.5
 def by_blocks(q, k, v, *ends, scale, softcap, block=32, by_row=False):
   blocks = chunked.Blocks(block // 2, block, block, by_row)
   options = chunked.Options(scale, softcap, blocks)
-  return chunked.attention(options, q, k, v, *ends)
+  return chunked.attention(options, q, k, v, *ends)[0]
 
 
 def whole(q, k, v, start, end, **options):
@@ -156,6 +156,49 @@ def test_gradients_by_finite_differences():
     atol=1e-2,
     rtol=1e-2,
   )
+
+
+@pytest.mark.parametrize(
+  'impl', ['xla', pytest.param('interpret', marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize('t', [24, pytest.param(200, marks=pytest.mark.slow)])
+def test_sinks_are_keys_without_values(impl, t):
+  rng = np.random.default_rng(0)
+  q, g = rng.normal(size=(2, 2, t, N, 16)).astype(np.float32)
+  k, v = rng.normal(size=(2, 2, t, K, 16)).astype(np.float32)
+  sinks = rng.normal(size=N).astype(np.float32)
+  start, end = (
+    jnp.stack([jnp.asarray(x)] * 2) for x in inputs.packed((t // 3, t // 2), t)
+  )
+
+  def ours(q, k, v, sinks):
+    return attention.attention(
+      q, k, v, start, end, scale=SCALE, impl=impl, sinks=sinks
+    )
+
+  def whole(q, k, v, sinks):
+    scores = SCALE * jnp.einsum(
+      'btkgh,bskh->bkgts', q.reshape(2, t, K, 2, -1), k
+    )
+    keys = jnp.arange(t)[None, None]
+    mask = (start[..., None] <= keys) & (keys < end[..., None])
+    scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
+    own = jnp.broadcast_to(sinks.reshape(1, K, 2, 1, 1), (2, K, 2, t, 1))
+    p = jax.nn.softmax(jnp.concatenate([scores, own], axis=-1))[..., :-1]
+    return jnp.einsum('bkgts,bskh->btkgh', p, v).reshape(q.shape)
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def run(fn, *args):
+    out, vjp = jax.vjp(fn, *args)
+    return out, *vjp(g)
+
+  outcomes = [run(fn, q, k, v, sinks) for fn in (ours, whole)]
+  close(*outcomes, 1e-5)
+  cached = (x.swapaxes(1, 2) for x in (k, v))
+  last = attention.decode(
+    q[:, 3], *cached, start[:, 3], end[:, 3], scale=SCALE, sinks=sinks
+  )
+  np.testing.assert_allclose(last, outcomes[1][0][:, 3], atol=1e-5)
 
 
 @pytest.mark.parametrize('t, stored', [(512, False), (160, True)])
