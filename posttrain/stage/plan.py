@@ -32,7 +32,6 @@ from posttrain.decode import schedule
 from posttrain.evaluation import comparison
 from posttrain.metrics import estimates, statistics, writers
 from posttrain.models import layers, lora, transformer
-from posttrain.ops import quantized
 from posttrain.stage import learner
 from posttrain.training import objectives
 
@@ -364,9 +363,7 @@ def make(
     each = (slot_tokens - tokens) * depth * token + state_bytes(model, host)
     cache = slots // ways * (slot_tokens * (4 + 4) + each)
     cache += stored * depth * token
-    view = view_bytes(model, host)
-    if stage.lora.rank and stage.lora.keeps_factors:
-      view = view_bytes(model, host, _with_factors(spec))
+    view = _view_bytes(spec, model, host)
     # Scoring a micro-batch, on all devices together.
     scored = _local_tokens(mesh, batch) * mesh.shape[sharding.SEQUENCE]
     scored //= sampler.shape[sharding.SEQUENCE]
@@ -535,15 +532,6 @@ def _update_bytes(
   if 'layers' in params.get('critic', {}):
     kept *= 2
   gradient = (4 if frozen is None else width) * _head(model, mesh)
-  if frozen is not None:  # the largest kernel of a layer, dequantized
-    held += max(
-      (
-        width * math.prod(x.shape) // (x.shape[0] * tensor)
-        for x in lora.matrices(frozen).values()
-        if isinstance(x, quantized.Quantized)
-      ),
-      default=0,
-    )
   work = _work(model, mesh, local, BACKWARD)
   if (size := len(layers.period(model))) > 1:
     # The period's weights in the compute dtype.
@@ -585,25 +573,18 @@ def _kept_bytes(model: schema.Model, mesh: Mesh, mixer: str, ff: str) -> int:
   return 2 * stream + (_width(model) * products + sums) // tensor
 
 
-def _with_factors(spec: learner.LearnerSpec) -> Any:
-  """Returns the policy, as shapes, as it is handed over for decoding."""
+def _view_bytes(
+  spec: learner.LearnerSpec, model: schema.Model, mesh: Mesh
+) -> int:
+  """Returns the bytes of the decode view, which only `tensor` splits."""
   params, _ = transformer.split_critic(spec.state_like.params)
   whole = lora.whole(params, spec.base(lambda: spec.weights_like))
-  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), whole)
-
-
-def view_bytes(model: schema.Model, mesh: Mesh, params: Any = None) -> int:
-  """Returns the bytes of the decode view, which only `tensor` splits.
-
-  Args:
-    model: its options.
-    mesh: the devices that decode.
-    params: the parameters' shapes; None = float ones, merged.
-  """
+  # Without their places, which are those of the learner.
+  whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), whole)
   kinds = layers.kinds(model)
   counts = {kinds.index(kind): kinds.count(kind) for kind in kinds}
   make = functools.partial(transformer.decode_view, cfg=model, only=[*counts])
-  like = jax.eval_shape(make, params or transformer.shapes(model))
+  like = jax.eval_shape(make, whole)
   view = sharding.placed(like, transformer.VIEW_RULES, mesh)
   first = zip(view['layers'], counts.values(), strict=True)
   return device_bytes(view) + sum(
@@ -645,107 +626,92 @@ def _transfers(
   delta layer's pieces make of a state. With `reduce_gradients='update'` weights
   and gradients travel once per update.
   """
-  width, depth = _width(model), model.layers
-  data, sequence, fsdp, expert, tensor = (mesh.shape[x] for x in sharding.AXES)
+  width, depth, transfers = _width(model), model.layers, list[Transfer]()
+
+  def add(what, kind, count, size, *axes):
+    if axes := ' and '.join(x for x in axes if mesh.shape[x] > 1):
+      if size:
+        transfers.append(Transfer(what, kind, axes, count, size))
+
   once, local = batch.reduce_gradients == 'update', _local_tokens(mesh, batch)
   tables = _head(model, mesh) * (1 if model.tied_head else 2)
   trained, others = _by_fsdp(params['layers'])
   adapts = frozen is not None
   leaves = jax.tree.leaves(frozen['layers']) if adapts else []
   base = [x for x in leaves if sharding.FSDP in x.sharding.spec]
-  gathered = fsdp * device_bytes(base) + width * trained
-  parts: list[tuple[str, str, str, int, int]] = []
+  gathered = mesh.shape[sharding.FSDP] * device_bytes(base) + width * trained
   if once:
     weights = gathered + (width if adapts else 4) * tables
     gradient, count, end = 4 * trained, 1, ', per update'
     gradient += 0 if adapts else 4 * tables
-    if fsdp > 1:
-      parts += [('weights, per update', 'all-gather', 'fsdp', 1, weights)]
+    add('weights' + end, 'all-gather', 1, weights, 'fsdp')
   else:
     gradient, count, end = width * trained, depth, ''
-    if fsdp > 1:
-      head, passes = _head(model, mesh), 1 if adapts else 2
-      lookup = passes * local * model.embed_dim * width
-      parts += [
-        ('layers, forward', 'all-gather', 'fsdp', depth, gathered),
-        ('layers, backward', 'all-gather', 'fsdp', depth, gathered),
-        ('head', 'all-gather', 'fsdp', 1, width * head),
-        ('embedded tokens', 'all-to-all', 'fsdp', passes, lookup),
-      ]
-      if not adapts:
-        parts += [('head, gradient', 'reduce-scatter', 'fsdp', 1, 4 * head)]
+    head, passes = _head(model, mesh), 1 if adapts else 2
+    lookup = passes * local * model.embed_dim * width
+    add('layers, forward', 'all-gather', depth, gathered, 'fsdp')
+    add('layers, backward', 'all-gather', depth, gathered, 'fsdp')
+    add('head', 'all-gather', 1, width * head, 'fsdp')
+    add('embedded tokens', 'all-to-all', passes, lookup, 'fsdp')
+    if not adapts:
+      add('head, gradient', 'reduce-scatter', 1, 4 * head, 'fsdp')
   what = 'adapter, gradient' if adapts else 'gradients'
-  if fsdp > 1:
-    parts += [(what + end, 'reduce-scatter', 'fsdp', count, gradient)]
-  if expert > 1:
-    # The tokens are gathered again to compute gradients, as are these.
-    count = sum(ff == 'experts' for _, ff in layers.kinds(model))
-    size = count * expert * local * model.embed_dim * width
-    parts += [
-      ('tokens of experts', 'all-gather', 'expert', 3 * count, 3 * size),
-      ('results of experts', 'reduce-scatter', 'expert', 2 * count, 2 * size),
-    ]
-  if sequence > 1:
-    passes = 1 + (model.remat != 'none')  # and again to compute gradients
-    tokens, deltas, delta = (
-      sequence * local,
-      len(model.delta_layers),
-      model.delta,
-    )
-    keys = 2 * (depth - deltas), tokens * cached_token_bytes(model, mesh) // 2
-    state = delta.key_dim * (delta.key_dim + delta.value_dim)
-    state *= 4 * delta.value_heads // tensor
-    states = deltas, sequence * tokens // batch.packed_tokens * state
-    for name, (count, size) in {'keys, values': keys, 'states': states}.items():
-      if count:
-        gathered, size = (
-          ('all-gather', 'sequence', passes * count),
-          count * size,
-        )
-        parts += [
-          (name, *gathered, passes * size),
-          (f'{name}, gradient', 'reduce-scatter', 'sequence', count, size),
-        ]
-  if data * sequence * expert > 1:
-    own, count = 0, 1 if once else depth
-    if expert > 1:  # a device has all tokens of its experts
-      leaves = tree.flat(params['layers']).values()
-      leaves = [x for x in leaves if sharding.EXPERT in x.sharding.spec]
-      own = width * _by_fsdp(leaves)[0]
-    if not (adapts or once):
-      gradient, count = gradient + 4 * tables, depth + 2
-    both = sharding.DATA, sharding.SEQUENCE
-    parted = (both, own), ((*both, sharding.EXPERT), gradient - own)
-    for axes, size in parted:
-      axes = ' and '.join(x for x in axes if mesh.shape[x] > 1)
-      if axes and size:
-        parts += [(what + end, 'all-reduce', axes, count, size // fsdp)]
-  if adapts and sharding.batch_ways(mesh) > 1:
-    axes = ' and '.join(x for x in sharding.BATCH_AXES if mesh.shape[x] > 1)
-    size = (4 if once else width) * others
-    count = 1 if once else depth
-    parts += [(f'{what}, unsplit{end}', 'all-reduce', axes, count, size)]
-  if tensor > 1:
-    sums, size = ('all-reduce', 'tensor'), local * model.embed_dim
-    # The MLP's sum is not needed again where a layer is recomputed.
-    forward = 2 * depth + (model.remat != 'none') * depth
-    backward = 5 * depth  # of the inputs of q, k, v, gate and up
-    parts += [
-      ('embedded tokens', *sums, 1, 4 * size),
-      ('activations, forward', *sums, forward, forward * width * size),
-      ('activations, backward', *sums, backward, backward * width * size),
-      ('hidden states, gradient', *sums, 1, 4 * size),
-      ('logits, sums of a token', *sums, 2, 4 * 4 * local),
-    ]
-    columns = 0  # of x A, forward and recomputed, or of its gradient
-    for path, x in tree.flat(params if adapts else {}).items():
-      if sharding.TENSOR in x.sharding.spec:
-        a = path.endswith('/a')
-        columns += 2 * x.shape[0] * x.shape[-1] if a else math.prod(x.shape[:2])
-    if columns:
-      columns *= local * width
-      parts += [('products with A', *sums, depth, columns)]
-  return [Transfer(*x) for x in parts]
+  add(what + end, 'reduce-scatter', count, gradient, 'fsdp')
+  # The tokens are gathered again to compute gradients, as are these.
+  expert = mesh.shape[sharding.EXPERT]
+  experts = sum(ff == 'experts' for _, ff in layers.kinds(model))
+  size = experts * expert * local * model.embed_dim * width
+  add('tokens of experts', 'all-gather', 3 * experts, 3 * size, 'expert')
+  add('results of experts', 'reduce-scatter', 2 * experts, 2 * size, 'expert')
+  # Of whole rows, and again to compute gradients.
+  passes, sequence = 1 + (model.remat != 'none'), mesh.shape[sharding.SEQUENCE]
+  tokens, deltas = sequence * local, len(model.delta_layers)
+  keys = (depth - deltas) * tokens * cached_token_bytes(model, mesh)
+  delta, tensor = model.delta, mesh.shape[sharding.TENSOR]
+  state = delta.key_dim * (delta.key_dim + delta.value_dim)
+  state *= 4 * delta.value_heads // tensor
+  states = deltas * sequence * tokens // batch.packed_tokens * state
+  for name, number, size in (
+    ('keys, values', 2 * (depth - deltas), keys),
+    ('states', deltas, states),
+  ):
+    add(name, 'all-gather', passes * number, passes * size, 'sequence')
+    name += ', gradient'
+    add(name, 'reduce-scatter', number, size, 'sequence')
+  own = 0
+  if expert > 1:  # a device has all tokens of its experts
+    leaves = jax.tree.leaves(params['layers'])
+    leaves = [x for x in leaves if sharding.EXPERT in x.sharding.spec]
+    own = width * _by_fsdp(leaves)[0]
+  if not (adapts or once):
+    gradient, count = gradient + 4 * tables, depth + 2
+  both, fsdp = ('data', 'sequence'), mesh.shape[sharding.FSDP]
+  add(what + end, 'all-reduce', count, own // fsdp, *both)
+  rest = (gradient - own) // fsdp
+  add(what + end, 'all-reduce', count, rest, *both, 'expert')
+  if adapts:
+    count, size = 1 if once else depth, (4 if once else width) * others
+    what += ', unsplit' + end
+    add(what, 'all-reduce', count, size, *sharding.BATCH_AXES)
+  stream = local * model.embed_dim
+  # The MLP's sum is not needed again where a layer is recomputed.
+  forward = 2 * depth + (model.remat != 'none') * depth
+  backward = 5 * depth  # of the inputs of q, k, v, gate and up
+  columns = 0  # of x A, forward and recomputed, or of its gradient
+  for path, x in tree.flat(params if adapts else {}).items():
+    if sharding.TENSOR in x.sharding.spec:
+      a = path.endswith('/a')
+      columns += 2 * x.shape[0] * x.shape[-1] if a else math.prod(x.shape[:2])
+  for name, count, size in (
+    ('embedded tokens', 1, 4 * stream),
+    ('activations, forward', forward, forward * width * stream),
+    ('activations, backward', backward, backward * width * stream),
+    ('hidden states, gradient', 1, 4 * stream),
+    ('logits, sums of a token', 2, 4 * 4 * local),
+    ('products with A', depth, columns * local * width),
+  ):
+    add(name, 'all-reduce', count, size, 'tensor')
+  return transfers
 
 
 def _by_fsdp(params: Any) -> tuple[int, int]:
