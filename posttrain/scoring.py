@@ -35,7 +35,7 @@ def score(
   parents: jax.Array | None = None,
   ends: jax.Array | None = None,
   routes: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
   """Computes the log probability of each token given its segment so far.
 
   logprobs[t] = log softmax(logits[t - 1] / temperatures[t])[ids[t]]
@@ -76,8 +76,13 @@ def score_hidden(
   segment_ids: jax.Array,
   temperatures: jax.Array,
   parents: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
-  """Computes `score` from hidden states [B, T, D] of `transformer.trunk`."""
+  reads_top: bool = False,
+) -> tuple[jax.Array, ...]:
+  """Computes `score` from hidden states [B, T, D] of `transformer.trunk`.
+
+  With `reads_top` also f32[B, T]: 1 for each token that is the most likely one
+  in its segment so far; else 0, as for first tokens and pads.
+  """
   weight, softcap = transformer.head(params, cfg)
   if cfg.logit_divisor != 1:  # divides logits as a temperature does
     temperatures = temperatures * cfg.logit_divisor
@@ -88,6 +93,7 @@ def score_hidden(
     sharding.pieces(jnp.roll(ids, -ahead, axis=1)),
     sharding.pieces(jnp.roll(temperatures, -ahead, axis=1), fill=1),
     softcap=softcap,
+    reads_top=reads_top,
   )
   outputs = (sharding.rows(x, ids.shape[1]) for x in outputs)
   predicted = (positions > 0) & (segment_ids != 0)
@@ -137,39 +143,6 @@ def values(
   return jnp.where(positions > 0, before, 0.0), after
 
 
-def is_top(
-  params: Any,
-  cfg: schema.Model,
-  hidden: jax.Array,
-  ids: jax.Array,
-  positions: jax.Array,
-  segment_ids: jax.Array,
-  parents: jax.Array | None = None,
-) -> jax.Array:
-  """Computes whether each token is the most likely one in its segment so far.
-
-  Args:
-    params: the model's parameters.
-    cfg: as in `score`.
-    hidden: float[B, T, D] from `transformer.trunk`.
-    ids: as in `score`.
-    positions: as in `score`.
-    segment_ids: as in `score`.
-    parents: as in `score`.
-
-  Returns:
-    f32[B, T], 0 or 1; 0 for first tokens and pads.
-  """
-  weight, _ = transformer.head(params, cfg)
-  hidden, ahead = _predicting(hidden, parents)
-  targets = sharding.pieces(jnp.roll(ids, -ahead, axis=1))
-  top = sharding.rows(logprobs.is_top(hidden, weight, targets), ids.shape[1])
-  predicted = (positions > 0) & (segment_ids != 0)
-  return jnp.where(predicted, jnp.roll(top, ahead, axis=1), False).astype(
-    jnp.float32
-  )
-
-
 def next_logits(params: Any, cfg: schema.Model, hidden: jax.Array) -> jax.Array:
   """Computes the logits of the token after each hidden state.
 
@@ -186,7 +159,8 @@ def next_logits(params: Any, cfg: schema.Model, hidden: jax.Array) -> jax.Array:
   return logits if cfg.logit_divisor == 1 else logits / cfg.logit_divisor
 
 
-# What a `Scorer` computes of each token: f32, nats; f32; f32[2], see `is_top`.
+# What a `Scorer` computes of each token: f32, nats; f32; f32[2], logprob and
+# whether it is the most likely token, see `score_hidden`.
 READS = 'logprobs', 'rewards', 'logprobs_and_top'
 _FITTED = 2048  # tokens of a row that fits its sequences, at most
 
@@ -201,10 +175,12 @@ def _read(params, rows, cfg, place, reads):
       values = transformer.rewards(params, hidden)
       values = sharding.rows(values, rows[0].shape[1])
     else:
-      values, _ = score_hidden(params, cfg, hidden, *rows)
-    if reads == 'logprobs_and_top':
-      top = is_top(params, cfg, hidden, *rows[:3], rows[-1])
-      values = jnp.stack((values, top), axis=-1)
+      reads_top = reads == 'logprobs_and_top'
+      values, _, *top = score_hidden(
+        params, cfg, hidden, *rows, reads_top=reads_top
+      )
+      if reads_top:
+        values = jnp.stack((values, *top), axis=-1)
   if place is None:
     return values
   return jax.lax.with_sharding_constraint(values, place)
@@ -275,7 +251,7 @@ class Scorer:
 
     Returns:
       One array per sequence: logprobs f32[n] in nats, 0 at index 0; rewards
-      f32[n]; or f32[n, 2], the logprobs beside 0 or 1 of `is_top`.
+      f32[n]; or f32[n, 2], the logprobs beside 0 or 1, see `READS`.
 
     Raises:
       ValueError: a sequence is longer than a row.

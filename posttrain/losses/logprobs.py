@@ -17,7 +17,7 @@ Axes: T tokens (all leading dimensions, flattened), D model, V vocab.
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -54,7 +54,8 @@ def linear(
   softcap: float | None = None,
   vocab_chunk: int | None = None,
   row_chunk: int | None = None,
-) -> tuple[jax.Array, jax.Array]:
+  reads_top: bool = False,
+) -> tuple[jax.Array, ...]:
   """Returns the log probability of each target, and the entropy.
 
   log softmax(softcap(h W) / tau)[target],  softcap(x) = c tanh(x / c)
@@ -74,6 +75,7 @@ def linear(
     row_chunk: tokens at a time; None = all, unless even 2048 columns of all
       tokens exceed 64 MiB (8192 tokens) and `vocab_chunk` is None: then as
       many as fit.
+    reads_top: whether to return as well which targets are the most likely.
 
   Chunks are of one device. On the current mesh (`sharding.use`) the batch axes
   split the first dimension of the tokens, if they divide it, and `tensor` the
@@ -83,7 +85,8 @@ def linear(
 
   Returns:
     (logprobs f32[...], entropy f32[...]), both in nats and of the
-    distribution at `temperature`.
+    distribution at `temperature`; with `reads_top` also f32[...], 1 where no
+    token has a larger logit than the target, else 0, without gradient.
   """
   shape, (depth, vocab) = targets.shape, weight.shape
   chex.assert_shape(hidden, (*shape, depth))
@@ -95,9 +98,10 @@ def linear(
     first = shape[0] if shape else 1
     tokens, *others = sharding.fitting((first, depth, vocab), axes)
     plan = _Plan(*plan[:3], tokens or (), *others)
-  return _linear(
+  outputs: Any = _linear(
     plan, hidden, weight, targets, jax.lax.stop_gradient(temperature)
   )
+  return outputs if reads_top else outputs[:2]
 
 
 def logits(
@@ -120,34 +124,6 @@ def logits(
   return sharding.pin(z, sharding.BATCH_AXES, *middle, sharding.TENSOR)
 
 
-def is_top(
-  hidden: jax.Array, weight: jax.Array, targets: jax.Array
-) -> jax.Array:
-  """Returns whether no token has a larger logit than the target.
-
-  Of equal logits all are the largest. Neither temperature nor softcap changes
-  the order. For evaluation: no gradient, and a second product beside `linear`.
-
-  Args:
-    hidden: float[..., D].
-    weight: f32[D, V], cast and accumulated as in `linear`.
-    targets: i32[...], in [0, V).
-
-  Returns:
-    bool[...].
-  """
-
-  def one(row):
-    h, target = row
-    z = _tempered(None, h[None], weight, jnp.ones(1))[0]
-    return z[target] >= jnp.max(z)
-
-  rows = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-  size = max(BLOCK_BYTES // (4 * weight.shape[1]), 1)
-  top = jax.lax.map(one, rows, batch_size=min(size, targets.size))
-  return top.reshape(targets.shape)
-
-
 def _default_chunks(count, vocab):
   """Returns (columns, rows) of a block of at most `BLOCK_BYTES` of logits."""
   size = BLOCK_BYTES // 4
@@ -159,7 +135,7 @@ def _default_chunks(count, vocab):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _linear(
   plan, hidden, weight, targets, temperature
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array]:
   return _forward(plan, hidden, weight, targets, temperature)[0]
 
 
@@ -174,7 +150,7 @@ def _specs(plan):
 
 def _forward(plan, *inputs):
   def local(hidden, weight, targets, temperature):
-    """Returns (logprobs, entropy) in targets' shape, z or None, (lse, mean)."""
+    """Returns the outputs in targets' shape, z or None, (lse, mean)."""
     shape, weight = targets.shape, _gathered(plan, hidden, weight)
     chunks = _chunk_sizes(plan, targets.size, weight.shape[1])
     first = _first_column(plan, weight)
@@ -200,7 +176,7 @@ def _forward(plan, *inputs):
       )
       top = highest
     lse, mean = top + jnp.log(total), weighted / total
-    outputs = target - lse, lse - mean
+    outputs = target - lse, lse - mean, (target >= top).astype(jnp.float32)
     outputs = tuple(x[: math.prod(shape)].reshape(shape) for x in outputs)
     return outputs, z, (lse, mean)
 
@@ -241,7 +217,7 @@ def _backward(plan, residuals, cotangents):
   tokens, weight, logits = _specs(plan)
   in_specs = (tokens, weight, tokens, tokens), logits, tokens, tokens
   split = sharding.split(local, in_specs, (tokens, weight))
-  return *split(inputs, z, sums, cotangents), None, None
+  return *split(inputs, z, sums, cotangents[:2]), None, None
 
 
 def _gathered(plan, hidden, weight):

@@ -46,18 +46,17 @@ def test_logprobs_by_hand():
   np.testing.assert_allclose(out[0], np.log([4 / 6, 1 / 6]), rtol=1e-6)
 
 
-def test_the_largest_logit_by_hand(monkeypatch):
-  """Ties count; the blocks of rows do not matter."""
+def test_the_largest_logit_by_hand():
+  """Ties count; the blocks do not matter."""
   weight = jnp.array([[1.0, 3.0, 2.0, 3.0], [0.0, -1.0, 5.0, 0.0]])
   hidden = jnp.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
   targets = jnp.array([1, 3, 2, 2])
   expected = [True, True, False, True]
-  assert logprobs.is_top(hidden, weight, targets).tolist() == expected
-  monkeypatch.setattr(logprobs, 'BLOCK_BYTES', 3 * 4 * 4)
-  shaped = logprobs.is_top(
-    hidden.reshape(2, 2, 2), weight, targets.reshape(2, 2)
-  )
-  assert shaped.reshape(-1).tolist() == expected
+  fn = functools.partial(logprobs.linear, reads_top=True)
+  assert fn(hidden, weight, targets)[2].tolist() == expected
+  for chunks in {'vocab_chunk': 3}, {'row_chunk': 3}:
+    shaped = hidden.reshape(2, 2, 2), weight, targets.reshape(2, 2)
+    assert fn(*shaped, **chunks)[2].reshape(-1).tolist() == expected
 
 
 def test_equal_logits_give_the_uniform_distribution():
