@@ -120,9 +120,8 @@ def test_a_dry_run_plans_for_devices_that_are_not_here(tmp_path, capsys):
   argv = _args(workdir, '--dry_run', '--devices=gpu:8', mesh)
   assert main.main(argv) == 0
   text = capsys.readouterr().out
-  assert (
-    'data 2, fsdp 2, expert 1, tensor 2' in text and 'memory per device' in text
-  )
+  assert 'data 2, sequence 1, fsdp 2, expert 1, tensor 2' in text
+  assert 'memory per device' in text
   assert '(-, fsdp, tensor)' in text and 'reduce-scatter' in text
   assert not workdir.exists()
 

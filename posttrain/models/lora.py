@@ -119,6 +119,12 @@ def scale(cfg: schema.Lora) -> float:
   return cfg.alpha / (math.sqrt(cfg.rank) if cfg.rslora else cfg.rank)
 
 
+def keeps_factors(cfg: schema.Lora) -> bool:
+  """Returns whether decoding has the factors beside the base."""
+  how = cfg.decode
+  return cfg.base != 'float' if how == 'auto' else how == 'factors'
+
+
 def init(key: jax.Array, cfg: schema.Lora, like: Params) -> Adapter:
   """Draws an adapter: A uniform in +-1/sqrt(in) as in PEFT, B zero.
 

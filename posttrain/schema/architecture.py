@@ -40,13 +40,6 @@ class Lora(bounds.Options):
   # layers/experts/shared_gate/kernel.
   targets: bounds.Regex = r'^layers/(?!experts/(router|shared_gate)/).*/kernel$'
 
-  @property
-  def keeps_factors(self) -> bool:
-    """Whether decoding has the factors beside the base."""
-    return self.decode == 'factors' or (
-      self.decode == 'auto' and self.base != 'float'
-    )
-
 
 # Bounds of a model's options: far beyond any model, and small enough that a
 # check, an estimate or a list of its tensors takes milliseconds.

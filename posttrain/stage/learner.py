@@ -181,7 +181,7 @@ class LearnerSpec:
     if not self.cfg.lora.rank:
       return None
     options = self.cfg.lora
-    return lora.Base(init(), lora.scale(options), options.keeps_factors)
+    return lora.Base(init(), lora.scale(options), lora.keeps_factors(options))
 
   def fresh(
     self, init: Callable[[], Any], base: lora.Base | None

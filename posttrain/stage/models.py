@@ -234,7 +234,7 @@ class Models:
       'engine': dataclasses.asdict(_engine_options(components)),
       'tensor': components.sampler_mesh.shape['tensor'],
       'scale': lora.scale(options) if options.rank else 1.0,
-      'factors': options.keeps_factors,
+      'factors': lora.keeps_factors(options),
     }
     client = outside.engine_client(
       outside.samplers, info, engine, components.renderer

@@ -413,6 +413,14 @@ def load_peer(path):
   ).eval()
 
 
+def assert_peers_agree(ours, theirs):
+  """The bits of torch's sums depend on where weights lie in memory."""
+  ids, _ = rows()
+  np.testing.assert_allclose(
+    peer_logits(ours, ids), peer_logits(theirs, ids), rtol=0, atol=1e-4
+  )
+
+
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
   """Returns a function that saves a case's model and returns the folder."""
@@ -681,10 +689,7 @@ def test_load_then_save_is_bitwise_and_read_by_transformers(
     np.testing.assert_array_equal(before[name], after[name], strict=True)
   ours, theirs = ((x / 'config.json').read_text() for x in (out, path))
   assert ours == theirs
-  ids, _ = rows()
-  np.testing.assert_array_equal(
-    peer_logits(load_peer(out), ids), peer_logits(make_peer(case), ids)
-  )
+  assert_peers_agree(load_peer(out), make_peer(case))
 
 
 QWEN_VISION = {
@@ -776,10 +781,7 @@ def test_experts_that_are_one_tensor_are_read_and_written(folder, tmp_path):
   assert before.keys() == after.keys()
   for name in before:
     np.testing.assert_array_equal(before[name], after[name], strict=True)
-  ids, _ = rows()
-  np.testing.assert_array_equal(
-    peer_logits(load_peer(out), ids), peer_logits(make_peer('qwen3.5-moe'), ids)
-  )
+  assert_peers_agree(load_peer(out), make_peer('qwen3.5-moe'))
 
 
 def test_mxfp4_is_read_as_transformers_reads_it(folder, tmp_path):

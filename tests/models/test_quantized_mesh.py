@@ -51,7 +51,7 @@ def outcome(mesh, options):
   rows = tokens, positions, np.ones_like(tokens)
 
   def attach(base, adapter):
-    return lora.Base(base, 0.5, options.keeps_factors).attach(adapter)
+    return lora.Base(base, 0.5, lora.keeps_factors(options)).attach(adapter)
 
   def loss(adapter, base):
     hidden, _ = transformer.trunk(attach(base, adapter), CFG, *rows)
