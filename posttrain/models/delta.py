@@ -65,19 +65,21 @@ def convolve(
   """
   width, tokens = len(weight), x.shape[1]
   weight = weight.astype(x.dtype).astype(jnp.float32)
-  if buffer is None and (pieces := sharding.ways(sharding.SEQUENCE)) > 1:
-    steps = [(i, i + 1) for i in range(pieces - 1)]
+  pieces = sharding.ways(sharding.SEQUENCE)
+  if buffer is not None:
+    before = jnp.swapaxes(buffer, 1, 2)
+  elif pieces == 1:
+    before = jnp.zeros((len(x), width - 1, x.shape[2]), x.dtype)
+  else:
     axes = sharding.BATCH_AXES, None, sharding.TENSOR
     place = sharding.fitting(x.shape, axes)
-    last = sharding.split(
+    steps = [(i, i + 1) for i in range(pieces - 1)]
+    before = sharding.split(
       lambda x: lax.ppermute(x[:, 1 - width :], sharding.SEQUENCE, steps),
       (place,),
       place,
     )(x)
-    buffer = jnp.swapaxes(last, 1, 2)
-  elif buffer is None:
-    buffer = jnp.zeros((len(x), x.shape[2], width - 1), x.dtype)
-  inputs = jnp.concatenate([jnp.swapaxes(buffer, 1, 2), x], axis=1)
+  inputs = jnp.concatenate([before, x], axis=1)
   y = jnp.zeros(x.shape, jnp.float32)
   for lag in range(width):
     start = width - 1 - lag
@@ -237,48 +239,53 @@ def _chunked(chunk, q, k, v, g, beta, state, in_pieces=False):
   solution = _inverse(system) @ (beta * jnp.concatenate([v, start * k], -1))
   u, w = jnp.split(solution, [v.shape[-1]], axis=-1)
   # Factors of a chunk: those of S and x in its outputs, and in the next S.
-  reads = w, start * q, (q @ across) * decay
+  reads = start * q, (q @ across) * decay
   adds = start[..., -1:, :], decay[..., -1, :, None] * k
 
+  @functools.partial(jax.checkpoint, prevent_cse=False)
   def step(state, chunk):
-    u, (w, q, weights), (decay, k) = chunk
-    x = u - w @ state
-    out = q @ state + weights @ x
-    return decay * state + jnp.swapaxes(k, -1, -2) @ x, out
+    u, w, adds, reads = chunk
+    after, x = _add(state, u, w, *adds)
+    q, weights = reads
+    return after, q @ state + weights @ x
 
   shape = (*u.shape[1:4], k.shape[-1], v.shape[-1])
   if in_pieces:
-    state = _before(u, w, *adds)
+    state = _before(u, w, adds)
   state = jnp.zeros(shape) if state is None else state.reshape(shape)
-  state, out = lax.scan(step, state, (u, reads, adds))
+  state, out = lax.scan(step, state, (u, w, adds, reads))
   heads, width = g.shape[-4] * g.shape[-3], v.shape[-1]
   out = out.transpose(1, 0, 4, 2, 3, 5).reshape(rows, -1, heads, width)
   return out[:, :tokens], state.reshape(rows, heads, -1, width)
 
 
-def _before(u, w, decay, k):
+def _add(state, u, w, decay, k):
+  """Returns the state after a chunk, and the chunk's corrections."""
+  x = u - w @ state
+  return decay * state + jnp.swapaxes(k, -1, -2) @ x, x
+
+
+def _before(u, w, adds):
   """Returns the state before a piece, within `sharding.split`.
 
   The chunks of a piece turn [0, I] into [B, A], which says what they make of
   any state; the devices exchange these, and start again from their own.
   """
-  pads = ((0, 0),) * (u.ndim - 1)
-  u = jnp.pad(u, (*pads, (0, k.shape[-1])))
-  width = u.shape[-1]
-  start = jnp.eye(k.shape[-1], width, width - k.shape[-1])
+  size, width = w.shape[-1], u.shape[-1]
+  pads = ((0, 0),) * (u.ndim - 2) + ((0, size),)
 
+  @functools.partial(jax.checkpoint, prevent_cse=False)
   def step(state, chunk):
-    u, w, decay, k = chunk
-    x = u - w @ state
-    return decay * state + jnp.swapaxes(k, -1, -2) @ x, None
+    u, w, adds = chunk
+    return _add(state, jnp.pad(u, pads), w, *adds)[0], None
 
+  start = jnp.eye(size, width + size, width)
   start = jnp.broadcast_to(start, (*u.shape[1:4], *start.shape))
-  own, _ = lax.scan(step, start, (u, w, decay, k))
-  state, states = jnp.zeros_like(start[..., : -k.shape[-1]]), []
+  own, _ = lax.scan(step, start, (u, w, adds))
+  state, states = jnp.zeros_like(start[..., :width]), []
   for piece in lax.all_gather(own, sharding.SEQUENCE):
     states.append(state)
-    b, a = jnp.split(piece, [state.shape[-1]], axis=-1)
-    state = b + a @ state
+    state = piece[..., :width] + piece[..., width:] @ state
   return jnp.stack(states)[lax.axis_index(sharding.SEQUENCE)]
 
 

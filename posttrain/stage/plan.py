@@ -31,7 +31,7 @@ from posttrain.config import checks
 from posttrain.decode import schedule
 from posttrain.evaluation import comparison
 from posttrain.metrics import estimates, statistics, writers
-from posttrain.models import layers, lora, transformer
+from posttrain.models import delta, layers, lora, transformer
 from posttrain.stage import learner
 from posttrain.training import objectives
 
@@ -495,10 +495,12 @@ def _work(model: schema.Model, mesh: Mesh, tokens: int, copies: int) -> int:
   work = copies * tokens * columns * _width(model)
   # XLA makes room for the sums of a period's delta layers before the first one.
   count = mixers.count('delta')
-  columns = 2 * sizes.key_heads * sizes.key_dim
-  columns += sizes.value_heads * (sizes.key_dim + sizes.value_dim)
-  delta = 2 * copies * tokens * columns // tensor * (count + 1)
-  return max(work, delta) if count else work
+  values = sizes.value_heads * (sizes.key_dim + sizes.value_dim)
+  each = 2 * copies * (2 * sizes.key_heads * sizes.key_dim + values)
+  if copies == BACKWARD and mesh.shape[sharding.SEQUENCE] > 1:
+    each += 4 * values * sizes.key_dim // delta.CHUNK  # states after all chunks
+  sums = tokens * each // tensor * (count + 1)
+  return max(work, sums) if count else work
 
 
 def _update_bytes(
@@ -550,12 +552,12 @@ def _kept_bytes(model: schema.Model, mesh: Mesh, mixer: str, ff: str) -> int:
   of all products.
   """
   tensor, stream = mesh.shape[sharding.TENSOR], _width(model) * model.embed_dim
-  queries, sums, delta = model.heads * model.head_dim, 0, model.delta
+  queries, sums, sizes = model.heads * model.head_dim, 0, model.delta
   if model.remat == 'block' or (model.remat, mixer) == ('attention', 'delta'):
     return stream
   if mixer == 'delta':
-    products = 2 * delta.key_heads * delta.key_dim
-    products += 2 * delta.value_heads * (delta.value_dim + 1)
+    products = 2 * sizes.key_heads * sizes.key_dim
+    products += 2 * sizes.value_heads * (sizes.value_dim + 1)
   else:
     products, sums = queries, 4 * model.heads
   if model.remat == 'attention':
@@ -629,9 +631,9 @@ def _transfers(
   width, depth, transfers = _width(model), model.layers, list[Transfer]()
 
   def add(what, kind, count, size, *axes):
-    if axes := ' and '.join(x for x in axes if mesh.shape[x] > 1):
-      if size:
-        transfers.append(Transfer(what, kind, axes, count, size))
+    split = ' and '.join(x for x in axes if mesh.shape[x] > 1)
+    if split and size:
+      transfers.append(Transfer(what, kind, split, count, size))
 
   once, local = batch.reduce_gradients == 'update', _local_tokens(mesh, batch)
   tables = _head(model, mesh) * (1 if model.tied_head else 2)
@@ -667,9 +669,9 @@ def _transfers(
   passes, sequence = 1 + (model.remat != 'none'), mesh.shape[sharding.SEQUENCE]
   tokens, deltas = sequence * local, len(model.delta_layers)
   keys = (depth - deltas) * tokens * cached_token_bytes(model, mesh)
-  delta, tensor = model.delta, mesh.shape[sharding.TENSOR]
-  state = delta.key_dim * (delta.key_dim + delta.value_dim)
-  state *= 4 * delta.value_heads // tensor
+  sizes, tensor = model.delta, mesh.shape[sharding.TENSOR]
+  state = sizes.key_dim * (sizes.key_dim + sizes.value_dim)
+  state *= 4 * sizes.value_heads // tensor
   states = deltas * sequence * tokens // batch.packed_tokens * state
   for name, number, size in (
     ('keys, values', 2 * (depth - deltas), keys),

@@ -326,8 +326,8 @@ H100 = """
   qwen3_8b 1x8x1 8x4096 3.209 layers=12 rank=16
   qwen3_8b 1x8x1 8x4096 9.877 layers=12 rank=16 reduce_gradients=update
   qwen3_0p6b 2x4x1 8x4096 2.249 rank=16 reduce_gradients=update
-  qwen3_5_4b 1x1x1 2x4096 27.465 layers=8 vocab_size=32768
-  qwen3_5_4b 1x1x1 4x4096 34.162 layers=8 vocab_size=32768
+  qwen3_5_4b 1x1x1 2x4096 26.912 layers=8 vocab_size=32768
+  qwen3_5_4b 1x1x1 4x4096 33.089 layers=8 vocab_size=32768
   qwen3_5_4b 1x1x1 2x4096 32.432 layers=8 vocab_size=32768 remat=none
   qwen3_30b_a3b 1x1x1 4x4096 57.896 layers=4 vocab_size=8192
   qwen3_30b_a3b 1x1x1 4x4096 62.157 layers=4 vocab_size=8192 remat=none
@@ -335,6 +335,7 @@ H100 = """
   qwen3_30b_a3b 1x2x1x4 16x4096 16.356 layers=4 vocab_size=8192
   qwen3_30b_a3b 1x2x1x4 32x4096 23.642 layers=4 vocab_size=8192
   qwen3_8b 1x4x1x1x2 4x16384 48.825
+  qwen3_5_4b 1x4x1x1x2 4x16384 15.233 layers=8 vocab_size=32768
 """
 
 
