@@ -512,11 +512,12 @@ def reduce_to(x: jax.Array, place: NamedSharding) -> jax.Array:
   """Adds up the devices' arrays, and returns the device's part of the sum.
 
   Args:
-    x: a whole array per device, of its rows of the batch, within `split`.
+    x: a whole array per device, of its rows of the batch, within `split`; the
+      mesh has `data` and `fsdp` alone.
     place: placement of the sum.
   """
   if FSDP not in place.spec:
-    return jax.lax.psum(x, BATCH_AXES)
+    return jax.lax.psum(x, (DATA, FSDP))
   dimension = place.spec.index(FSDP)
   x = jax.lax.psum_scatter(x, FSDP, scatter_dimension=dimension, tiled=True)
-  return jax.lax.psum(x, (DATA, EXPERT))
+  return jax.lax.psum(x, DATA)

@@ -167,12 +167,12 @@ class Period(nn.Module):
     block = _remat(layers.Block, self.cfg, prevent_cse=True)
     stats = []
     for i, kind in enumerate(self.kinds):
-      own = tuple(flag[i] for flag in flags), None
+      own, chosen = tuple(flag[i] for flag in flags), None
       if routes is not None and kind[1] == 'experts':
-        own = own[0], routes[len(stats)]
+        chosen = routes[len(stats)]
       x = checkpoint_name(x, 'input')
       layer = block(self.cfg, kind, name=str(i))
-      x, (_, each) = layer(x, *own, ranges, ends, tokens)
+      x, (_, each) = layer(x, own, chosen, ranges, ends, tokens)
       stats += [each] if each else []
     stats = jax.tree.map(lambda *x: jnp.stack(x), *stats) if stats else None
     return x, (None, stats)
@@ -221,18 +221,18 @@ class Transformer(nn.Module):
     each = layers.variants(cfg)
     _, *others = sorted({*each})
     flags = tuple(jnp.array([x == own for x in each]) for own in others)
+    if routes is not None:
+      routes = sharding.pieces(routes.astype(jnp.int32), fill=-1)
+      routes = jnp.moveaxis(routes, 2, 0)
     period = layers.period(cfg)
     body, kind = _remat(layers.Block, cfg), period[0]
     count = cfg.layers // len(period)
     if len(period) > 1:
       # Else each block's parameters would be saved: a copy of all weights.
       body, kind = _remat(_stacked(period), cfg), period
-      flags = tuple(flag.reshape(count, -1) for flag in flags)
-    if routes is not None:
-      routes = sharding.pieces(routes.astype(jnp.int32), fill=-1)
-      routes = jnp.moveaxis(routes, 2, 0)
-      if len(period) > 1:
-        routes = routes.reshape(count, -1, *routes.shape[1:])
+      flags, routes = jax.tree.map(
+        lambda x: x.reshape(count, -1, *x.shape[1:]), (flags, routes)
+      )
     blocks = nn.scan(
       body,
       variable_axes={'params': 0},

@@ -203,8 +203,8 @@ class Batch(bounds.Options):
   # for pairs, except with kto; and where a policy or a frozen model samples
   # groups of several, of which the prompt may have an eighth of row_tokens or
   # more; never with model.attention=cudnn, which attends in rows of whole
-  # samples, nor with mesh.sequence above 1, as a token of another device may be
-  # followed by one of this.
+  # samples, nor with mesh.sequence above 1, where a token's parent may lie on
+  # another device.
   trees: bool | None = None
   # How often devices add up their gradients: at every 'micro_batch', each layer
   # gathered over the mesh's fsdp axis as it is needed; or once per 'update',

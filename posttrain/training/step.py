@@ -366,7 +366,7 @@ def accumulate_once(
     params: the parameters that train.
     base: those that do not, or None; gathered whole, in its dtypes.
     batch: the batch.
-    places: the parameters' shardings, with `tensor` of size 1.
+    places: the parameters' shardings, on a mesh of `data` and `fsdp` alone.
     dtype: the compute dtype, in which the layers' matrices are gathered.
   """
   whole, rows = PartitionSpec(), sharding.BATCH
