@@ -112,7 +112,7 @@ def resolve(
       stage = dataclasses.replace(stage, batch=batch)
     stage = resolve_sizes(stage, rows, sharding.batch_ways(own), is_slow)
     if stage.batch.trees and (model.delta_layers or in_pieces):
-      key = 'config.mesh.sequence above 1' if in_pieces else 'delta_layers'
+      key = 'mesh.sequence above 1' if in_pieces else 'model.delta_layers'
       raise ValueError(
         f'config.{name}.batch.trees must be False with {key}: got True'
       )

@@ -328,7 +328,7 @@ H100 = """
   qwen3_0p6b 2x4x1 8x4096 2.249 rank=16 reduce_gradients=update
   qwen3_5_4b 1x1x1 2x4096 26.912 layers=8 vocab_size=32768
   qwen3_5_4b 1x1x1 4x4096 33.089 layers=8 vocab_size=32768
-  qwen3_5_4b 1x1x1 2x4096 32.432 layers=8 vocab_size=32768 remat=none
+  qwen3_5_4b 1x1x1 2x4096 32.245 layers=8 vocab_size=32768 remat=none
   qwen3_30b_a3b 1x1x1 4x4096 57.896 layers=4 vocab_size=8192
   qwen3_30b_a3b 1x1x1 4x4096 62.157 layers=4 vocab_size=8192 remat=none
   qwen3_30b_a3b 1x8x1 16x4096 12.582 layers=4 vocab_size=8192
