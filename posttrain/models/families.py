@@ -260,22 +260,11 @@ _SHARED = {
   'experts.mlp_dim': 'moe_intermediate_size',
   'experts.shared_dim': 'shared_expert_intermediate_size',
 }
-_SHARED_ABSENT = {
-  'num_key_value_heads': 2,
-  'intermediate_size': 5632,
-  'moe_intermediate_size': 512,
-  'shared_expert_intermediate_size': 512,
-}
 _HYBRID_EXPERTS = dataclasses.replace(
   _HYBRID,
   architecture='Qwen3_5MoeForCausalLM',
-  keys={**_HYBRID.keys, **_SHARED},
-  absent={
-    **_HYBRID.absent,
-    **_SHARED_ABSENT,
-    'num_experts': 256,
-    'num_experts_per_tok': 8,
-  },
+  # No layer has an MLP.
+  keys={**_HYBRID.keys, **_SHARED, 'mlp_dim': 'moe_intermediate_size'},
   joined=_JOINED,
 )
 
@@ -407,14 +396,7 @@ FAMILIES = {
     _HYBRID,
     architecture='Qwen3NextForCausalLM',
     keys={**_HYBRID.keys, **_SHARED, 'experts.normalize': 'norm_topk_prob'},
-    absent={
-      **_HYBRID.absent,
-      **_SHARED_ABSENT,
-      'num_experts': 512,
-      'num_experts_per_tok': 10,
-      'norm_topk_prob': True,
-      'decoder_sparse_step': 1,
-    },
+    absent={**_HYBRID.absent, 'decoder_sparse_step': 1},
     names={
       f'layers/delta/{x}/kernel': f'{LAYER}linear_attn.in_proj_{name}.weight'
       for x, name in {'qkv': 'qkvz', 'z': 'qkvz', 'b': 'ba', 'a': 'ba'}.items()
@@ -485,16 +467,9 @@ FAMILIES = {
       'experts.mlp_dim': 'intermediate_size',
       'experts.clamp': 'swiglu_limit',
     },
-    aliases={'num_experts': 'num_local_experts'},
     plain={'swiglu_alpha': 1.702},
     absent={
-      'num_local_experts': 128,
-      'num_experts_per_tok': 4,
       'swiglu_limit': 7.0,
-      'attention_bias': True,
-      'head_dim': 64,
-      'num_key_value_heads': 8,
-      'sliding_window': 128,
       'rope_theta': 150_000.0,
       'rope_parameters': {
         'rope_type': 'yarn',

@@ -43,7 +43,7 @@ DTYPES = {'F32': 'float32', 'F16': 'float16', 'BF16': 'bfloat16'}
 # the first one in the low bits, and exponents u8[E, out, G], with G = in / 32.
 BLOCKS, SCALES = '_blocks', '_scales'
 # The numbers of 4 bits, 1 + 2 + 1.
-_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_FP4 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 SHARD_BYTES = 2**30  # size of a file, unless one tensor is larger
 Shapes = Mapping[str, tuple[int, ...]]
 Dtypes = Mapping[str, np.dtype]
@@ -110,8 +110,7 @@ def tensors(
         ]
     shape = leaf.shape[len(places[0][0]) :]
     transposed = path.endswith(('kernel', 'taps')) and len(shape) > 1
-    if family.alternates and len(shape) > 2:
-      transposed = False
+    transposed &= not (family.alternates and len(shape) > 2)
     if transposed:
       shape = (*shape[:-2], shape[-1], shape[-2])
     shape = (shape[0], 1, shape[1]) if path.endswith('taps') else shape
@@ -206,17 +205,13 @@ def load(
 
 def _put(params: dict[str, Any], tensor: Tensor, array: np.ndarray) -> bool:
   """Writes a tensor into its leaves, by path; returns whether all is finite."""
-  lead, ends = len(tensor.index), [0]
-  for path in tensor.paths:
-    ends.append(ends[-1] + params[path].shape[-1])
-  flags = []
+  lead, flags = len(tensor.index), []
   if tensor.paths[0].endswith('taps'):
     array = array.squeeze(1)
   if tensor.order is not None:
     array = np.take(array, np.argsort(tensor.order), tensor.outputs)
-  parts = [array]
-  if len(tensor.paths) > 1:
-    parts = np.split(array, ends[1:-1], tensor.outputs)
+  ends = np.cumsum([params[path].shape[-1] for path in tensor.paths])[:-1]
+  parts = np.split(array, ends, tensor.outputs)
   for path, part in zip(tensor.paths, parts, strict=True):
     leaf = params[path]
     # The tensor is placed as its slice of the leaf is.
@@ -462,12 +457,10 @@ def read_tensor(path: pathlib.Path, name: str) -> np.ndarray:
 
 def unpack(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
   """Returns an MXFP4 matrix, see `BLOCKS`, as bfloat16 [E, in, out]: exact."""
-  values = np.array([*_FP4, *(-x for x in _FP4)], jnp.bfloat16)
+  values = np.concatenate((_FP4, -_FP4)).astype(jnp.bfloat16)
   pairs = np.stack((values[blocks & 15], values[blocks >> 4]), axis=-1)
-  factors = np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
-  rows = pairs.reshape(*scales.shape, 32) * factors[..., None].astype(
-    jnp.bfloat16
-  )
+  factors = np.ldexp(np.float32(1), scales[..., None].astype(np.int32) - 127)
+  rows = pairs.reshape(*scales.shape, 32) * factors.astype(jnp.bfloat16)
   return rows.reshape(*scales.shape[:2], -1).swapaxes(1, 2)
 
 

@@ -128,8 +128,6 @@ def _candidates(
       continue
     if not cfg.local_layers:  # nothing reads their base
       wrong = [x for x in wrong if x != 'local_rope_theta']
-    if cfg.experts.count and not cfg.dense_layers:  # nothing reads it
-      wrong = [x for x in wrong if x != 'mlp_dim']
     if family.divides and cfg.embed_dim % cfg.heads:
       wrong.append('heads')
     options.append((wrong, text, family))
@@ -212,10 +210,13 @@ def check_same(theirs: schema.Model, ours: schema.Model, what: str) -> None:
 def differing(a: schema.Model, b: schema.Model) -> list[str]:
   """Returns the names of the fields that differ, except those of `_OURS`."""
   names = [field.name for field in dataclasses.fields(schema.Model)]
+  unread = _OURS
+  if a.experts.count and not a.dense_layers:
+    unread = *unread, 'mlp_dim'
   return [
     name
     for name in names
-    if name not in _OURS and getattr(a, name) != getattr(b, name)
+    if name not in unread and getattr(a, name) != getattr(b, name)
   ]
 
 

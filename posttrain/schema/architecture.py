@@ -493,6 +493,16 @@ def _qwen3_5(layers: int, *sizes: int, value_heads: int, **options: Any):
   )
 
 
+# OLMo 2 and 3.
+_olmo = functools.partial(
+  _large,
+  rope_theta=5e5,
+  pre_norms=False,
+  post_norms=True,
+  qk_norm=True,
+  wide_qk_norm=True,
+)
+# Gemma 2 and 3.
 _gemma = functools.partial(
   _large,
   head_dim=256,
@@ -543,7 +553,7 @@ PRESETS = {
     14_336,
     rope_theta=1e6,
     norm_eps=1e-5,
-    experts=Experts(count=8, per_token=2, mlp_dim=14_336),
+    experts=Experts(count=8, mlp_dim=14_336),
   ),
   'olmoe_1b_7b': _large(
     50_304,
@@ -636,35 +646,18 @@ PRESETS = {
     attention_multiplier=0.015625,
     logit_divisor=8.0,
   ),
-  'olmo2_1b': _large(
-    100_352,
-    16,
-    2048,
-    16,
-    16,
-    8192,
-    rope_theta=5e5,
-    pre_norms=False,
-    post_norms=True,
-    qk_norm=True,
-    wide_qk_norm=True,
-  ),
-  'olmo3_7b': _large(
+  'olmo2_1b': _olmo(100_352, 16, 2048, 16, 16, 8192),
+  'olmo3_7b': _olmo(
     100_278,
     32,
     4096,
     32,
     32,
     11_008,
-    rope_theta=5e5,
     rope_scaling=RopeScaling('yarn', 8.0, original_length=8192),
     local_rope_theta=5e5,
     local_layers=tuple(i for i in range(32) if i % 4 != 3),
     window=4096,
-    pre_norms=False,
-    post_norms=True,
-    qk_norm=True,
-    wide_qk_norm=True,
   ),
   'gemma2_2b': _gemma(
     256_000,
