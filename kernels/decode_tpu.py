@@ -107,8 +107,7 @@ def steps(
 def _kernel(
   options, row_ref, block_ref, start_ref, end_ref, q_ref, k_ref, v_ref, *refs
 ):
-  *scale_refs, out_ref, lse_ref, top_ref, total_ref, acc_ref = refs
-  state_refs = top_ref, total_ref, acc_ref
+  scale_refs, (out_ref, lse_ref, *state_refs) = refs[:-5], refs[-5:]
   kv, group, h = q_ref.shape
   block = k_ref.shape[1]
   i = pl.program_id(0)

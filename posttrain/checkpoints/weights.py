@@ -409,13 +409,8 @@ def load_start(folder: str, like: Params) -> Params:
 
 
 def _cast(params: Params, like: Params) -> Params:
-  def cast(x, y):
-    x = quantized.cast(x, y)
-    if not isinstance(y, quantized.Quantized):
-      return x
-    return jax.tree.map(lambda x, y: jax.device_put(x, y.sharding), x, y)
-
-  return jax.tree.map(cast, params, like, is_leaf=lora.is_matrix)
+  params = jax.tree.map(quantized.cast, params, like, is_leaf=lora.is_matrix)
+  return jax.tree.map(lambda x, y: jax.device_put(x, y.sharding), params, like)
 
 
 def float_like(like: Params, dtype: str | None = None) -> Params:

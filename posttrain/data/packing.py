@@ -36,7 +36,7 @@ import numpy as np
 from posttrain import types
 
 # Values of padding; others 0.
-_PADS = {'temperatures': 1, 'versions': -1, 'env_ids': -1}
+_PADS = {'temperatures': 1, 'versions': -1, 'env_ids': -1, 'routes': -1}
 # The weights of the tokens that need a stream; others may be None.
 _READERS = {'advantages': 'rl_weights', 'ref_logprobs': 'ref_kl_weights'}
 _PLACES = ('segment_ids', 'positions', 'env_ids')
@@ -132,17 +132,14 @@ def pack(
   }
   dtypes = {**types.TOKEN_FIELDS, **dict.fromkeys(_PLACES, np.int32)}
   dtypes |= types.VALUE_FIELDS if layout.critic else {}
+  dtypes |= {'routes': np.int16} if 'routes' in fields else {}
   shape = micro_batches, rows, row_tokens
   arrays = {}
   for name, dtype in dtypes.items():
     pad = layout.pad_id if name == 'ids' else _PADS.get(name, 0)
-    arrays[name] = np.full(shape, pad, dtype)
-    arrays[name].reshape(-1)[places] = fields[name][is_laid]
-  if tokens.routes is not None:
-    arrays['routes'] = np.full((*shape, *tokens.routes.shape[1:]), -1, np.int16)
-    arrays['routes'].reshape(-1, *tokens.routes.shape[1:])[places] = (
-      tokens.routes[is_laid]
-    )
+    values = fields[name][is_laid]
+    arrays[name] = np.full((*shape, *values.shape[1:]), pad, dtype)
+    arrays[name].reshape(-1, *values.shape[1:])[places] = values
   if layout.trees:
     links = np.zeros((3, *shape), np.int32)
     arrays |= zip(('parents', 'ends', 'copies'), links, strict=True)
@@ -168,10 +165,10 @@ class _Tokens(NamedTuple):
   lengths: np.ndarray  # i64[samples]
   sample: np.ndarray  # i64[N], index of a token's sample
   position: np.ndarray  # i64[N], index of a token in its sample
-  # [N] each; 0 where a sample has no advantages or ref_logprobs.
+  # [N] each; 0 where a sample has no advantages or ref_logprobs. If a sample
+  # has routes, also those, i16[N, L, k].
   fields: dict[str, np.ndarray]
   is_member: np.ndarray  # bool[N], of any component
-  routes: np.ndarray | None  # i16[N, L, k], if a sample has them
 
 
 def _join(samples: Sequence[types.Sample]) -> _Tokens:
@@ -208,13 +205,14 @@ def _join(samples: Sequence[types.Sample]) -> _Tokens:
     'ce is at T = 1'
   )
   is_member = np.any([values != 0 for values in weights.values()], axis=0)
-  recorded = [x.routes for x in samples if x.routes is not None]
-  routes = None
+  recorded = {
+    i: x.routes for i, x in enumerate(samples) if x.routes is not None
+  }
   if recorded:
-    routes = np.full((len(owner), *recorded[0].shape[1:]), -1, np.int16)
-    has_routes = [x.routes is not None for x in samples]
-    routes[np.repeat(has_routes, lengths)] = np.concatenate(recorded)
-  return _Tokens(lengths, owner, position, fields, is_member, routes)
+    values = np.concatenate([*recorded.values()])
+    fields['routes'] = np.full((len(owner), *values.shape[1:]), -1, np.int16)
+    fields['routes'][np.isin(owner, [*recorded])] = values
+  return _Tokens(lengths, owner, position, fields, is_member)
 
 
 def _kept(tokens: _Tokens, layout: Layout) -> tuple[list[int], list[int]]:
@@ -230,8 +228,8 @@ def _kept(tokens: _Tokens, layout: Layout) -> tuple[list[int], list[int]]:
   trains = tokens.is_member | (tokens.fields['mask'] != 0)
   starts = np.cumsum(tokens.lengths) - tokens.lengths
   columns = [tokens.fields['ids']]
-  if tokens.routes is not None:  # as one number, the same if they are equal
-    routes = tokens.routes.reshape(len(trains), -1).astype(np.uint32)
+  if 'routes' in tokens.fields:  # as one number, the same if they are equal
+    routes = tokens.fields['routes'].reshape(len(trains), -1).astype(np.uint32)
     factors = np.random.default_rng(0).integers(1, 2**32, routes.shape[1])
     columns.append((routes @ factors.astype(np.uint32)).view(np.int32))
   if layout.trained:

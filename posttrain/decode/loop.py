@@ -267,7 +267,6 @@ def share(
     tokens: tokens to copy at a time on a device, which bounds the memory.
     layout: the state's sharding.
   """
-  shape = cached_shape(state)
 
   def copy(target, source, length, cache, recurrent):
     """Copies on the slots of one device, in blocks of 128 tokens."""
@@ -305,7 +304,8 @@ def share(
       lambda x: sharding.fitting(x.shape, layers.CACHE_AXES),
       (state.cache, state.recurrent),
     )
-    batch = PartitionSpec(sharding.fitting(shape, layers.CACHE_AXES)[0])
+    slots = sharding.fitting(cached_shape(state), layers.CACHE_AXES)[0]
+    batch = PartitionSpec(slots)
     specs = batch, batch, PartitionSpec(), *both
     copy = sharding.split(copy, specs, both)
     both = copy(target, source, length, state.cache, state.recurrent)

@@ -56,19 +56,18 @@ def weigh(logits: jax.Array, index: jax.Array, normalize: bool) -> jax.Array:
   return jnp.exp(chosen - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
 
 
-def flips(index: jax.Array, routes: jax.Array, valid: jax.Array) -> Stats:
+def flips(index: jax.Array, routes: jax.Array) -> Stats:
   """Counts the tokens of which other experts were recorded.
 
   Args:
     index: i32[..., k], the choices.
-    routes: i32[..., k], the recorded ones; -1 = none.
-    valid: bool[...].
+    routes: i32[..., k], the recorded ones; -1 = none, as for pads.
 
   Returns:
     recorded f32[], the tokens with recorded choices; flipped f32[], those of
     them whose sets differ.
   """
-  recorded = valid & (routes[..., 0] >= 0)
+  recorded = routes[..., 0] >= 0
   differs = jnp.any(jnp.sort(index) != jnp.sort(routes), axis=-1)
   return {
     'recorded': jnp.sum(recorded, dtype=jnp.float32),
@@ -300,15 +299,14 @@ def mix(
     return flat(params, x, index, weights)
 
   def place(kernel, split):
-    if isinstance(kernel, quantized.Quantized):
+    if not isinstance(kernel, lora.Adapted):
       return jax.tree.map(
+        # A scale that a dimension has in common is whole.
         lambda w: PartitionSpec(
           *(a if n > 1 else None for n, a in zip(w.shape, split, strict=True))
         ),
         kernel,
       )
-    if not isinstance(kernel, lora.Adapted):
-      return PartitionSpec(*split)
     return dataclasses.replace(
       kernel,
       kernel=place(kernel.kernel, split),
@@ -316,25 +314,27 @@ def mix(
       b=PartitionSpec(split[0], None, split[2]),
     )
 
-  places = {
-    name: {'kernel': place(params[name]['kernel'], axes(name, whole))}
-    for name in NAMES
-  }
+  places = {}
   for name in NAMES:
+    split = axes(name, whole)
+    places[name] = {'kernel': place(params[name]['kernel'], split)}
     if 'bias' in params[name]:
       columns = None if name == 'down' else sharding.TENSOR
-      places[name]['bias'] = PartitionSpec(sharding.EXPERT, columns)
+      places[name]['bias'] = PartitionSpec(split[0], columns)
   rows = sharding.fitting(x.shape[:1], (sharding.BATCH_AXES,))
 
   def gather(w, place):
     for i, axis in enumerate(place):
       if axis == sharding.FSDP:
-        if w.dtype == jnp.float32:
-          w = w.astype(x.dtype)
         w = lax.all_gather(w, axis, axis=i, tiled=True)
     return w
 
   def local(params, *tokens):
+    params = jax.tree.map(
+      lambda w: quantized.rounded(w, tokens[0].dtype),
+      params,
+      is_leaf=lambda w: isinstance(w, quantized.Quantized),
+    )
     params = jax.tree.map(gather, params, places)
     if rows[0]:
       tokens = [
@@ -343,8 +343,7 @@ def mix(
     x, index, weights = tokens
     if 'bias' in (down := params['down']):  # is added once
       is_first = lax.axis_index(sharding.TENSOR) == 0
-      bias = jnp.where(is_first, down['bias'], 0)
-      params = {**params, 'down': {**down, 'bias': bias}}
+      down['bias'] = jnp.where(is_first, down['bias'], 0)
     own = jax.tree.leaves(params['gate'])[0].shape[0]
     first = lax.axis_index(sharding.EXPERT) * own
     y = flat(params, x, index - first, weights)

@@ -260,7 +260,7 @@ class Experts(nn.Module):
       logits = router(x.astype(jnp.float32))
     index, stats = jax.lax.top_k(logits, sizes.per_token)[1], {}
     if routes is not None:
-      stats = experts.flips(index, routes, valid)
+      stats = experts.flips(index, routes)
       if cfg.routes == 'replay':
         index = jnp.where(routes >= 0, routes, index)
     weights = experts.weigh(logits, index, sizes.normalize)
@@ -272,8 +272,8 @@ class Experts(nn.Module):
       'up': Kernels(inner, sizes.bias, name='up')(),
       'down': Kernels(outer, sizes.bias, scale, name='down')(),
     }
-    options = {'whole': self.fused, 'clamp': sizes.clamp}
-    y = sharding.pin_batch(experts.mix(params, x, index, weights, **options))
+    y = experts.mix(params, x, index, weights, self.fused, sizes.clamp)
+    y = sharding.pin_batch(y)
     if sizes.shared_dim:
       gate = Linear(1, (sharding.FSDP, None), name='shared_gate')(x)
       shared = MLP(cfg, self.fused, sizes.shared_dim, name='shared')(x)

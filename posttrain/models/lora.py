@@ -56,10 +56,6 @@ class Adapted:
   # Whether decoding keeps the factors, too.
   factors: bool = dataclasses.field(default=False, metadata={'static': True})
 
-  @property
-  def shape(self) -> tuple[int, ...]:
-    return self.kernel.shape
-
   def merge(self) -> jax.Array:
     """Computes W' in float32: f32[..., in, out]."""
     gain = self.gain()
@@ -195,8 +191,7 @@ def quantize(params: Params, kind: str) -> Params:
     if kind == 'float' or not re.search(schema.Lora.targets, path):
       return x
     if kind == 'int4' and x.shape[-2] % quantized.BLOCK:
-      must = f'be int8 where the rows of {path} are no multiple of '
-      must += f'{quantized.BLOCK}'
+      must = f'be int8 where {path} has no multiple of {quantized.BLOCK} rows'
       raise schema.FieldError('base', must, kind, f'it has {x.shape[-2]}')
     return quantized.quantize(x, kind)
 
@@ -257,14 +252,14 @@ def merge(params: Params) -> Params:
   return jax.tree.map(one, params, is_leaf=is_matrix)
 
 
-def decode_form(params: Params) -> Params:
-  """Returns a layer's parameters as it decodes: merged, or with factors."""
+def decode_form(params: Params) -> Callable[[Params], Params]:
+  """Returns what makes a layer as it decodes: merged, or with factors."""
   each = jax.tree.leaves(params, is_leaf=is_matrix)
   if not any(isinstance(x, Adapted) and x.factors for x in each):
-    return merge(params)
-  return jax.tree.map(
+    return merge
+  return functools.partial(
+    jax.tree.map,
     lambda x: x.fold() if isinstance(x, Adapted) else x,
-    params,
     is_leaf=is_matrix,
   )
 
@@ -282,12 +277,13 @@ def fuse(join: Callable[..., jax.Array], kernels: Sequence[Any]) -> Any:
   a = jnp.concatenate([x.a for x in adapted], axis=-1)
   own, b, used = [], [], 0
   for x in kernels:  # of B, the rows of the other kernels' factors are 0
-    low = jnp.zeros((a.shape[-1], x.shape[-1]))
     if isinstance(x, Adapted):
-      low = low.at[used : used + x.b.shape[0]].set(x.b)
-      used, x = used + x.b.shape[0], x.kernel
+      low, x = x.b, x.kernel
+    else:
+      low = jnp.zeros((0, x.shape[-1]))
     own.append(x)
-    b.append(low)
+    b.append(jnp.pad(low, ((used, len(a.T) - used - len(low)), (0, 0))))
+    used += len(low)
   kernel = jax.tree.map(join, *own)
   return dataclasses.replace(adapted[0], kernel=kernel, a=a, b=join(*b))
 
@@ -304,8 +300,7 @@ def matmul(
   """
 
   def times(x, weight, *axes):
-    if not isinstance(weight, quantized.Quantized):  # its integers travel
-      weight = weight.astype(x.dtype)
+    weight = quantized.rounded(weight, x.dtype)  # integers travel
     weight = jax.tree.map(lambda w: sharding.gather(w, *axes), weight)
     return x @ weight.astype(x.dtype)
 

@@ -76,9 +76,9 @@ Cache = tuple[layers.LayerCache | tuple[jax.Array] | tuple[()], ...]
 # (regex over 'a/b/c' paths, mesh axis or None per dimension); the first match
 # wins. The table is the transpose of a head.
 _INPUTS = '(attention/[qkv]|delta/(qkv|[zba])|(mlp|shared)/(gate|up))'
+_OUTPUTS = '(/o|(mlp|shared)/down)'
 SHARDING_RULES = (
-  (r'experts/(router|shared_gate)/kernel(/a)?$', (None, sharding.FSDP, None)),
-  (r'experts/(router|shared_gate)/kernel/b$', ()),
+  (r'experts/(router|shared_gate)/kernel(/a)?$', (None, sharding.FSDP)),
   (r'experts/(gate|up)/kernel$', (None, *experts.axes('up'))),
   (r'experts/down/kernel$', (None, *experts.axes('down'))),
   (r'experts/(gate|up)/kernel/a$', (None, sharding.EXPERT, sharding.FSDP)),
@@ -89,54 +89,45 @@ SHARDING_RULES = (
   (r'experts/down/kernel/a$', (None, sharding.EXPERT, sharding.TENSOR)),
   (r'experts/down/kernel/b$', (None, sharding.EXPERT, None, sharding.FSDP)),
   (r'experts/(gate|up)/bias$', (None, sharding.EXPERT, sharding.TENSOR)),
-  (r'experts/down/bias$', (None, sharding.EXPERT, None)),
-  (r'experts/router/bias$', (None, None)),
-  (r'attention/sinks$', (None, sharding.TENSOR)),
+  (r'experts/down/bias$', (None, sharding.EXPERT)),
   (r'embed/table$', sharding.ROWS),
   (r'head/kernel$', sharding.COLUMNS),
-  (r'attention/[qkv]/kernel$', (None, *sharding.COLUMNS)),
-  (r'(attention/[qkv]|(mlp|shared)/(gate|up))/bias$', (None, sharding.TENSOR)),
-  (r'(attention/o|(mlp|shared)/down)/bias$', (None, None)),
-  (r'(attention|delta)/o/kernel$', (None, *sharding.ROWS)),
-  (r'delta/(qkv|[zba])/kernel$', (None, *sharding.COLUMNS)),
-  (r'delta/taps$', (None, None, sharding.TENSOR)),
-  (r'delta/(log_scale|bias)$', (None, sharding.TENSOR)),
-  (r'delta/norm_scale$', (None, None)),
-  (r'(mlp|shared)/(gate|up)/kernel$', (None, *sharding.COLUMNS)),
-  (r'(mlp|shared)/down/kernel$', (None, *sharding.ROWS)),
-  (rf'{_INPUTS}/kernel/a$', (None, sharding.FSDP, None)),
+  (rf'{_INPUTS}/kernel$', (None, *sharding.COLUMNS)),
+  (rf'{_INPUTS}/kernel/a$', (None, sharding.FSDP)),
   (rf'{_INPUTS}/kernel/b$', (None, None, sharding.TENSOR)),
-  (rf'{_INPUTS}/kernel/column_scale$', (None, sharding.TENSOR)),
-  (r'(/o|(mlp|shared)/down)/kernel/column_scale$', (None, None)),
-  (r'(/o|(mlp|shared)/down)/kernel/a$', (None, sharding.TENSOR, None)),
-  (r'(/o|(mlp|shared)/down)/kernel/b$', (None, None, sharding.FSDP)),
-  (r'final_norm/scale$', (None,)),
-  (r'norm/scale$', (None, None)),
-  (r'reward/kernel$', (None,)),
+  (rf'{_OUTPUTS}/kernel$', (None, *sharding.ROWS)),
+  (rf'{_OUTPUTS}/kernel/a$', (None, sharding.TENSOR)),
+  (rf'{_OUTPUTS}/kernel/b$', (None, None, sharding.FSDP)),
+  (r'delta/taps$', (None, None, sharding.TENSOR)),
+  (
+    rf'({_INPUTS}/(bias|kernel/column_scale)|sinks|delta/(log_scale|bias))$',
+    (None, sharding.TENSOR),
+  ),
+  (
+    rf'(router/bias|{_OUTPUTS}/(bias|kernel/column_scale)|norm/scale'
+    r'|norm_scale|reward/kernel|(router|shared_gate)/kernel/b)$',
+    (),
+  ),
 )
 
 # The same, of a decode view: matrices are split over `tensor` alone.
 VIEW_RULES = (
   (r'experts/(gate|up)/kernel$', experts.axes('up', whole=True)),
   (r'experts/down/kernel$', experts.axes('down', whole=True)),
-  (r'experts/(gate|up)/bias$', (sharding.EXPERT, sharding.TENSOR)),
-  (r'experts/down/bias$', (sharding.EXPERT, None)),
-  (r'embed/table$', (sharding.TENSOR, None)),
+  (r'experts/(gate|up)/kernel/b$', (sharding.EXPERT, None, sharding.TENSOR)),
   (
-    r'(head|attention/qkv|delta/inputs|(mlp|shared)/gate_up)/kernel$',
+    r'experts/((gate|up)/bias|down/kernel/a)$',
+    (sharding.EXPERT, sharding.TENSOR),
+  ),
+  (r'experts/(down/bias|(gate|up|down)/kernel/[ab])$', (sharding.EXPERT,)),
+  (
+    r'((head|qkv|inputs|gate_up)/kernel(/b)?|delta/taps)$',
     (None, sharding.TENSOR),
   ),
-  (r'delta/taps$', (None, sharding.TENSOR)),
   (
-    r'((attention/qkv|(mlp|shared)/gate_up)/bias|delta/(log_scale|bias))$',
+    r'(embed/table|/(o|down)/kernel(/a)?|(qkv|gate_up|delta)/bias|log_scale)$',
     (sharding.TENSOR,),
   ),
-  (r'(/o|(mlp|shared)/down)/kernel$', (sharding.TENSOR, None)),
-  (r'experts/(gate|up)/kernel/b$', (sharding.EXPERT, None, sharding.TENSOR)),
-  (r'experts/down/kernel/a$', (sharding.EXPERT, sharding.TENSOR, None)),
-  (r'experts/(gate|up|down)/kernel/[ab]$', (sharding.EXPERT, None, None)),
-  (r'/(qkv|inputs|gate_up)/kernel/b$', (None, sharding.TENSOR)),
-  (r'(/o|/down)/kernel/a$', (sharding.TENSOR, None)),
   (r'', ()),
 )
 
@@ -427,29 +418,27 @@ def decode_view(
     A tree that shares no buffer with `params`, which may be donated later.
   """
   heads, kinds = layers.parts(cfg.kv_heads), layers.kinds(cfg)
+  decode_form = lora.decode_form(params)
 
   def fuse(parts, leaves):
     join = functools.partial(layers.fuse, parts)
     return {x: lora.fuse(join, [leaf[x] for leaf in leaves]) for x in leaves[0]}
 
   def fuse_mlp(mlp, width):
-    inputs = fuse(layers.parts(width), [mlp['gate'], mlp['up']])
-    return {'gate_up': inputs, 'down': mlp['down']}
+    inputs = [mlp.pop(name) for name in ('gate', 'up')]
+    mlp['gate_up'] = fuse(layers.parts(width), inputs)
 
   def layer(i):
-    p = lora.decode_form(layers.layer(params['layers'], kinds, i))
-    if 'attention' in p:
-      p['attention'] = attention = dict(p['attention'])
-      attention['qkv'] = fuse(heads, [attention.pop(name) for name in 'qkv'])
-    if 'delta' in p:
-      p['delta'] = inner = dict(p['delta'])
+    p = decode_form(layers.layer(params['layers'], kinds, i))  # new dicts
+    if inner := p.get('attention'):
+      inner['qkv'] = fuse(heads, [inner.pop(name) for name in 'qkv'])
+    if inner := p.get('delta'):
       inputs = [inner.pop(name) for name in ('qkv', 'z', 'b', 'a')]
       inner['inputs'] = fuse(layers.parts(cfg.delta.key_heads), inputs)
-    if 'mlp' in p:
-      p['mlp'] = fuse_mlp(p['mlp'], cfg.mlp_dim)
-    if 'shared' in (mixture := p.get('experts', {})):
-      shared = fuse_mlp(mixture['shared'], cfg.experts.shared_dim)
-      p['experts'] = {**mixture, 'shared': shared}
+    if inner := p.get('mlp'):
+      fuse_mlp(inner, cfg.mlp_dim)
+    if inner := p.get('experts', {}).get('shared'):
+      fuse_mlp(inner, cfg.experts.shared_dim)
     return p
 
   view = {

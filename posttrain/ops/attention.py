@@ -313,10 +313,8 @@ def decode(
     lse = top + jnp.log(total[..., 0])
     return (out / total).astype(q.dtype), lse
 
-  fn = own if shared is None else both
-  args = q, k, v, *ends
-  options = {'shared': shared, 'sinks': sinks}
-  return _on_devices(fn, *args, heads_axes=(1, 1), **options)
+  fn, args = own if shared is None else both, (q, k, v, *ends)
+  return _on_devices(fn, *args, heads_axes=(1, 1), shared=shared, sinks=sinks)
 
 
 def _on_devices(
@@ -352,17 +350,12 @@ def _on_devices(
         base=PartitionSpec(rows),
       ),
     )
+  out_specs = q_spec, q_spec  # of lse, which lacks the last axis, as well
+  out, lse = sharding.split(fn, in_specs, out_specs)(*args)
   if sinks is None:
-    return sharding.split(lambda *args: fn(*args)[0], in_specs, q_spec)(*args)
-
-  def with_sinks(*args):
-    *args, own = args
-    out, lse = fn(*args)
-    own = jnp.expand_dims(own.astype(jnp.float32), range(lse.ndim - 1))
-    return (out * jax.nn.sigmoid(lse - own)[..., None]).astype(out.dtype)
-
-  in_specs += (PartitionSpec(heads),)
-  return sharding.split(with_sinks, in_specs, q_spec)(*args, sinks)
+    return out
+  sinks = jnp.expand_dims(sinks.astype(jnp.float32), range(lse.ndim - 1))
+  return (out * jax.nn.sigmoid(lse - sinks)[..., None]).astype(out.dtype)
 
 
 def _dense(q, k, v, *ends):

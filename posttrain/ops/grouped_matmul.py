@@ -42,9 +42,7 @@ def grouped_matmul(x: jax.Array, w: Any, sizes: jax.Array) -> jax.Array:
   """
   if dispatch.platform() == 'tpu':
     return _ragged(x, w.astype(x.dtype), sizes)
-  if not isinstance(w, quantized.Quantized):
-    w = w.astype(x.dtype)
-  return _tiled(x, w, sizes)
+  return _tiled(x, quantized.rounded(w, x.dtype), sizes)
 
 
 @jax.custom_vjp
@@ -53,7 +51,7 @@ def _ragged(x, w, sizes):
 
 
 def _ragged_backward(saved, g):
-  from jax.experimental.pallas.ops.tpu import megablox
+  from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
   x, w, sizes = saved
   d_x = lax.ragged_dot(g, jnp.swapaxes(w, 1, 2), sizes)
@@ -62,10 +60,8 @@ def _ragged_backward(saved, g):
   tiles = _ROWS, *(min(size, 4 * _ROWS) for size in w.shape[1:])
   interpret = dispatch.platform() != 'tpu'  # in tests
 
-  def product(w):  # unused itself
-    return megablox.gmm(x, w, sizes, x.dtype, tiles, interpret=interpret)
-
-  return d_x, jax.vjp(product, w)[1](g)[0], None
+  d_w = tgmm(x.T, g, sizes, w.dtype, tiles, interpret=interpret)
+  return d_x, d_w, None
 
 
 _ragged.defvjp(lambda *args: (_ragged(*args), args), _ragged_backward)
@@ -148,10 +144,10 @@ def _forward(x, w, sizes):
 
 def _backward(saved, g):
   x, w, sizes = saved
-  d_x = _times(g, w, sizes, tile(len(x), w.shape[0]), True)
+  rows = tile(len(x), w.shape[0])
+  d_x = _times(g, w, sizes, rows, True)
   if isinstance(w, quantized.Quantized):
     return d_x, None, None
-  rows = tile(len(x), len(w))
   x_padded, g_padded = (jnp.pad(y, ((0, rows), (0, 0))) for y in (x, g))
 
   def visit(group, tiles, out):

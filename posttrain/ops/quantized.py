@@ -104,6 +104,11 @@ def quantize(x: jax.Array, kind: str, axis: int = -2) -> Quantized:
   return Quantized(packed, scale[..., 0, :])
 
 
+def rounded(x: Any, dtype: Any) -> Any:
+  """Returns a matrix in a dtype, or a quantized one as it is."""
+  return x if isinstance(x, Quantized) else x.astype(dtype)
+
+
 def cast(x: Any, like: Any) -> Any:
   """Returns a matrix in the dtype, or the quantization, of another."""
   if isinstance(like, Quantized):

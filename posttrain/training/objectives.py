@@ -138,8 +138,6 @@ class TokenComponents(arrays.Objective):
     )
     if not (batch.mask & (batch.versions >= 0)).any():
       prefixes += ('mismatch/',)
-    if batch.routes is not None and (batch.routes < 0).all():
-      prefixes += ('router/flipped',)
     if not batch.num_micro_batches:
       prefixes += ('entropy', 'loss/', 'router/')
     # Exact names from here on: an environment's may begin with another's.

@@ -181,7 +181,7 @@ def test_fused_kernels_compute_what_they_do_alone(kind):
   first, second = (x['layers']['x']['kernel'] for x in (first, second))
   adapted = lora.Adapted(first, draw(32, 2), draw(2, 4), 0.5, draw(4), True)
   whole = {'q': {'kernel': adapted}, 'k': {'kernel': second}}
-  whole = lora.decode_form(whole)
+  whole = lora.decode_form(whole)(whole)
   kernels = [whole[name]['kernel'] for name in 'kq']
   fused = lora.fuse(lambda *x: jnp.concatenate(x, axis=-1), kernels)
   x = draw(3, 32)
@@ -191,6 +191,22 @@ def test_fused_kernels_compute_what_they_do_alone(kind):
     jnp.concatenate(parts, axis=-1),
     atol=1e-4,
   )
+
+
+def test_layers_without_factors_decode_as_they_are_held():
+  cfg = dataclasses.replace(
+    MODEL, experts=schema.Experts(count=2), dense_layers=(0,)
+  )
+  options = schema.Lora(rank=2, base='int8', targets='/mlp/')
+
+  def view():
+    base = lora.quantize(transformer.init(jax.random.key(0), cfg), 'int8')
+    adapter = lora.init(jax.random.key(0), options, base)
+    whole = lora.Base(base, 1.0, lora.keeps_factors(options)).attach(adapter)
+    return transformer.decode_view(whole, cfg)
+
+  _, other = jax.eval_shape(view)['layers']
+  assert other['attention']['o']['kernel'].values.dtype == 'int8'
 
 
 def test_int4_needs_whole_blocks():
