@@ -84,8 +84,8 @@ class Engine:
     Args:
       model: model options, with the vocabulary resolved.
       options: the engine's.
-      mesh: splits slots over its axes data and fsdp, and weights over tensor.
-        None = one device.
+      mesh: splits slots over its axes data, sequence, fsdp and expert, and
+        weights over tensor and expert. None = one device.
 
     Raises:
       ValueError: the slots do not divide over the mesh.

@@ -80,7 +80,7 @@ def placement(mesh: Mesh | None, slots: int) -> NamedSharding | None:
   state gets its sharding.
 
   Raises:
-    ValueError: the slots do not divide over the axes data and fsdp.
+    ValueError: the slots do not divide over the axes other than tensor.
   """
   if mesh is None:
     return None

@@ -188,8 +188,8 @@ class Batch(bounds.Options):
   joined_rows: bounds.Count = 1
   # Size of a micro-batch over all devices, in tokens; gradients accumulate over
   # micro-batches. Empty rows cost as much as full ones, empty micro-batches
-  # nothing. None = as many rows per device of data x fsdp as 2,048 tokens
-  # hold, at least one.
+  # nothing. None = as many rows per device of data x fsdp x expert as
+  # 2,048 tokens hold, at least one.
   micro_batch_tokens: bounds.CountOrNone = None
   # Micro-batches are only as wide as a step's samples need: one row per device,
   # in a few widths, each of which is compiled, of at most micro_batch_tokens.
@@ -264,7 +264,7 @@ class Rollout(bounds.Options):
 
   # Number of sequences decoded at a time, over all devices; empty slots cost as
   # much as full ones. None = as many as a step has samples, at most 256 per
-  # device of data x fsdp.
+  # device of data x sequence x fsdp x expert.
   slots: bounds.CountOrNone = 128
   # Number of tokens decoded between two checks of the slots, while episodes
   # wait for a slot or have further turns.

@@ -46,7 +46,7 @@ from posttrain.rollout import endpoints, engine_client, frozen_models, remote
 from posttrain.stage import learner, models, plan
 from posttrain.util import disk, errors
 
-# Tokens of a micro-batch, and the most slots, per device of data x fsdp.
+# Per device: tokens of a micro-batch, and the most slots.
 MICRO_BATCH_TOKENS, MAX_SLOTS = 2048, 256
 SAMPLED_TOKENS = 2048  # of an evaluation where computing is slow
 # (renderer, data) -> the tokens that a sequence may have at least.
@@ -313,11 +313,12 @@ def resolve_sizes(
 ) -> schema.Stage:
   """Returns a stage's options with every size set.
 
-  `batch.micro_batch_tokens`: as many rows per device of data x fsdp as 2,048
-  tokens hold, at least one; rows that fit their samples (`batch.fit`), and
-  those with trees, are joined to one per device. `rollout.slots`: as many as a
-  step has samples, at most 256 per device of data x fsdp; where evaluations
-  alone decode, at most 16 on pairs of a file, and 8 where computing is slow.
+  `batch.micro_batch_tokens`: as many rows per device of data x fsdp x expert
+  as 2,048 tokens hold, at least one; rows that fit their samples
+  (`batch.fit`), and those with trees, are joined to one per device.
+  `rollout.slots`: as many as a step has samples, at most 256 per device of all
+  axes but tensor; where evaluations alone decode, at most 16 on pairs of a
+  file, and 8 where computing is slow.
   `eval.prompts`: as many as `eval.max_sampled_tokens` allow.
 
   Args:
