@@ -50,6 +50,8 @@ _TIMEOUT = httpx.Timeout(1800.0, connect=10.0)
 _CHUNK = 2**28  # bytes of weights in a request
 # No session, or a transfer that has failed; a server that failed, or its proxy.
 _PASSING = (422, 500, 502, 503, 504)
+# Fields of completions; one may be None.
+_ARRAYS = {'ids': np.int32, 'logprobs': np.float32, 'routes': np.int16}
 _ADVICE = {
   401: 'name the variable with its key in --samplers_key_env',
   409: 'another run uses this sampler: give each run its own',
@@ -187,17 +189,12 @@ class _Sampler:
 
   def _make(self, call: Mapping[str, Any]) -> list[requests.Completion]:
     """Makes an entry of `_calls`."""
-    return [
-      requests.Completion(
-        **{
-          **fields,
-          'ids': np.array(fields['ids'], np.int32),
-          'logprobs': np.array(fields['logprobs'], np.float32),
-          'routes': (x := fields['routes']) and np.array(x, np.int16),
-        }
-      )
-      for fields in self._post('engine', call)['completions']
-    ]
+    completions = self._post('engine', call)['completions']
+    for fields in completions:
+      for name, dtype in _ARRAYS.items():
+        if fields[name] is not None:
+          fields[name] = np.array(fields[name], dtype)
+    return [requests.Completion(**fields) for fields in completions]
 
   def _send_weights(self) -> None:
     """Sends the weights, which the sampler then commits."""
