@@ -180,7 +180,7 @@ def check_batch(
     count: number of rows or slots.
     key: the config key that sets `count`, for the error.
     tokens: of a row, where the key counts tokens; None = it counts rows.
-    axes: those that split the count, `ROW_AXES` for rows.
+    axes: the mesh axes that divide `count`; `ROW_AXES` for rows.
 
   Raises:
     ValueError: `count` is not a multiple of `batch_ways`.

@@ -48,6 +48,51 @@ def run_on_devices(count, *argv):
   return done.stdout
 
 
+def _arrays(outcome, mesh):
+  """Returns the leaves of `outcome(mesh)` by path."""
+  leaves = jax.tree_util.tree_leaves_with_path(outcome(mesh))
+  return {jax.tree_util.keystr(path): np.asarray(x) for path, x in leaves}
+
+
+def write_outcomes(outcome, path, *meshes):
+  """Is the program of `assert_devices_match_one`.
+
+  Args:
+    outcome: a function mesh -> tree of arrays.
+    path: of an npz file.
+    *meshes: sizes of `sharding.AXES`, as '1,2,2,1,1'.
+  """
+  results = {}
+  for name in meshes:
+    sizes = dict(zip(sharding.AXES, map(int, name.split(',')), strict=True))
+    found = _arrays(outcome, sharding.make_mesh(schema.Mesh(**sizes)))
+    results |= {f'{name}/{key}': value for key, value in found.items()}
+  np.savez(path, **results)
+
+
+def assert_devices_match_one(outcome, path, devices, meshes, tolerance=1e-5):
+  """Compares what meshes compute with what one device does; returns the latter.
+
+  Args:
+    outcome: a function mesh -> tree of arrays; its module as a program calls
+      `write_outcomes` with its arguments.
+    path: of an npz file that is written.
+    devices: how many.
+    meshes: tuples of sizes of `sharding.AXES`.
+    tolerance: of an array's largest number, or of 1 if all are smaller.
+  """
+  names = [','.join(map(str, mesh)) for mesh in meshes]
+  run_on_devices(devices, '-m', outcome.__module__, str(path), *names)
+  arrays, expected = np.load(path), _arrays(outcome, sharding.one_device())
+  for key, value in expected.items():
+    for name in names:
+      atol = tolerance * max(1, np.abs(value).max())
+      np.testing.assert_allclose(
+        arrays[f'{name}/{key}'], value, atol=atol, err_msg=f'{name} {key}'
+      )
+  return expected
+
+
 @functools.cache
 def _drawn(model, seed, scale):
   rng = np.random.default_rng(seed)

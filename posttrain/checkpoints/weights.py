@@ -429,7 +429,7 @@ def base_like(options: schema.Lora, like: Params) -> Params:
 
   Args:
     options: the adapter's.
-    like: the shapes, dtypes and shardings of those that are not quantized.
+    like: the weights with the stage's shardings, as ShapeDtypeStructs.
   """
   like = float_like(like)
   if options.base == 'float':

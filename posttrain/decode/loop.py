@@ -471,9 +471,9 @@ def routes(
 
   Args:
     state: the state of all slots, of a model with recorded `routes`.
-    slot: i32[], its slot.
-    prompt: i32[], its prompt of those that are stored once.
-    base: i32[], the tokens there, which come before those of the slot.
+    slot: i32[], the sequence's slot.
+    prompt: i32[], the row of `state.prompts` where the sequence begins.
+    base: i32[], the tokens that are there; 0 = all are in the slot.
   """
   own = jax.tree.leaves(state.cache)[-1][slot, 0]
   if not state.prompts:

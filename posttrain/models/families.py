@@ -164,8 +164,8 @@ class Family:
   local_theta: str | float = ''
   # Whether `no_rope_layers` or `no_rope_layer_interval` name layers without it.
   nope: bool = False
-  # Whether some layers are delta layers: those that `layer_types` lists, or all
-  # except every `full_attention_interval`-th one.
+  # Whether there are delta layers. `layer_types` names them; without it, every
+  # `full_attention_interval`-th layer is attention and all others are delta.
   delta: bool = False
   # The key of the object that has the others; '' = none.
   nested: str = ''

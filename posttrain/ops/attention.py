@@ -218,9 +218,7 @@ def cached(
   q: jax.Array,
   k: jax.Array,
   v: jax.Array,
-  k_start: jax.Array,
-  k_end: jax.Array,
-  *,
+  *ends: jax.Array,
   scale: float,
   softcap: float | None = None,
   impl: str = 'auto',
@@ -232,8 +230,8 @@ def cached(
     q: float[B, T, N, H].
     k: float[B, K, S, H], or `Quantized`.
     v: as k.
-    k_start: i32[B, T], the first key that a query attends to.
-    k_end: i32[B, T], one past the last key that it attends to.
+    *ends: k_start, i32[B, T], the first key that a query attends to; k_end,
+      i32[B, T], one past the last key that it attends to.
     scale: factor on the scores.
     softcap: bound c of the scores, which become c tanh(score / c); None: none.
     impl: one of `schema.ATTENTION`; 'cudnn' is 'auto'.
@@ -244,8 +242,7 @@ def cached(
   """
   impl = 'auto' if impl == 'cudnn' else impl
   fn = functools.partial(_cached, scale, softcap, impl)
-  args = q, k, v, k_start, k_end
-  return _on_devices(fn, *args, heads_axes=(2, 1), sinks=sinks)
+  return _on_devices(fn, q, k, v, *ends, heads_axes=(2, 1), sinks=sinks)
 
 
 def decode(

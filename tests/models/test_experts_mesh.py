@@ -1,8 +1,4 @@
-"""Experts on several devices compute what one does.
-
-As a program it writes the results of meshes, sizes of `sharding.AXES`, to a
-file.
-"""
+"""Experts on several devices compute what one does."""
 
 import sys
 
@@ -84,10 +80,7 @@ def outcome(mesh):
       out[f'decode={rows}'] = jax.jit(lambda p, rows=rows: decode(p, rows))(
         trees[0]
       )
-  return {
-    jax.tree_util.keystr(path): np.asarray(x)
-    for path, x in jax.tree_util.tree_leaves_with_path(out)
-  }
+  return out
 
 
 @pytest.mark.parametrize(
@@ -103,23 +96,8 @@ def outcome(mesh):
 )
 def test_devices_match_one(tmp_path, devices, meshes):
   path = tmp_path / 'arrays.npz'
-  names = [','.join(map(str, mesh)) for mesh in meshes]
-  fixtures.run_on_devices(
-    devices, '-m', 'tests.models.test_experts_mesh', str(path), *names
-  )
-  arrays = np.load(path)
-  for key, value in outcome(sharding.one_device()).items():
-    for name in names:
-      atol = 1e-5 * max(1, np.abs(value).max())
-      np.testing.assert_allclose(
-        arrays[f'{name}/{key}'], value, atol=atol, err_msg=f'{name} {key}'
-      )
+  fixtures.assert_devices_match_one(outcome, path, devices, meshes)
 
 
 if __name__ == '__main__':
-  results = {}
-  for name in sys.argv[2:]:
-    sizes = dict(zip(sharding.AXES, map(int, name.split(',')), strict=True))
-    found = outcome(sharding.make_mesh(schema.Mesh(**sizes)))
-    results |= {f'{name}/{key}': value for key, value in found.items()}
-  np.savez(sys.argv[1], **results)
+  fixtures.write_outcomes(outcome, *sys.argv[1:])

@@ -1,7 +1,4 @@
-"""Quantized bases on several devices, compared with one: gradients, decoding.
-
-python -m tests.models.test_quantized_mesh FILE MESH    # writes arrays
-"""
+"""Quantized bases on several devices compute what they do on one."""
 
 import sys
 
@@ -24,7 +21,6 @@ CFG = schema.Model(
   experts=schema.Experts(count=4, per_token=2, mlp_dim=64),
   dense_layers=(0,),
 )
-MESH = 1, 2, 2, 2
 # DoRA is for matrices without experts.
 KINDS = {
   'int4': schema.Lora(rank=2, base='int4'),
@@ -71,28 +67,17 @@ def outcome(mesh, options):
 
 
 def outcomes(mesh):
-  return {
-    f'{kind}/{i}': np.asarray(x)
-    for kind, options in KINDS.items()
-    for i, x in enumerate(outcome(mesh, options))
-  }
+  return {kind: outcome(mesh, options) for kind, options in KINDS.items()}
 
 
 @pytest.mark.slow
 def test_devices_match_one(tmp_path):
-  path = tmp_path / 'arrays.npz'
-  fixtures.run_on_devices(
-    8, '-m', 'tests.models.test_quantized_mesh', str(path)
-  )
-  arrays, expected = np.load(path), outcomes(sharding.one_device())
-  for key, value in expected.items():
-    atol = 1e-5 * max(1, np.abs(value).max())
-    np.testing.assert_allclose(arrays[key], value, atol=atol, err_msg=key)
+  path, meshes = tmp_path / 'arrays.npz', [(1, 1, 2, 2, 2)]
+  one = fixtures.assert_devices_match_one(outcomes, path, 8, meshes)
   for kind in KINDS:
-    *_, hidden, decoded = (v for k, v in expected.items() if kind in k)
+    *_, hidden, decoded = (v for k, v in one.items() if kind in k)
     np.testing.assert_allclose(decoded, hidden, atol=1e-5)
 
 
 if __name__ == '__main__':
-  sizes = schema.Mesh(*MESH)
-  np.savez(sys.argv[1], **outcomes(sharding.make_mesh(sizes)))
+  fixtures.write_outcomes(outcomes, *sys.argv[1:])

@@ -1,8 +1,4 @@
-"""Rows in pieces, on several devices, score as whole rows on one.
-
-As a program it writes the results of meshes, sizes of `sharding.AXES`, to a
-file.
-"""
+"""Rows in pieces, on several devices, score as whole rows on one."""
 
 import functools
 import sys
@@ -71,11 +67,7 @@ def outcome(mesh):
     return jnp.sum(weights * scored) / len(tokens), scored
 
   with sharding.use(mesh):
-    out = jax.jit(jax.value_and_grad(loss, has_aux=True))(trees)
-  return {
-    jax.tree_util.keystr(path): np.asarray(x)
-    for path, x in jax.tree_util.tree_leaves_with_path(out)
-  }
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))(trees)
 
 
 @pytest.mark.slow
@@ -85,18 +77,8 @@ def outcome(mesh):
 )
 def test_devices_match_one(tmp_path, devices, meshes):
   path = tmp_path / 'arrays.npz'
-  names = [','.join(map(str, mesh)) for mesh in meshes]
-  fixtures.run_on_devices(
-    devices, '-m', 'tests.models.test_sequence_mesh', str(path), *names
-  )
-  arrays = np.load(path)
-  for key, value in outcome(sharding.one_device()).items():
-    for name in names:
-      # On one device another chunk of delta layers makes 8e-6.
-      atol = 2e-5 * max(1, np.abs(value).max())
-      np.testing.assert_allclose(
-        arrays[f'{name}/{key}'], value, atol=atol, err_msg=f'{name} {key}'
-      )
+  # On one device another chunk of delta layers makes 8e-6.
+  fixtures.assert_devices_match_one(outcome, path, devices, meshes, 2e-5)
 
 
 def test_a_device_gathers_the_keys_of_its_rows():
@@ -111,9 +93,4 @@ def test_a_device_gathers_the_keys_of_its_rows():
 
 
 if __name__ == '__main__':
-  results = {}
-  for name in sys.argv[2:]:
-    sizes = dict(zip(sharding.AXES, map(int, name.split(',')), strict=True))
-    found = outcome(sharding.make_mesh(schema.Mesh(**sizes)))
-    results |= {f'{name}/{key}': value for key, value in found.items()}
-  np.savez(sys.argv[1], **results)
+  fixtures.write_outcomes(outcome, *sys.argv[1:])
