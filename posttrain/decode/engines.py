@@ -71,6 +71,10 @@ class Options:
   prompt_tokens: int = 0
   # Of keys and values in the cache: 'auto' = the compute dtype, or 'int8'.
   cache_dtype: str = 'auto'
+  # Whether decoding reads every slot to its end, so that the bits of a sequence
+  # do not depend on the length of others; with one row per prefill (and a
+  # fixed capacity) on no other sequence at all.
+  exact: bool = False
 
 
 class Engine:
@@ -399,6 +403,7 @@ class Engine:
       self._min_active(),
       self._sharding,
       self._prompts(),
+      self._options.exact,
     )
     self._launched = True
 

@@ -343,7 +343,7 @@ def first(
   return _pin(state, layout)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 6), donate_argnums=2)
+@functools.partial(jax.jit, static_argnums=(1, 6, 8), donate_argnums=2)
 def decode(
   view: Any,
   cfg: schema.Model,
@@ -353,6 +353,7 @@ def decode(
   min_active: jax.Array,
   layout: NamedSharding | None,
   shared: attention.Shared | None = None,
+  exact: bool = False,
 ) -> State:
   """Draws tokens for every active slot.
 
@@ -366,6 +367,7 @@ def decode(
     layout: the state's sharding.
     shared: the slots of the prompts that are stored once, of the first ones of
       each device, without a cache; None = no slot that decodes has one.
+    exact: reads slots to their end, whatever the others hold.
   """
   capacity, prompts = cached_shape(state)[2], state.prompts
   base = 0 if shared is None else shared.base
@@ -406,7 +408,7 @@ def decode(
       cache = jax.tree.map(cut, prompts)
       shared = dataclasses.replace(shared, cache=cache)
     # Kernels skip what a slot does not hold.
-    reads_all = attention.is_xla(cfg, decodes=True)
+    reads_all = attention.is_xla(cfg, decodes=True) and not exact
     for tokens in lengths(capacity) if reads_all else [capacity]:
       carry = _decode_up_to(base, tokens, steps, min_active, step, carry)
   return _pin(dataclasses.replace(carry[1], prompts=prompts), layout)
@@ -471,9 +473,9 @@ def routes(
 
   Args:
     state: the state of all slots, of a model with recorded `routes`.
-    slot: i32[], the sequence's slot.
-    prompt: i32[], the row of `state.prompts` where the sequence begins.
-    base: i32[], the tokens that are there; 0 = all are in the slot.
+    slot: i32[], its slot.
+    prompt: i32[], its prompt of those that are stored once.
+    base: i32[], the tokens there, which come before those of the slot.
   """
   own = jax.tree.leaves(state.cache)[-1][slot, 0]
   if not state.prompts:
