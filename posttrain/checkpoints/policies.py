@@ -26,6 +26,8 @@ class Policy:
   renderer: rendering.Renderer | None  # None = no tokenizer
   stop_ids: tuple[int, ...]
   max_tokens: int  # of an answer in its stage's evaluation
+  folder: str = 'random'  # of its weights
+  tokenizer: schema.Tokenizer = schema.Tokenizer()  # the renderer's options
 
   def ids(self, messages: Sequence[types.Message]) -> np.ndarray:
     """Returns the ids of a prompt, i32[P]; needs a tokenizer."""
@@ -46,6 +48,7 @@ def load(
   reward: bool = False,
   variables: str = '{}',
   cache: str | None = None,
+  initial: bool = False,
 ) -> Policy:
   """Loads a policy onto one device, whatever mesh it was trained on.
 
@@ -59,6 +62,8 @@ def load(
     cache: folder of the compilation cache; None = the default one, and none
       for a run without one. A checkpoint does not name it: its programs are
       run.
+    initial: whether training starts from it: the moving average of a run is
+      read only where a stage that starts from it reads that.
 
   Raises:
     ValueError: the checkpoint is missing or damaged, or its tokenizer is
@@ -95,5 +100,11 @@ def load(
   else:
     renderer = renderer.with_embedding_rows(model.vocab_size)
     stops = renderer.stop_ids
-  params = weights.load(folder, weights.shapes(folder, model), average=True)
-  return Policy(params, model, renderer, stops, max_tokens)
+  average = checkpoint.selects or not initial
+  params = weights.load(folder, weights.shapes(folder, model), average=average)
+  tokenizer = checkpoint.tokenizer
+  if checkpoint.kind != 'run':
+    tokenizer = dataclasses.replace(tokenizer, template_variables=variables)
+  return Policy(
+    params, model, renderer, stops, max_tokens, str(folder), tokenizer
+  )

@@ -37,6 +37,7 @@ from jax.sharding import Mesh
 
 from posttrain import schema, scoring, sharding
 from posttrain.decode import loop, requests, schedule
+from posttrain.models import lora
 from posttrain.ops import attention
 from posttrain.util import watchdog
 
@@ -136,8 +137,12 @@ class Engine:
     in_flight = self._schedule.in_flight.values()
     assert all(x.held for x in in_flight), 'hold or release all requests first'
     old = params if self._params is None else self._params
-    shapes = jax.tree.map(np.shape, params)
-    assert shapes == jax.tree.map(np.shape, old), 'they need another engine'
+    # Factors of any rank beside a matrix decode as the matrix does.
+    shapes, before = (
+      {k: getattr(x, 'kernel', x).shape for k, x in lora.matrices(y).items()}
+      for y in (params, old)
+    )
+    assert shapes == before, 'they need another engine'
     self._params, self._version = params, version
     self._schedule.forget()
     self._view = None  # freed first

@@ -23,6 +23,7 @@ TYPES = {
   'clip': rl_types.clip,
   'gspo': rl_types.gspo,
   'cispo': rl_types.cispo,
+  'dro': rl_types.dro,
   'custom': rl_types.custom,
 }
 

@@ -262,6 +262,33 @@ def cispo(
   }
 
 
+def dro(inputs: Inputs, ratio: ratios.Ratio, options: objective.Dro) -> Result:
+  """Penalizes the squared log ratio; weighs and masks no gradient (DRO).
+
+  -A log pi + beta/2 (log rho)^2
+
+  rho = 1 gives the gradient of plain policy gradient, and another value. The
+  advantages of the paper are soft: rewards less a value that depends on beta.
+
+  Args:
+    inputs, ratio: see `rl.loss`.
+    options: beta: factor of the penalty.
+
+  Returns:
+    The loss per token, and the metrics of `ratios.masking_metrics`, with no
+    token masked.
+
+  References:
+    Richemond et al., "Offline Regularised Reinforcement Learning for Large
+    Language Models Alignment", arXiv 2405.19107. Kimi Team, "Kimi k1.5", arXiv
+    2501.12599.
+  """
+  penalty = 0.5 * options.beta * jnp.square(ratio.log_ratio)
+  values = penalty - inputs.advantages * inputs.logprobs
+  unmasked = jnp.zeros_like(ratio.member)
+  return values, ratios.masking_metrics(ratio, unmasked)
+
+
 def custom(
   inputs: Inputs, ratio: ratios.Ratio, options: objective.CustomRl
 ) -> Result:

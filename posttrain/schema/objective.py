@@ -152,7 +152,7 @@ class _Rl(bounds.Options):
   def is_per_token(self) -> bool:
     """Whether a token's loss depends on no other token of its sample."""
     return (
-      self.type in ('dppo', 'ipo', 'clip', 'cispo')
+      self.type in ('dppo', 'ipo', 'clip', 'cispo', 'dro')
       and self.aggregation != 'sequence'
       and self.sampler_is_mode == 'none'
       and self.off_policy_mask is None
@@ -236,6 +236,14 @@ class Cispo(_Rl):
   high: bounds.NonNegative = 4.0
 
 
+class Dro(_Rl):
+  """Policy gradient without a ratio, with a squared log ratio (DRO)."""
+
+  type: str = 'dro'
+  # Factor of half the squared log ratio of policy and sampler, of every token.
+  beta: bounds.NonNegative = 0.05
+
+
 class CustomRl(_Rl):
   """The user's function: arrays per token -> loss per token."""
 
@@ -246,7 +254,7 @@ class CustomRl(_Rl):
   kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-RlLoss = Dppo | Ipo | Clip | Gspo | Cispo | CustomRl
+RlLoss = Dppo | Ipo | Clip | Gspo | Cispo | Dro | CustomRl
 
 
 class RefKl(bounds.Options):
@@ -291,7 +299,7 @@ class Loss(bounds.Options):
   """Options of all losses."""
 
   # The policy-gradient loss, a node with a `type`: 'dppo', 'ipo', 'clip',
-  # 'gspo', 'cispo' or 'custom'.
+  # 'gspo', 'cispo', 'dro' or 'custom'.
   rl: RlLoss = Dppo()
   # The KL to a reference.
   ref_kl: RefKl = RefKl()

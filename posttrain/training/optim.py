@@ -37,7 +37,7 @@ class Optimizer(NamedTuple):
 
   init: Callable[[Any], Any]
   update: Callable[..., tuple[Any, Any]]
-  numbers: Any  # `Numbers`; with a critic a dict of them
+  numbers: Any  # `Numbers`; with a critic a dict of them; or `Adam`
 
 
 def numbers(cfg: schema.Optim, steps: int) -> Numbers:
@@ -142,12 +142,52 @@ def make_all(cfg: schema.Optim, critic: schema.Critic, steps: int) -> Optimizer:
   return Optimizer(init, update, schedules)
 
 
-def _chain(cfg: schema.Optim, n: Numbers) -> optax.GradientTransformation:
-  def decayed(params):
-    return tree.map_with_path(
-      lambda path, _: re.search(cfg.no_decay, path) is None, params
+class Adam(NamedTuple):
+  """The numbers of one update by `adamw`, which has no schedule."""
+
+  learning_rate: float = 1e-4
+  beta1: float = 0.9
+  beta2: float = 0.95
+  eps: float = 1e-12
+  weight_decay: float = 0.0
+  grad_clip_norm: float = 0.0  # 0 = gradients are not scaled down
+
+
+def adamw() -> Optimizer:
+  """Builds clipping by global norm, then AdamW, with numbers of each update.
+
+  Weights that `schema.Optim.no_decay` matches do not decay.
+  """
+
+  default = Adam()
+
+  def update(grads, state, params, numbers=default):
+    n, norm = numbers, optax.tree.norm(grads)
+    clips = (n.grad_clip_norm > 0) & (norm > n.grad_clip_norm)
+    scale = jnp.where(clips, n.grad_clip_norm / norm, 1.0)
+    grads = jax.tree.map(lambda x: x * scale, grads)
+    return chain(n).update(grads, state, params)
+
+  def chain(n: Adam) -> optax.GradientTransformation:
+    return optax.adamw(
+      n.learning_rate,
+      n.beta1,
+      n.beta2,
+      n.eps,
+      weight_decay=n.weight_decay,
+      mask=functools.partial(_decayed, schema.Optim.no_decay),
     )
 
+  return Optimizer(chain(default).init, update, default)
+
+
+def _decayed(no_decay: str, params: Any) -> Any:
+  return tree.map_with_path(
+    lambda path, _: re.search(no_decay, path) is None, params
+  )
+
+
+def _chain(cfg: schema.Optim, n: Numbers) -> optax.GradientTransformation:
   @functools.wraps(optax.adamw)  # whose arguments are the hyperparameters
   def stored_adamw(*args, **options):
     return stored(optax.adamw(*args, **options), cfg.moments_dtype)
@@ -163,7 +203,7 @@ def _chain(cfg: schema.Optim, n: Numbers) -> optax.GradientTransformation:
       b2=cfg.beta2,
       eps=cfg.eps,
       weight_decay=cfg.weight_decay,
-      mask=decayed,
+      mask=functools.partial(_decayed, cfg.no_decay),
     ),
   )
 

@@ -247,24 +247,9 @@ def make_train_step(
       bad = ~(jnp.isfinite(norm) & jnp.isfinite(loss))
       empty = batch.members == 0
       ok = ~bad & ~empty
-      changes, opt_state = optimizer.update(
-        grads, state.opt_state, state.params, numbers=numbers
-      )
-      params = optax.apply_updates(state.params, changes)
-      averaged = state.average
-      if averaged is not None and average is not None:
-        # a <- decay a + (1 - decay) p, on good updates
-        policy, decay = transformer.split_critic(params)[0], average
-        averaged = jax.tree.map(
-          lambda a, p: jnp.where(ok, decay * a + (1 - decay) * p, a),
-          averaged,
-          policy,
-        )
+      new, opt_state = optimize(optimizer, state, grads, ok, numbers, average)
       new = dataclasses.replace(
-        state,
-        params=_select(ok, params, state.params),
-        opt_state=_select(ok, opt_state, state.opt_state),
-        average=averaged,
+        new,
         skipped=state.skipped + bad,
         skipped_in_row=(state.skipped_in_row + bad) * ~ok,
       )
@@ -309,6 +294,46 @@ def make_train_step(
   return TrainStep(update, mesh, base, optimizer.numbers)
 
 
+def optimize(
+  optimizer: optim.Optimizer,
+  state: arrays.TrainState,
+  grads: Any,
+  ok: jax.Array,
+  numbers: Any,
+  average: float | None = None,
+) -> tuple[arrays.TrainState, Any]:
+  """Returns the state after an update, and the optimizer's new state.
+
+  Args:
+    optimizer: from `optim`.
+    state: the state before the update.
+    grads: the gradients, like the parameters.
+    ok: bool[]; if False, the state stays as it is.
+    numbers: the optimizer's, see `optim.Optimizer`.
+    average: as in `make_train_step`.
+  """
+  changes, opt_state = optimizer.update(
+    grads, state.opt_state, state.params, numbers=numbers
+  )
+  params = optax.apply_updates(state.params, changes)
+  averaged = state.average
+  if averaged is not None and average is not None:
+    # a <- decay a + (1 - decay) p, on good updates
+    policy, decay = transformer.split_critic(params)[0], average
+    averaged = jax.tree.map(
+      lambda a, p: jnp.where(ok, decay * a + (1 - decay) * p, a),
+      averaged,
+      policy,
+    )
+  new = dataclasses.replace(
+    state,
+    params=_select(ok, params, state.params),
+    opt_state=_select(ok, opt_state, state.opt_state),
+    average=averaged,
+  )
+  return new, opt_state
+
+
 def _over_passes(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
   """Returns one value per metric from those of all passes, see `TrainStep`."""
 
@@ -333,16 +358,21 @@ def accumulate(
     batch: the batch.
     like: a tree whose dtypes the sums have; None = the parameters'.
   """
-  grad_fn = jax.value_and_grad(objective, has_aux=True)
-  like = params if like is None else like
-
-  def micro_batch_grads(micro):
-    (loss, metrics), grads = grad_fn(params, micro)
-    grads = jax.tree.map(lambda x, y: x.astype(y.dtype), grads, like)
-    return (grads, loss), metrics
-
-  (grads, loss), metrics = _sum_over_micro_batches(micro_batch_grads, batch)
+  (grads, loss), metrics = _sum_over_micro_batches(
+    lambda micro: micro_batch_grads(objective, params, micro, like), batch
+  )
   return grads, metrics, loss
+
+
+def micro_batch_grads(
+  objective: Callable, params: Any, micro: Any, like: Any = None
+) -> tuple[tuple[Any, jax.Array], Any]:
+  """Returns ((gradients, loss), metrics); arguments as in `accumulate`."""
+  grad_fn = jax.value_and_grad(objective, has_aux=True)
+  (loss, metrics), grads = grad_fn(params, micro)
+  like = params if like is None else like
+  grads = jax.tree.map(lambda x, y: x.astype(y.dtype), grads, like)
+  return (grads, loss), metrics
 
 
 def accumulate_once(

@@ -76,11 +76,17 @@ def _cispo(x, old, credit, low=1.0, high=4.0):
     yield -rho.clamp(1 - low, 1 + high) * a * logp
 
 
+def _dro(x, old, credit, beta=0.05):
+  for logp, mu, a in zip(x, old, credit, strict=True):
+    yield 0.5 * beta * (logp - mu) ** 2 - a * logp
+
+
 RL = {
   'dppo': _dppo,
   'ipo': functools.partial(_dppo, symmetric=0.1),
   'clip': _clip,
   'cispo': _cispo,
+  'dro': _dro,
 }
 
 

@@ -63,6 +63,7 @@ PER_TOKEN = {
   'clip': True,
   'gspo': False,
   'cispo': True,
+  'dro': True,
   'custom': False,
 }
 OPTIONS = [

@@ -24,6 +24,7 @@ LOSSES = {
   'dppo': schema.Dppo(kl_tau=0.0),
   'ipo': schema.Ipo(kl_tau=0.0),
   'cispo': schema.Cispo(),
+  'dro': schema.Dro(),
   'gspo': schema.Gspo(aggregation='token'),  # as the others
 }
 # A large eps: Adam's division by small gradients magnifies rounding.

@@ -1,0 +1,485 @@
+"""A trainer whose caller has the loop: gradients, updates, samples, saves.
+
+    trainer = trainer.Trainer(policy, adapter=schema.Lora(rank=8))
+    trainer.forward_backward(data, 'importance_sampling')    # gradients add up
+    trainer.optim_step(optim.Adam(learning_rate=1e-4))
+    sampler.sample(trainer.policy(), requests)
+
+Losses, and their sums over tokens, are those of the Tinker API. With log pi and
+log mu of a target under the trained parameters and at sampling time, rho their
+ratio, w its weight and A its advantage:
+
+    cross_entropy        -w log pi
+    importance_sampling  -w A rho
+    ppo                  -w min(rho A, clip(rho, low, high) A)
+    cispo                -w sg(clip(rho, low, high)) A log pi
+    dro                  -w (A log pi - beta/2 (log rho)^2)
+
+Several trainers may share the weights of one base model, and share all compiled
+programs: these depend on the shapes of rows and parameters, and on the loss.
+The rows of a call depend on its data alone, so equal calls give equal bits.
+
+Axes: B rows, T tokens.
+"""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from posttrain import schema, scoring, sharding
+from posttrain.checkpoints import policies, store, weights
+from posttrain.data import packing
+from posttrain.decode import engines, requests
+from posttrain.losses import ce, rl
+from posttrain.models import lora
+from posttrain.training import arrays, optim, step
+
+STAGE = 'trainer'  # name of the stage in a trainer's checkpoints
+# The most tokens of a micro-batch, unless a sequence is longer; of a large
+# model on a CPU they are one row, and otherwise `_ROWS` of them.
+_TOKENS, _TOKENS_OF_LARGE, _ROWS = 4096, 2048, 8
+# Loss -> its numbers by default.
+_NUMBERS = {
+  'cross_entropy': {},
+  'importance_sampling': {},
+  'ppo': {'clip_low_threshold': 0.8, 'clip_high_threshold': 1.2},
+  'cispo': {'clip_low_threshold': 0.0, 'clip_high_threshold': 4.0},
+  'dro': {'beta': 0.05},
+}
+_OPTIMIZER, _ADAM = optim.adamw(), optim.Adam()
+
+
+@dataclasses.dataclass(frozen=True)
+class Datum:
+  """A sequence that trains.
+
+  Target t follows the ids up to and with t, so all targets but the last one are
+  the ids from the second one on.
+  """
+
+  ids: np.ndarray  # i32[T]
+  targets: np.ndarray  # i32[T]
+  weights: np.ndarray | None = None  # f32[T], may be negative; None = 1
+  # Of all losses but cross_entropy:
+  logprobs: np.ndarray | None = None  # f32[T], at sampling time, nats
+  advantages: np.ndarray | None = None  # f32[T]
+
+
+def loss_options(loss: str, **numbers: float) -> schema.RlLoss | None:
+  """Returns the options of a loss; None = cross_entropy.
+
+  Args:
+    loss: one of those of the module.
+    **numbers: low, high and beta of the module's formulas, as
+      `clip_low_threshold`, `clip_high_threshold` and `beta`.
+
+  Raises:
+    ValueError: there is no such loss, or it has no such number.
+  """
+  if loss not in _NUMBERS:
+    raise ValueError(f'loss must be one of {[*_NUMBERS]}: got {loss!r}')
+  if unknown := numbers.keys() - _NUMBERS[loss]:
+    raise ValueError(
+      f'loss {loss} must have numbers of {[*_NUMBERS[loss]]}: got '
+      f'{sorted(unknown)}'
+    )
+  numbers = {k: float(x) for k, x in {**_NUMBERS[loss], **numbers}.items()}
+  bound: Any = {'max_log_ratio': 80.0}  # the most that float32 carries
+  if loss == 'cross_entropy':
+    return None
+  if loss == 'importance_sampling':
+    return schema.Dppo(low=1.0, high=1.0, kl_tau=0.0, **bound)
+  if loss == 'dro':
+    return schema.Dro(**numbers, **bound)
+  low, high = numbers.values()
+  kind = {'ppo': schema.Clip, 'cispo': schema.Cispo}[loss]
+  if not 0 <= low <= 1 <= high:
+    raise ValueError(
+      'clip_low_threshold and clip_high_threshold must be in [0, 1] and >= 1: '
+      f'got {low:g} and {high:g}'
+    )
+  return kind(low=1 - low, high=high - 1, **bound)
+
+
+def lora_options(
+  rank: int, *, attention: bool = True, mlp: bool = True
+) -> schema.Lora:
+  """Returns options of LoRA on parts of a model's layers.
+
+  Args:
+    rank: the rank; alpha is 32.
+    attention: whether to correct attention, and delta layers.
+    mlp: whether to correct the layers between, experts included.
+
+  Raises:
+    ValueError: the rank is no rank, or nothing is corrected.
+  """
+  parts = ['attention', 'delta'] * attention + ['mlp', 'experts'] * mlp
+  if not parts or rank < 1:
+    raise ValueError(
+      'a LoRA must have a rank >= 1, and correct attention or mlp: got '
+      f'{rank}, {attention} and {mlp}'
+    )
+  others = r'experts/(router|shared_gate)/'
+  targets = rf'^layers/(?!{others})(\d+/)?({"|".join(parts)})/.*/kernel$'
+  return schema.Lora(rank=rank, targets=targets)
+
+
+class Trainer:
+  """One set of trained parameters: an adapter of a model, or all its weights.
+
+  Its arrays are on one device.
+  """
+
+  def __init__(
+    self,
+    base: policies.Policy,
+    *,
+    adapter: schema.Lora | None = None,
+    seed: int = 0,
+  ):
+    """Starts from a model's weights.
+
+    Args:
+      base: from `policies.load` with `initial`; its arrays stay as they are,
+        and trainers with LoRA share them.
+      adapter: options of LoRA; None = all weights train.
+      seed: of the adapter's initial values.
+    """
+    self.base, self.adapter = base, adapter
+    self._frozen, self._seed = None, seed
+    if adapter is None:
+      params = jax.tree.map(jnp.copy, base.params)
+    else:
+      assert adapter.base == 'float', 'the base is as it was loaded'
+      params = _init_adapter(jax.random.key(seed), adapter, base.params)
+      scale, factors = lora.scale(adapter), lora.keeps_factors(adapter)
+      self._frozen = lora.Base(base.params, scale, factors)
+    self._start(params)
+
+  def _start(self, params: Any) -> None:
+    self._state = step.init_state(params, _OPTIMIZER, average=False)
+    self._grads = jax.tree.map(jnp.zeros_like, params)
+
+  @property
+  def step(self) -> int:
+    """The number of calls of `optim_step`."""
+    return int(self._state.step)
+
+  def forward(
+    self, data: Sequence[Datum], loss: str, **numbers: float
+  ) -> tuple[list[np.ndarray], dict[str, float]]:
+    """Computes `forward_backward`, and no gradients."""
+    return self._run(data, loss, numbers, backward=False)
+
+  def forward_backward(
+    self, data: Sequence[Datum], loss: str, **numbers: float
+  ) -> tuple[list[np.ndarray], dict[str, float]]:
+    """Adds the gradients of a loss to those since the last update.
+
+    Args:
+      data: the sequences.
+      loss: the loss, see the module.
+      **numbers: those of the loss, see `loss_options`.
+
+    Returns:
+      (log pi of each target, f32[T] per sequence, in nats; metrics with
+      `loss:sum`, the loss of all targets).
+
+    Raises:
+      ValueError: there is no such loss, or a sequence lacks what it reads.
+    """
+    return self._run(data, loss, numbers, backward=True)
+
+  def _run(self, data, loss, numbers, backward):
+    options, model = loss_options(loss, **numbers), self.base.model
+    for index, datum in enumerate(data):
+      _check(datum, f'datum {index}', model.vocab_size, options)
+    logprobs: list[Any] = [None] * len(data)
+    total = 0.0
+    for places, micro in _micro_batches(model, data):
+      args = self._state.params, self._frozen, micro, model, options
+      if backward:
+        self._grads, outputs = _add_grads(self._grads, *args)
+      else:
+        outputs = _forward(*args)
+      scores, terms = jax.device_get(outputs)
+      for index, place in places:
+        logprobs[index] = scores[place]
+        total += float(terms[place].sum(dtype=np.float64))
+    return logprobs, {'loss:sum': total}
+
+  def optim_step(self, numbers: optim.Adam = _ADAM) -> dict[str, float]:
+    """Updates the parameters with the summed gradients, which are 0 then.
+
+    Gradients that are not finite change nothing but the count of updates.
+
+    Returns:
+      `optim/grad_norm`, before clipping, and `optim/skipped`, 0 or 1.
+    """
+    self._state, self._grads, metrics = _update(
+      self._state, self._grads, jax.tree.map(np.float32, numbers)
+    )
+    return {k: float(x) for k, x in jax.device_get(metrics).items()}
+
+  def policy(self) -> policies.Policy:
+    """Returns the policy of now, which later updates leave as it is."""
+    params = jax.tree.map(jnp.copy, self._state.params)
+    params = lora.whole(params, self._frozen)
+    return dataclasses.replace(self.base, params=params)
+
+  def save(self, folder: str, *, optimizer: bool = True) -> str:
+    """Writes a checkpoint, from which generate, serve and export read.
+
+    Args:
+      folder: a new folder, or one of earlier steps.
+      optimizer: whether to save the optimizer's state, for `load`.
+
+    Returns:
+      The step's folder.
+
+    Raises:
+      ValueError: the model has no tokenizer.
+    """
+    base, number = self.base, self.step
+    if base.renderer is None:
+      raise ValueError('a model must have a tokenizer to be saved: got none')
+    stage = {
+      'kind': 'tokens',
+      'lora': dataclasses.asdict(self.adapter or schema.Lora()),
+      'optim': {'average': None},
+      'eval': {'max_tokens': base.max_tokens},
+    }
+    host = {
+      'stage': STAGE,
+      'step': number,
+      'start': base.folder,
+      'model': dataclasses.asdict(base.model),
+      'tokenizer': base.renderer.fingerprint,
+      'config': {
+        'seed': self._seed,
+        'compilation_cache': schema.Run.compilation_cache,
+        'tokenizer': dataclasses.asdict(base.tokenizer),
+        'stages': [STAGE],
+        STAGE: stage,
+      },
+    }
+    if self._frozen is not None:
+      host['base'] = self._base_sums
+    state = self._state
+    if not optimizer:
+      state = dataclasses.replace(state, opt_state=None)
+    checkpointer = store.Checkpointer(folder, schema.Checkpoint())
+    checkpointer.save(number, state, host)
+    checkpointer.close()
+    return os.path.join(folder, str(number))
+
+  @functools.cached_property
+  def _base_sums(self) -> dict[str, Any]:
+    return weights.base_sums(self.base.params)
+
+  def load(self, folder: str, *, optimizer: bool = False) -> None:
+    """Reads parameters; gradients are 0 then.
+
+    Args:
+      folder: any that `weights` reads, of the same model and kind of training.
+      optimizer: whether to read the optimizer's state of a `save` too; it is
+        new otherwise.
+
+    Raises:
+      ValueError: the folder does not hold them.
+    """
+    path = weights.find(folder)
+    checkpoint = weights.read(path)
+    what = f'{path} must hold weights of this model'
+    if weights.model_text(checkpoint.model) != weights.model_text(
+      self.base.model
+    ):
+      raise ValueError(f'{what}: got those of another')
+    like = self._state
+    if optimizer:
+      state, _ = store.read_named(store.find(path), store.read, like)
+      self._start(state.params)
+      self._state = state
+    elif self.adapter is None:
+      self._start(weights.load(path, jax.tree.map(jnp.copy, like.params)))
+    else:
+      stored = weights.adapter(path)
+      if stored is None or jax.tree.map(jnp.shape, stored[0]) != jax.tree.map(
+        jnp.shape, like.params
+      ):
+        got = 'whole weights' if stored is None else f'{stored[1]}'
+        raise ValueError(
+          f'{path} must hold an adapter of {self.adapter}: got {got}'
+        )
+      self._start(stored[0])
+    if self.adapter is not None:
+      weights.check_base(path, self.base.params)
+
+
+class Sampler:
+  """Samples from policies of one model; their programs are compiled once."""
+
+  def __init__(
+    self, model: schema.Model, *, slots: int, capacity: int, seed: int = 0
+  ):
+    """Makes an engine without weights.
+
+    Args:
+      model: the model of all policies.
+      slots: sequences decoded at a time.
+      capacity: the most tokens of a sequence, prompt included.
+      seed: of all draws, beside a request's key.
+    """
+    # Without a cache of prefixes, what a call rounds does not depend on others.
+    options = engines.Options(slots, capacity, seed=seed, prefix_cache=False)
+    self._engine = engines.Engine(model, options, sharding.one_device())
+    self._policy: policies.Policy | None = None
+
+  def sample(
+    self, policy: policies.Policy, batch: Sequence[requests.Request]
+  ) -> list[requests.Completion]:
+    """Returns the completion of each request.
+
+    Args:
+      policy: whose weights decode; kept until another one samples.
+      batch: requests with different ids.
+
+    Raises:
+      ValueError: a request cannot be decoded, see `engines.Engine.submit`.
+    """
+    if policy is not self._policy:
+      self._engine.set_params(policy.params, 0)
+      self._policy = policy
+    return self._engine.generate(batch)
+
+
+def _check(datum: Datum, what: str, vocab_size: Any, options: Any) -> None:
+  """Raises ValueError for a sequence that does not fit the loss."""
+  ids, targets = np.asarray(datum.ids), np.asarray(datum.targets)
+  if not (ids.ndim == 1 and 0 < len(ids) and ids.shape == targets.shape):
+    raise ValueError(
+      f'{what} must have as many targets as ids, at least one: got '
+      f'{targets.shape} and {ids.shape}'
+    )
+  if not np.array_equal(ids[1:], targets[:-1]):
+    raise ValueError(
+      f'{what} must have the next ids as targets: got others; the last target '
+      'is free'
+    )
+  every = np.append(ids, targets[-1])
+  if not ((every >= 0) & (every < vocab_size)).all():
+    raise ValueError(
+      f'{what} must have ids in [0, {vocab_size}): got '
+      f'{every.min()} to {every.max()}'
+    )
+  fields = ('weights',) if options is None else _STREAMS
+  for name in fields:
+    values = getattr(datum, name)
+    if values is None and name == 'weights':
+      continue
+    array = np.array([]) if values is None else np.asarray(values)
+    if array.shape != ids.shape or not np.isfinite(array).all():
+      raise ValueError(
+        f'{what} must have {len(ids)} finite {name}: got {array.shape}'
+      )
+
+
+_STREAMS = 'weights', 'logprobs', 'advantages'
+
+
+def _micro_batches(
+  model: schema.Model, data: Sequence[Datum]
+) -> Iterator[tuple[list[tuple[int, tuple[int, slice]]], dict[str, Any]]]:
+  """Yields (places of targets in rows, by sequence; arrays [B, T])."""
+  lengths = [len(datum.ids) + 1 for datum in data]
+  rows = _ROWS
+  most = max(_TOKENS // rows, max(lengths, default=0))
+  if model.is_large and jax.default_backend() == 'cpu':
+    rows, most = 1, max(_TOKENS_OF_LARGE, most)
+  width = packing.fitted(lengths, rows, most, parts=4)
+  bins, _ = packing.first_fit(lengths, width, len(lengths))
+  for first in range(0, len(bins), rows):
+    ids, positions, segments = np.zeros((3, rows, width), np.int32)
+    streams = dict(
+      zip(_STREAMS, np.zeros((3, rows, width), np.float32), strict=True)
+    )
+    places = []
+    for row, members in enumerate(bins[first : first + rows]):
+      end = 0
+      for segment, index in enumerate(members, 1):
+        datum, start, end = data[index], end, end + lengths[index]
+        own, place = slice(start, end), (row, slice(start + 1, end))
+        ids[row, own] = [datum.ids[0], *datum.targets]
+        positions[row, own] = np.arange(end - start)
+        segments[row, own] = segment
+        for name, stream in streams.items():
+          values = getattr(datum, name)
+          if values is None:
+            values = float(name == 'weights')
+          stream[place] = values
+        places.append((index, place))
+    rest = {'ids': ids, 'positions': positions, 'segment_ids': segments}
+    yield places, {**rest, **streams}
+
+
+def _scores(params, base, micro, model, options):
+  """Returns (the loss, f32[]; logprobs and terms of tokens, f32[B, T])."""
+  places = micro['ids'], micro['positions'], micro['segment_ids']
+  with sharding.use(sharding.one_device()):
+    logprobs, entropy = scoring.score(
+      lora.whole(params, base), model, *places, jnp.ones(places[0].shape)
+    )
+  if options is None:
+    terms, _ = ce.loss(logprobs, micro['weights'])
+  else:
+    terms, _ = rl.loss(
+      logprobs,
+      micro['logprobs'],
+      micro['advantages'],
+      micro['weights'],
+      places[2],
+      entropy,
+      options,
+    )
+  return jnp.sum(terms), (logprobs, terms)
+
+
+# At module level, so that all trainers of a shape share one program.
+@functools.partial(jax.jit, static_argnames=('model', 'options'))
+def _forward(params, base, micro, model, options):
+  return _scores(params, base, micro, model, options)[1]
+
+
+@functools.partial(
+  jax.jit, static_argnames=('model', 'options'), donate_argnums=0
+)
+def _add_grads(sums, params, base, micro, model, options):
+  (grads, _), outputs = step.micro_batch_grads(
+    lambda params, micro: _scores(params, base, micro, model, options),
+    params,
+    micro,
+  )
+  return jax.tree.map(jnp.add, sums, grads), outputs
+
+
+@functools.partial(jax.jit, donate_argnums=(0, 1))
+def _update(
+  state: arrays.TrainState, grads: Any, numbers: optim.Adam
+) -> tuple[arrays.TrainState, Any, dict[str, jax.Array]]:
+  norm = optax.tree.norm(grads)
+  ok = jnp.isfinite(norm)
+  new, _ = step.optimize(_OPTIMIZER, state, grads, ok, numbers)
+  new = dataclasses.replace(new, step=state.step + 1)
+  metrics = {'optim/grad_norm': norm, 'optim/skipped': ~ok}
+  return new, jax.tree.map(jnp.zeros_like, grads), metrics
+
+
+_init_adapter = jax.jit(lora.init, static_argnums=1)
