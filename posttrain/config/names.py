@@ -222,8 +222,8 @@ compilation_cache
   max_new_tokens max_completion_tokens max_gen_toks
 --samples
   n num_generations num_return_sequences
---name
-  served_model_name
+--served_name
+  served_model_name name
 """
 NAMES = {
   key: ' '.join(theirs.split())

@@ -4,9 +4,11 @@
     python -m posttrain.serve --checkpoint=runs/arithmetic --host=0.0.0.0 \\
         --api_key_env=POSTTRAIN_KEY
     python -m posttrain.serve --sampler --port=8001
+    python -m posttrain.serve --train --checkpoint=DIRECTORY --workdir=service
 
 The endpoints are /v1/completions, /v1/chat/completions, /v1/models and /health;
 a reward model has /pooling in place of completions.
+With --train it is a training service for clients of Tinker's SDK, in --workdir.
 With --sampler it decodes for a run of `posttrain.main --samplers`, which sends
 model, sizes and weights.
 One line on stdout gives the address when the server is ready. The console
@@ -29,7 +31,7 @@ import sys
 from collections.abc import Sequence
 
 from posttrain.config import names
-from posttrain.util import commands
+from posttrain.util import commands, disk
 
 SWITCH = 5e-4  # seconds between two turns of a Python thread
 
@@ -44,6 +46,18 @@ class Flags:
     value='PATH',
     if_absent='required without --sampler',
   )
+  train: bool = commands.flag(
+    False,
+    "Trains and samples as clients of Tinker's SDK ask; --checkpoint is the "
+    'base model.',
+  )
+  workdir: str = commands.flag(
+    '',
+    'The folder of --train, with its journal and checkpoints; the same command '
+    'goes on in it.',
+    value='PATH',
+    if_absent='required with --train',
+  )
   sampler: bool = commands.flag(
     False,
     'Decodes for a run, whose learner sends the model, the sizes and the '
@@ -53,7 +67,7 @@ class Flags:
     8000, 'The port; 0 takes a free one.', least=0, most=65535
   )
   host: str = commands.flag('127.0.0.1', 'The address to bind.', value='HOST')
-  name: str = commands.flag(
+  served_name: str = commands.flag(
     '',
     "The model's name in requests.",
     value='NAME',
@@ -110,6 +124,11 @@ class Flags:
         'one of --checkpoint=PATH and --sampler must be given: got '
         f'{"both" if self.sampler else "none"}'
       )
+    if self.train != bool(self.workdir) or self.train and self.sampler:
+      raise ValueError(
+        '--workdir must be given with --train, and only with it, and not with '
+        f'--sampler: got {self.workdir!r}'
+      )
     if self.no_auth and self.api_key_env:
       raise ValueError(
         '--no_auth must be left out where --api_key_env is given'
@@ -163,14 +182,18 @@ def serve(options: Flags) -> int:
     policy = policies.load(
       options.checkpoint,
       text=False,
-      reward=True,
+      reward=not options.train,
+      initial=options.train,
       variables=options.template_variables,
       cache=options.compilation_cache,
     )
     folder = pathlib.Path(options.checkpoint).expanduser().resolve()
+    name = options.served_name or folder.name
+    if options.train:
+      return _train(options, policy, name, key, hosts, listening)
     engine = worker.Worker(
       policy,
-      options.name or folder.name,
+      name,
       slots=options.slots,
       capacity=options.max_model_len,
       chunk=options.chunk,
@@ -193,6 +216,40 @@ def serve(options: Flags) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(server.code)
+  return server.code
+
+
+def _train(options, policy, name, key, hosts, listening) -> int:
+  """Serves as a training service."""
+  try:
+    from posttrain.serve import app, training, training_routes
+  except ModuleNotFoundError as error:
+    if (error.name or '').partition('.')[0] not in ('tinker', 'google'):
+      raise
+    raise ValueError(
+      f'the package {error.name} must be installed for --train: got none; '
+      "pip install 'posttrain[tinker]'"
+    ) from error
+  folder = pathlib.Path(options.workdir).expanduser().resolve()
+  folder.mkdir(parents=True, exist_ok=True)
+  with disk.lock(str(folder), '--workdir'):
+    service = training.Service(
+      policy,
+      name,
+      folder,
+      slots=options.slots,
+      capacity=options.max_model_len,
+      chunk=options.chunk,
+    )
+    application = training_routes.make(
+      service, api_key=key, hosts=hosts, max_body_bytes=options.max_body_bytes
+    )
+    service.start()
+    print(f'training {name!r} at {app.address(listening)}', flush=True)
+    server = app.Server(application, service)
+    server.run(sockets=[listening])
+    if not service.stop(app.LEAVE):
+      os._exit(server.code)  # the device may compile; nothing else ends it
   return server.code
 
 

@@ -145,6 +145,8 @@ class Guard:
     request, refused = requests.Request(scope), None
     host = request.headers.get('host', '')
     kind, _, key = request.headers.get('authorization', '').partition(' ')
+    if 'x-api-key' in request.headers:  # of Tinker's SDK
+      kind, key = 'bearer', request.headers['x-api-key']
     if self._hosts is not None and _name(host) not in self._hosts:
       refused = protocol.Refused(
         403,
@@ -203,6 +205,35 @@ def make(
   )
 
 
+async def read_body(
+  request: requests.Request, most: int, kinds: Sequence[str] = (_JSON,)
+) -> bytes:
+  """Reads a body of at most `most` bytes, of one of these content types.
+
+  Raises:
+    Refused: with 413 or 415.
+  """
+  kind = request.headers.get('content-type', '')
+  if kind.partition(';')[0].strip().lower() not in kinds:
+    must = ' or '.join(kinds)
+    raise protocol.Refused(
+      415,
+      f'the header Content-Type must be {must}: got {errors.quote(kind)}',
+      code='unsupported_media_type',
+    )
+  size, parts = 0, []
+  async for part in request.stream():
+    size += len(part)
+    parts.append(part)
+    if size > most:
+      raise protocol.Refused(
+        413,
+        f'the body must be of at most {most} bytes: got more',
+        code='request_too_large',
+      )
+  return b''.join(parts)
+
+
 class _Routes:
   """The handlers of the routes."""
 
@@ -248,29 +279,13 @@ class _Routes:
     self, request: requests.Request, answer: Callable[[bytes], Any]
   ) -> responses.Response:
     """Reads a body, and answers it while the client is there."""
-    kind = request.headers.get('content-type', '')
-    if kind.partition(';')[0].strip().lower() != _JSON:
-      raise protocol.Refused(
-        415,
-        f'the header Content-Type must be {_JSON}: got {errors.quote(kind)}',
-        code='unsupported_media_type',
-      )
-    size, parts = 0, []
-    async for part in request.stream():
-      size += len(part)
-      parts.append(part)
-      if size > self._max_body_bytes:
-        raise protocol.Refused(
-          413,
-          f'the body must be of at most {self._max_body_bytes} bytes: got more',
-          code='request_too_large',
-        )
+    content = await read_body(request, self._max_body_bytes)
 
     async def disconnect():
       while (await request.receive())['type'] != 'http.disconnect':
         pass
 
-    task = asyncio.create_task(answer(b''.join(parts)))
+    task = asyncio.create_task(answer(content))
     left = asyncio.create_task(disconnect())
     try:
       await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)

@@ -1,0 +1,109 @@
+"""The journal of a training service: accepted requests and their results.
+
+An SQLite file, in which every write is on the disk when the method returns.
+A request is a row, by its id, so that it is accepted once. After the process
+was killed, the rows that follow a model's last save are carried out again;
+their results are those that were stored, or else the same bits.
+"""
+
+import sqlite3
+import threading
+import time
+from typing import NamedTuple
+
+KEPT = 3600.0  # seconds that a result can be fetched again
+
+
+class Row(NamedTuple):
+  """An accepted request."""
+
+  id: str
+  owner: str  # the model or sampling session
+  number: int  # its place there
+  verb: str
+  body: bytes
+  kind: str | None  # the content type of the result; None = not finished
+
+
+class Journal:
+  """The rows of one file."""
+
+  def __init__(self, path: str):
+    """Opens the file, or creates it."""
+    self._lock = threading.Lock()
+    self._db = sqlite3.connect(
+      path, check_same_thread=False, isolation_level=None
+    )
+    for line in (
+      'pragma journal_mode = wal',
+      'pragma synchronous = full',
+      'create table if not exists rows (id text primary key, owner text, '
+      'number int, verb text, body blob, kind text, result blob, done real, '
+      'point int default 0)',
+      'create index if not exists owners on rows (owner, number)',
+    ):
+      self._db.execute(line)
+
+  def _execute(self, sql: str, *values) -> sqlite3.Cursor:
+    with self._lock:
+      return self._db.execute(sql, values)
+
+  def accept(self, row: Row) -> bool:
+    """Stores a request; returns whether it is new."""
+    sql = (
+      'insert or ignore into rows values (?, ?, ?, ?, ?, null, null, null, 0)'
+    )
+    return self._execute(sql, *row[:5]).rowcount > 0
+
+  def finish(
+    self, id: str, kind: str, result: bytes, point: bool = False
+  ) -> None:
+    """Stores a result, if there is none.
+
+    Args:
+      id: of the request.
+      kind: the content type.
+      result: the body.
+      point: whether it is a save from which all later requests of its model
+        can be carried out again.
+    """
+    sql = (
+      'update rows set kind = ?, result = ?, done = ?, point = ? '
+      'where id = ? and kind is null'
+    )
+    self._execute(sql, kind, result, time.time(), point, id)
+
+  def has(self, id: str) -> bool:
+    """Returns whether a request was accepted."""
+    return bool(self._execute('select 1 from rows where id = ?', id).fetchone())
+
+  def result(self, id: str) -> tuple[str, bytes] | None:
+    """Returns (kind, body); None = not finished.
+
+    Raises:
+      KeyError: there is no such request.
+    """
+    sql = 'select kind, result from rows where id = ?'
+    row = self._execute(sql, id).fetchone()
+    if row is None:
+      raise KeyError(id)
+    return row if row[0] else None
+
+  def rows(self) -> list[Row]:
+    """Returns all requests, in the order in which they were accepted."""
+    sql = 'select id, owner, number, verb, body, kind from rows order by rowid'
+    return [Row(*row) for row in self._execute(sql)]
+
+  def point(self, owner: str) -> int:
+    """Returns the number of a model's last save; 0 = none."""
+    sql = 'select max(number) from rows where owner = ? and point'
+    return self._execute(sql, owner).fetchone()[0] or 0
+
+  def trim(self) -> None:
+    """Deletes what is neither carried out nor fetched again."""
+    sql = (
+      "delete from rows where done < ? and (verb = 'asample' or verb in "
+      "('forward_backward', 'optim_step', 'refused') and number < (select "
+      'max(number) from rows as x where x.owner = rows.owner and point))'
+    )
+    self._execute(sql, time.time() - KEPT)

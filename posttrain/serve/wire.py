@@ -1,0 +1,360 @@
+"""Tinker's messages in the terms of this code base.
+
+The types of requests and responses, and their protobuf, are those of the SDK
+(`pip install 'posttrain[tinker]'`). `read` parses a body, `data` and `sampling`
+check what the SDK's types leave open, and `gradient_result` and `sample_result`
+write the two results that are protobuf. A feature that this server does not
+have is refused by name, with status 422: of other statuses the SDK retries 400.
+
+Axes: T tokens, A alternatives.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from tinker import types
+from tinker.proto import tinker_public_pb2
+
+from posttrain import schema
+from posttrain.checkpoints import policies
+from posttrain.decode import requests, schedule
+from posttrain.serve import protocol, worker
+from posttrain.training import trainer
+from posttrain.util import errors
+
+# The arrays of a datum, besides its targets.
+LOSSES = {
+  'cross_entropy': ('weights',),
+  **dict.fromkeys(
+    ('importance_sampling', 'ppo', 'cispo', 'dro'), ('logprobs', 'advantages')
+  ),
+}
+# JSON bodies; forward_backward is protobuf.
+TYPES = {
+  'create_session': types.CreateSessionRequest,
+  'create_sampling_session': types.CreateSamplingSessionRequest,
+  'create_model': types.CreateModelRequest,
+  'optim_step': types.OptimStepRequest,
+  'save_weights': types.SaveWeightsRequest,
+  'save_weights_for_sampler': types.SaveWeightsForSamplerRequest,
+  'save_weights_external': types.SaveWeightsExternalRequest,
+  'load_weights': types.LoadWeightsRequest,
+  'asample': types.SampleRequest,
+  'get_info': types.GetInfoRequest,
+  'retrieve_future': types.FutureRetrieveRequest,
+  'session_heartbeat': types.SessionHeartbeatRequest,
+}
+FULL = ':full'  # ends the name of a base model all of whose weights are trained
+_DTYPES = {
+  tinker_public_pb2.DTYPE_FLOAT32: np.float32,
+  tinker_public_pb2.DTYPE_INT64: np.int64,
+  tinker_public_pb2.DTYPE_INT32: np.int32,
+}
+_NAME = re.compile(r'(?!\.)[\w.-]{1,128}', re.ASCII)
+
+
+class Sampling(NamedTuple):
+  """A prompt to continue, and to score."""
+
+  requests: list[requests.Request]  # one per sample; without ids
+  stops: tuple[str, ...]
+  scores: bool  # whether logprobs of the prompt are returned
+  top: int  # alternatives per token of the prompt
+  last: int  # tokens of the prompt to score
+
+
+def require(ok: Any, name: str, must: str, got: Any) -> None:
+  """Raises Refused, with 422, unless a field's value is right."""
+  if not ok:
+    raise protocol.Refused(
+      422, f'{name} must {must}: got {errors.quote(got)}', name
+    )
+
+
+def read(verb: str, body: bytes) -> Any:
+  """Parses the body of a route as the SDK's type.
+
+  Raises:
+    Refused: with 422.
+  """
+  if verb == 'forward_backward':
+    try:
+      return tinker_public_pb2.ForwardBackwardRequest.FromString(body)
+    except Exception as error:  # protobuf's own kind
+      require(False, 'the body', 'be a ForwardBackwardRequest', error)
+  try:
+    return TYPES[verb].model_validate_json(body)
+  except ValueError as error:  # pydantic's
+    first = error.errors()[0]  # type: ignore[attr-defined]
+    name = '.'.join(map(str, first['loc'])) or 'the body'
+    require(False, name, f'be valid: {first["msg"]}', first['input'])
+    raise
+
+
+def place(request: Any) -> tuple[str, int]:
+  """Returns the model or sampling session of a request, and its number there.
+
+  Raises:
+    Refused: the request has none.
+  """
+  if getattr(request, 'model_seq_id', None) is not None:
+    return f'{request.session_id}:train:{request.model_seq_id}', 0
+  if isinstance(request, types.SampleRequest):
+    owner, name = request.sampling_session_id, 'sampling_session_id'
+  else:
+    owner, name = request.model_id, 'model_id'
+  require(owner, name, 'be given', owner)
+  least = 0 if isinstance(request, types.SampleRequest) else 1
+  number = request.seq_id
+  ok = number is not None and least <= number < 2**62
+  require(ok, 'seq_id', f'be >= {least}', number)
+  return owner, number
+
+
+def check_name(name: str | None) -> None:
+  """Raises Refused unless a checkpoint's name can be a folder's."""
+  must = 'be letters, digits, ".", "_" and "-", and not begin with "."'
+  require(name and _NAME.fullmatch(name), 'path', must, name)
+
+
+def seed(*parts: Any) -> int:
+  """Returns a number below 2**63 that depends on the parts alone."""
+  digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+  return int.from_bytes(digest) >> 1
+
+
+def lora(config: types.LoraConfig) -> schema.Lora:
+  """Returns the options of an adapter.
+
+  Raises:
+    Refused: the rank is out of bounds, or nothing is trained.
+  """
+  most = schema.architecture.MAX_RANK
+  ok = 1 <= config.rank <= most
+  require(ok, 'lora_config.rank', f'be in [1, {most}]', config.rank)
+  # The head is never corrected: `train_unembed`, the SDK's default, is ignored.
+  ok = config.train_attn or config.train_mlp
+  require(ok, 'lora_config', 'have train_attn or train_mlp', config)
+  return trainer.lora_options(
+    config.rank, attention=config.train_attn, mlp=config.train_mlp
+  )
+
+
+def data(
+  request: Any, policy: policies.Policy, capacity: int
+) -> tuple[list[trainer.Datum], dict[str, float]]:
+  """Returns the data of forward_backward, and the loss's options.
+
+  Args:
+    request: a ForwardBackwardRequest.
+    policy: the base model.
+    capacity: the most tokens of a datum.
+
+  Raises:
+    Refused: a datum or the loss is wrong.
+  """
+  loss, options = request.loss_fn, dict(request.loss_fn_config)
+  require(loss in LOSSES, 'loss_fn', f'be one of {sorted(LOSSES)}', loss)
+  texts = [k for k, x in request.loss_fn_config_v2.items() if x.text]
+  require(not texts, 'loss_fn_config', 'have numbers as values', texts)
+  require(request.data, 'data', 'not be empty', [])
+  try:
+    trainer.loss_options(loss, **options)
+  except ValueError as error:
+    raise protocol.Refused(422, f'loss_fn_config: {error}') from error
+  names = ('target_tokens', *LOSSES[loss])
+  result = []
+  for i, datum in enumerate(request.data):
+    where = f'data[{i}]'
+    kinds = {chunk.WhichOneof('chunk') for chunk in datum.model_input}
+    ok = kinds == {'encoded_text'}
+    require(ok, f'{where}.model_input', 'be of tokens', sorted(map(str, kinds)))
+    chunks = [x.encoded_text.tokens for x in datum.model_input]
+    ok = all(len(x) % 4 == 0 for x in chunks)
+    require(ok, f'{where}.model_input', 'be of int32', 'other sizes')
+    ids = np.frombuffer(b''.join(chunks), np.int32)
+    _check_ids(ids, f'{where}.model_input', policy, capacity)
+    given = datum.loss_fn_inputs
+    must = f'be {", ".join(names)} for {loss}'
+    ok = set(given) == set(names)
+    require(ok, f'{where}.loss_fn_inputs', must, sorted(given))
+    arrays = {
+      name: _tensor(tensor, f'{where}.loss_fn_inputs.{name}', len(ids))
+      for name, tensor in given.items()
+    }
+    targets = arrays.pop('target_tokens')
+    _check_ids(targets, f'{where}.target_tokens', policy, capacity)
+    ok = np.array_equal(ids[1:], targets[:-1])
+    must = 'be the next tokens of model_input, then any'
+    require(ok, f'{where}.target_tokens', must, targets.tolist())
+    arrays = {name: x.astype(np.float32) for name, x in arrays.items()}
+    result.append(trainer.Datum(ids, targets.astype(np.int32), **arrays))
+  return result, options
+
+
+def _tensor(tensor: Any, name: str, length: int) -> np.ndarray:
+  """Returns the values of a dense vector."""
+  dtype = _DTYPES.get(tensor.dtype)
+  must = f'be a dense vector of {length} numbers, one per token'
+  ok = tensor.WhichOneof('encoding') == 'dense' and dtype is not None
+  require(ok, name, must, 'another kind of tensor')
+  ok = len(tensor.dense) == length * np.dtype(dtype).itemsize
+  ok = ok and list(tensor.shape) in ([], [length])
+  require(ok, name, must, f'{len(tensor.dense)} bytes')
+  values = np.frombuffer(tensor.dense, dtype)
+  require(np.isfinite(values).all(), name, 'be finite', values.tolist())
+  return values
+
+
+def _check_ids(
+  ids: np.ndarray, name: str, policy: policies.Policy, capacity: int
+) -> None:
+  size = policy.model.vocab_size
+  ok = len(ids) and 0 <= ids.min() and ids.max() < size
+  require(ok, name, f'have some ids, in [0, {size})', ids.tolist())
+  must = f'have at most {capacity} tokens (--max_model_len)'
+  require(len(ids) <= capacity, name, must, len(ids))
+
+
+def sampling(
+  request: types.SampleRequest, policy: policies.Policy, capacity: int
+) -> Sampling:
+  """Returns a request's sequences to sample, and what to score.
+
+  Args:
+    request: its types are checked.
+    policy: the base model.
+    capacity: tokens of a sequence.
+
+  Raises:
+    Refused: it does not fit the model, or asks for what is not served.
+  """
+  for name in (
+    'topk_sample_logprobs',
+    'target_prompt_logprobs',
+    'prompt_alt_tokens_k',
+    'record_stability_info',
+  ):
+    value = getattr(request, name)
+    require(not value, name, 'be left out: it is not served', value)
+  kinds = {chunk.type for chunk in request.prompt.chunks}
+  require(kinds == {'encoded_text'}, 'prompt', 'be of tokens', sorted(kinds))
+  ids = np.asarray(request.prompt.to_ints(), np.int64)
+  _check_ids(ids, 'prompt', policy, capacity - 1)
+  params, count = request.sampling_params, request.num_samples
+  require(1 <= count <= 1024, 'num_samples', 'be in [1, 1024]', count)
+  left = capacity - len(ids)
+  most = left if params.max_tokens is None else min(params.max_tokens, left)
+  require(most > 0, 'sampling_params.max_tokens', 'be >= 1', most)
+  stop = [params.stop] if isinstance(params.stop, str) else params.stop
+  stops = tuple(x for x in stop or () if isinstance(x, str))
+  # An empty list disables the end of the model's turn, too.
+  own = policy.stop_ids if stop is None or stop else ()
+  given = (x for x in stop or () if isinstance(x, int))
+  stop_ids = tuple(dict.fromkeys((*own, *given)))
+  ok = all(stops) and len(stops) <= protocol.STOPS
+  ok = ok and len(stop_ids) <= schedule.STOP_IDS
+  ok = ok and not (stops and policy.renderer is None)
+  must = (
+    f'be at most {protocol.STOPS} texts, of a model with a tokenizer, or '
+    f"{schedule.STOP_IDS} ids, with the model's own"
+  )
+  require(ok, 'sampling_params.stop', must, params.stop)
+  top, last = request.topk_prompt_logprobs, request.prompt_logprobs_last_n
+  limit = min(worker.MAX_ALTERNATIVES, policy.model.vocab_size)
+  ok = 0 <= top <= limit
+  require(ok, 'topk_prompt_logprobs', f'be in [0, {limit}]', top)
+  ok = last is None or request.prompt_logprobs and 0 < last < len(ids)
+  must = 'be below the length of the prompt, with prompt_logprobs'
+  require(ok, 'prompt_logprobs_last_n', must, last)
+  source = (request.sampling_session_id, request.seq_id)
+  if params.seed is not None:
+    source = (params.seed,)
+  try:
+    law = requests.Sampling(
+      params.temperature, max(params.top_k, 0), params.top_p
+    )
+  except ValueError as error:
+    raise protocol.Refused(422, f'sampling_params: {error}') from error
+  return Sampling(
+    [
+      requests.Request(
+        0, ids.astype(np.int32), most, stop_ids, law, key=seed(*source, index)
+      )
+      for index in range(count)
+    ],
+    stops,
+    bool(request.prompt_logprobs),
+    top,
+    len(ids) - 1 if last is None else last,
+  )
+
+
+def gradient_result(
+  logprobs: Sequence[np.ndarray], metrics: Mapping[str, float]
+) -> bytes:
+  """Writes the result of forward_backward; logprobs: f32[T] per datum."""
+  ends = np.cumsum([0, *(4 * len(x) for x in logprobs)], dtype=np.int64)
+  joined = np.concatenate(logprobs).astype(np.float32)
+  field = tinker_public_pb2.BatchedTensor(
+    data=joined.tobytes(),
+    offsets=ends.tobytes(),
+    dtype=tinker_public_pb2.DTYPE_FLOAT32,
+  )
+  record = tinker_public_pb2.ArrayRecord(
+    num_datums=len(logprobs), fields={'logprobs': field}
+  )
+  return tinker_public_pb2.ForwardBackwardOutput(
+    loss_fn_output_type='ArrayRecord',
+    loss_fn_outputs=[record],
+    metrics={name: float(value) for name, value in metrics.items()},
+  ).SerializeToString(deterministic=True)
+
+
+def sample_result(
+  sequences: Sequence[tuple[Sequence[int], Sequence[float], bool]],
+  asked: Sampling,
+  scores: worker.TokenLogprobs | None,
+) -> bytes:
+  """Writes the result of sampling.
+
+  Args:
+    sequences: (ids, logprobs, whether it stopped before max_tokens).
+    asked: the request.
+    scores: of the prompt; None = not requested.
+  """
+  result = tinker_public_pb2.SampleResponse(
+    sequences=[
+      tinker_public_pb2.SampledSequence(
+        tokens=np.asarray(ids, np.int32).tobytes(),
+        logprobs=np.asarray(logprobs, np.float32).tobytes(),
+        stop_reason=tinker_public_pb2.STOP_REASON_STOP
+        if stopped
+        else tinker_public_pb2.STOP_REASON_LENGTH,
+      )
+      for ids, logprobs, stopped in sequences
+    ]
+  )
+  if scores is not None:
+    unscored = slice(0, len(scores.logprobs) - asked.last)
+    logprobs = scores.logprobs.astype(np.float32)
+    logprobs[unscored] = np.nan
+    if asked.scores:
+      result.prompt_logprobs = logprobs.tobytes()
+    if asked.top:
+      ids = scores.top_ids[:, : asked.top].astype(np.int32)
+      values = scores.top_logprobs[:, : asked.top].astype(np.float32)
+      # The SDK's mark of a token without alternatives.
+      ids[unscored], values[unscored] = 0, -99999.0
+      result.topk_prompt_logprobs.CopyFrom(
+        tinker_public_pb2.TopkLogprobs(
+          token_ids=ids.tobytes(),
+          logprobs=values.tobytes(),
+          k=asked.top,
+          length=len(ids),
+        )
+      )
+  return result.SerializeToString(deterministic=True)

@@ -1,0 +1,133 @@
+"""Tinker's messages: what is refused by name, and what the SDK reads back."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip('tinker')
+from tinker import types
+from tinker.proto import request_conv, response_conv
+
+from posttrain.serve import protocol, wire, worker
+
+
+def gradient(loss='cross_entropy', config=None, ids=(5, 6, 7), **arrays):
+  arrays = {'target_tokens': [6, 7, 8], 'weights': [1.0, -0.5, 0.0]} | arrays
+  datum = types.Datum(
+    model_input=types.ModelInput.from_ints(list(ids)),
+    loss_fn_inputs={k: x for k, x in arrays.items() if x is not None},
+  )
+  request = types.ForwardBackwardRequest(
+    forward_backward_input=types.ForwardBackwardInput(
+      data=[datum], loss_fn=loss, loss_fn_config=config
+    ),
+    model_id='a',
+    seq_id=3,
+  )
+  proto = request_conv.forward_backward_request_to_proto(request)
+  return wire.read('forward_backward', proto.SerializeToString())
+
+
+def test_data(policy):
+  request = gradient()
+  assert wire.place(request) == ('a', 3)
+  [datum], options = wire.data(request, policy, 8)
+  np.testing.assert_array_equal(datum.ids, [5, 6, 7])
+  np.testing.assert_array_equal(datum.targets, [6, 7, 8])
+  np.testing.assert_array_equal(datum.weights, np.float32([1, -0.5, 0]))
+  assert datum.ids.dtype == datum.targets.dtype == np.int32
+  arrays = {'weights': None, 'logprobs': [0.0] * 3, 'advantages': [1.0] * 3}
+  request = gradient('ppo', {'clip_low_threshold': 0.9}, **arrays)
+  [datum], options = wire.data(request, policy, 8)
+  assert datum.weights is None and options == {'clip_low_threshold': 0.9}
+
+
+@pytest.mark.parametrize(
+  'field, changes',
+  [
+    ('loss_fn', {'loss': 'gspo'}),
+    ('loss_fn_config', {'config': {'beta': 1.0}}),
+    ('loss_fn_inputs', {'weights': None}),
+    ('loss_fn_inputs.weights', {'weights': [1.0, 2.0]}),
+    ('loss_fn_inputs.weights', {'weights': [1.0, 2.0, float('nan')]}),
+    ('target_tokens', {'target_tokens': [7, 8, 9]}),
+    ('model_input', {'ids': (5, 6, 10**6)}),
+    ('model_input', {'ids': range(9)}),
+  ],
+)
+def test_refuses_data(policy, field, changes):
+  with pytest.raises(protocol.Refused, match=field) as refused:
+    wire.data(gradient(**changes), policy, 8)
+  assert refused.value.status == 422
+
+
+def sample(**changes):
+  fields = {
+    'prompt': types.ModelInput.from_ints([5, 6, 7]),
+    'sampling_params': types.SamplingParams(max_tokens=4),
+    'sampling_session_id': 's',
+    'seq_id': 0,
+  }
+  request = types.SampleRequest(**(fields | changes))
+  return wire.read('asample', request.model_dump_json().encode())
+
+
+def test_sampling(policy):
+  one = wire.sampling(sample(num_samples=2), policy, 16)
+  keys = [x.key for x in one.requests]
+  assert len(set(keys)) == 2
+  other = wire.sampling(sample(seq_id=1, num_samples=2), policy, 16)
+  assert not {*keys} & {x.key for x in other.requests}
+  assert one.requests[0].stop_ids == tuple(policy.stop_ids)
+  for stop, ids in (([], ()), ([9], (*policy.stop_ids, 9))):
+    params = types.SamplingParams(max_tokens=99, stop=stop, seed=1)
+    [request] = wire.sampling(
+      sample(sampling_params=params), policy, 16
+    ).requests
+    assert request.stop_ids == ids and request.max_tokens == 13
+
+
+@pytest.mark.parametrize(
+  'field, changes',
+  [
+    ('topk_sample_logprobs', {'topk_sample_logprobs': 2}),
+    ('topk_prompt_logprobs', {'topk_prompt_logprobs': 99}),
+    ('prompt_logprobs_last_n', {'prompt_logprobs_last_n': 1}),
+    ('num_samples', {'num_samples': 0}),
+    ('sampling_params', {'sampling_params': types.SamplingParams(top_p=2.0)}),
+  ],
+)
+def test_refuses_sampling(policy, field, changes):
+  with pytest.raises(protocol.Refused, match=field) as refused:
+    wire.sampling(sample(**changes), policy, 16)
+  assert refused.value.status == 422
+
+
+def test_results_are_read_by_the_sdk(policy):
+  rows = [np.float32([-1.5, -2.5]), np.float32([-0.25])]
+  output = response_conv.deserialize_forward_backward_output(
+    wire.gradient_result(rows, {'loss:sum': 4.25})
+  )
+  assert output.metrics == {'loss:sum': 4.25}
+  for row, expected in zip(output.loss_fn_outputs, rows, strict=True):
+    np.testing.assert_array_equal(row['logprobs'].to_numpy(), expected)
+  scores = worker.TokenLogprobs(
+    np.float32([9, -1, -2]),
+    np.ones(3, np.int32),
+    np.arange(6, dtype=np.int32).reshape(3, 2),
+    np.float32([[9, 9], [-1, -2], [-3, -4]]),
+  )
+  last = {'prompt_logprobs': True, 'topk_prompt_logprobs': 2}
+  for changes, expected in (
+    ({}, [None, -1.0, -2.0]),
+    ({'prompt_logprobs_last_n': 1}, [None, None, -2.0]),
+  ):
+    asked = wire.sampling(sample(**last, **changes), policy, 16)
+    result = response_conv.deserialize_sample_response(
+      wire.sample_result([([1, 2], [-1.0, -2.0], True)], asked, scores)
+    )
+    assert result.prompt_logprobs == expected
+    top = result.topk_prompt_logprobs
+    assert [x is None for x in top] == [x is None for x in expected]
+    assert top[2] == [(4, -3.0), (5, -4.0)]
+    [sequence] = result.sequences
+    assert (sequence.tokens, sequence.stop_reason) == ([1, 2], 'stop')
