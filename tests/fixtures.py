@@ -93,6 +93,14 @@ def assert_devices_match_one(outcome, path, devices, meshes, tolerance=1e-5):
   return expected
 
 
+def normal(like, sigma=0.1, seed=0):
+  """Draws arrays of the shapes of a tree by numpy: nothing is compiled."""
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda x: np.float32(sigma * rng.standard_normal(x.shape)), like
+  )
+
+
 @functools.cache
 def _drawn(model, seed, scale):
   rng = np.random.default_rng(seed)

@@ -30,7 +30,7 @@ score = jax.jit(scoring.score, static_argnames='cfg')
 
 @pytest.fixture(scope='module')
 def params():
-  return transformer.init(jax.random.key(0), CFG)
+  return fixtures.params(CFG)
 
 
 def alone(params, ids, temperatures):
@@ -213,9 +213,10 @@ SPLIT = """
 import jax, numpy as np
 from posttrain import schema, scoring, sharding
 from posttrain.models import transformer
+from tests import fixtures
 from tests.test_scoring import CFG as cfg, _alike, _sequences
 mesh = sharding.make_mesh(schema.Mesh(data=2, fsdp=2, tensor=1))
-whole = transformer.init(jax.random.key(0), cfg)
+whole = fixtures.params(cfg)
 params = jax.device_put(
     whole, sharding.shardings(whole, transformer.SHARDING_RULES, mesh)
 )

@@ -190,7 +190,7 @@ def test_evaluate_repeats_the_last_evaluation_of_the_run(
 
 def test_against_must_name_the_same_model(workdir, tmp_path, capsys):
   other = dataclasses.replace(MODEL, layers=1)
-  hf.save(transformer.init(jax.random.key(0), other), other, tmp_path / 'hf')
+  hf.save(fixtures.params(other), other, tmp_path / 'hf')
   rendering.write(fixtures.RENDERER, tmp_path / 'hf')
   argv = [f'--checkpoint={workdir}', f'--against={tmp_path / "hf"}']
   assert evaluate.main(argv) == 2

@@ -29,12 +29,19 @@ def make_requests(hold=False):
   ]
 
 
-def check(engine, sequence, completion):
-  """Compares a greedy completion with the full forward."""
-  count = len(completion.ids)
-  (scores,) = engine.score([sequence], reads='logprobs_and_top')
-  np.testing.assert_allclose(completion.logprobs, scores[-count:, 0], atol=1e-4)
-  assert scores[-count:, 1].all()
+def check(engine, done):
+  """Compares greedy completions with the full forward.
+
+  Args:
+    engine: it decoded them.
+    done: pairs of a sequence and the completion that ends it.
+  """
+  sequences, completions = zip(*done, strict=True)
+  scores = engine.score(sequences, reads='logprobs_and_top')
+  for x, completion in zip(scores, completions, strict=True):
+    x = x[-len(completion.ids) :]
+    np.testing.assert_allclose(completion.logprobs, x[:, 0], atol=1e-4)
+    assert x[:, 1].all()
 
 
 @pytest.mark.parametrize('stored', [0, 8])
@@ -44,28 +51,28 @@ def test_groups_are_greedy_continuations(stored):
   engine, batch = make(**options if stored else {}), make_requests(stored > 0)
   for request in batch:
     engine.submit(request)
-  count = 0
+  done = []
   while engine.in_flight:
-    for done in engine.poll():
-      check(engine, np.concatenate([batch[done.id].ids, done.ids]), done)
-      count += 1
+    for x in engine.poll():
+      done.append((np.concatenate([batch[x.id].ids, x.ids]), x))
       if stored:
-        engine.release(done.id)
-  assert count == len(batch)
+        engine.release(x.id)
+  assert len(done) == len(batch)
+  check(engine, done)
 
 
 def test_held_turns_are_one_sequence():
   """Others decode in between, and leave the held state as it is."""
   engine = make()
   rng = np.random.default_rng(1)
-  whole = {}
+  whole, ended = {}, []
   for id, length in ((100, 9), (101, 3)):
     whole[id] = rng.integers(0, 48, length)
     engine.submit(requests.Request(id, whole[id], 5, (), GREEDY, hold=True))
   for _ in range(3):
     for done in helpers.poll(engine, 2):
       whole[done.id] = np.concatenate([whole[done.id], done.ids])
-      check(engine, whole[done.id], done)
+      ended.append((whole[done.id], done))
     for request in make_requests()[:3]:
       engine.submit(request)
     helpers.poll(engine, 3)
@@ -73,3 +80,4 @@ def test_held_turns_are_one_sequence():
       new = rng.integers(0, 48, length)
       whole[id] = np.concatenate([whole[id], new])
       engine.extend(id, new, 4)
+  check(engine, ended)

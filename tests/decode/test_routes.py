@@ -110,7 +110,7 @@ def test_recorded_experts_on_devices():
 
 
 def test_replay_computes_with_the_recorded_experts():
-  engine = helpers.make(DENSE, slots=4, capacity=96)
+  engine = helpers.make(DENSE, slots=4, capacity=96, **STORED)
   prompt = np.arange(20)
   (done,) = engine.generate([requests.Request(0, prompt, 10)])
   routes = compare(DENSE, prompt, done)

@@ -7,6 +7,7 @@ from jax.test_util import check_grads
 
 from posttrain import schema
 from posttrain.models import experts, lora, transformer
+from tests import fixtures
 
 
 def draw(seed, tokens=7, count=5, width=6, hidden=4):
@@ -134,7 +135,7 @@ def test_the_router_of_a_decode_view_is_not_rounded():
   cfg = schema.Model(
     vocab_size=8, layers=1, experts=schema.Experts(count=4), dtype='bfloat16'
   )
-  params = transformer.init(jax.random.key(0), cfg)
+  params = fixtures.params(cfg)
   (own,) = params['layers']['experts']['router']['kernel']
   view = transformer.decode_view(params, cfg)['layers'][0]['experts']
   assert view['gate']['kernel'].dtype == 'bfloat16'

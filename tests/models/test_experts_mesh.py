@@ -29,16 +29,12 @@ CFG = schema.Model(
 
 def outcome(mesh):
   """Returns logits, the gradient of a sum, and those of a decode view."""
-  params = transformer.init(jax.random.key(0), CFG)
-  # Biases are 0 at first.
-  params = jax.tree.map(
-    lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape),
-    params,
-  )
-  adapter = lora.init(jax.random.key(1), schema.Lora(rank=2), params)
+  params = fixtures.params(CFG)  # in which no bias is 0
   # B is 0 at first.
-  adapter = jax.tree.map(
-    lambda x: 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), adapter
+  adapter = fixtures.normal(
+    jax.eval_shape(
+      lambda x: lora.init(jax.random.key(1), schema.Lora(rank=2), x), params
+    )
   )
   trees = params, adapter
   rules = transformer.SHARDING_RULES

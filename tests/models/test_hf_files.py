@@ -14,6 +14,7 @@ from safetensors import safe_open
 
 from posttrain import schema, sharding, tree
 from posttrain.models import hf, hf_config, transformer
+from tests import fixtures
 from tests.models.test_hf import tensors_of
 
 SMALL = schema.Model(
@@ -41,7 +42,7 @@ GEMMA = dataclasses.replace(
 def written(tmp_path_factory):
   """A saved directory and its parameters."""
   path = tmp_path_factory.mktemp('ours') / 'model'
-  params = transformer.init(jax.random.key(1), GEMMA)
+  params = fixtures.params(GEMMA)
   hf.save(params, GEMMA, path)
   return path, params
 
@@ -131,7 +132,7 @@ def test_a_directory_of_a_crashed_save_cannot_be_loaded(
     return get(*args)
 
   monkeypatch.setattr(hf, '_get', doomed)
-  params = transformer.init(jax.random.key(1), SMALL)
+  params = fixtures.params(SMALL)
   with pytest.raises(KeyboardInterrupt):
     hf.save(params, SMALL, tmp_path, shard_bytes=2000)
   assert not any(tmp_path.glob('*.tmp'))

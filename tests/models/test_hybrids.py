@@ -8,6 +8,7 @@ import numpy as np
 
 from posttrain import schema, scoring
 from posttrain.models import layers, transformer
+from tests import fixtures
 
 CFG = schema.Model(
   vocab_size=48,
@@ -28,13 +29,14 @@ CFG = schema.Model(
 @functools.cache
 def make_params():
   """Draws parameters, none of which is constant, with decays of all kinds."""
-  params = transformer.init(jax.random.key(0), CFG)
-  rng = np.random.default_rng(0)
+  params, rng = fixtures.params(CFG), np.random.default_rng(0)
   params = jax.tree.map(
-    lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), params
+    lambda x, y: jnp.array(np.add(x, y)), params, fixtures.normal(params)
   )
-  shape = params['layers']['delta']['bias'].shape
-  params['layers']['delta']['bias'] = jnp.asarray(rng.normal(size=shape) - 3)
+  delta = params['layers']['delta']
+  shape = delta['bias'].shape
+  delta['bias'] = jnp.float32(rng.normal(size=shape) - 3)
+  delta['log_scale'] = jnp.float32(rng.uniform(0, 2.8, shape))
   return params
 
 

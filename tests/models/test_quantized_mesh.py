@@ -33,11 +33,9 @@ KINDS = {
 def outcome(mesh, options):
   """Returns hidden states, the adapter's gradient, and a decode view's."""
   key = jax.random.key(0)
-  base = lora.quantize(transformer.init(key, CFG), options.base)
-  adapter = jax.tree.map(
-    lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape),
-    lora.init(key, options, base),
-  )
+  base = lora.quantize(fixtures.params(CFG), options.base)
+  adapter = lora.init(key, options, base)
+  adapter = jax.tree.map(np.add, adapter, fixtures.normal(adapter))
   rules = transformer.SHARDING_RULES
   base, adapter = (
     sharding.put(x, sharding.shardings(x, rules, mesh)) for x in (base, adapter)

@@ -40,11 +40,12 @@ SEGMENTS = (
 
 def outcome(mesh):
   """Returns logprobs, entropies, and the gradients of weights and adapter."""
-  params = transformer.init(jax.random.key(0), CFG)
-  adapter = lora.init(jax.random.key(1), schema.Lora(rank=2), params)
+  params = fixtures.params(CFG)
   # B is 0 at first.
-  adapter = jax.tree.map(
-    lambda x: 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), adapter
+  adapter = fixtures.normal(
+    jax.eval_shape(
+      lambda x: lora.init(jax.random.key(1), schema.Lora(rank=2), x), params
+    )
   )
   trees = params, adapter
   rules = transformer.SHARDING_RULES

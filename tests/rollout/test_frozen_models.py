@@ -193,7 +193,7 @@ def test_a_hint_goes_into_the_first_message_of_its_role():
 def test_model_of_another_shape_scores_with_its_own_options(tmp_path):
   """A teacher is often larger than its student."""
   bigger = dataclasses.replace(fixtures.MODEL, layers=3, mlp_dim=48)
-  weights = transformer.init(jax.random.key(5), bigger)
+  weights = fixtures.params(bigger)
   save(tmp_path, 1, weights, bigger)
   folder = str(tmp_path / 'checkpoints/sft/1')
   load = loader(tmp_path, big=folder, init='checkpoints/sft/1')

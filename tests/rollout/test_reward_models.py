@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,11 +17,8 @@ from tests.algorithms import two_turns
 
 @pytest.fixture(scope='module')
 def params():
-  tree = transformer.add_reward(
-    transformer.init(jax.random.key(0), fixtures.MODEL)
-  )
-  kernel = jax.random.normal(jax.random.key(1), tree['reward']['kernel'].shape)
-  return {**tree, 'reward': {'kernel': kernel}}
+  tree = transformer.add_reward(fixtures.params())
+  return {**tree, 'reward': fixtures.normal(tree['reward'], 1.0)}
 
 
 @pytest.fixture(scope='module')
