@@ -42,7 +42,7 @@ PLAIN = {
 ACTIVATIONS = {'silu': 'silu', 'gelu_pytorch_tanh': 'gelu'}
 # Kinds of RoPE's scaling, theirs and ours; and their keys of each of ours, by
 # the fields of `schema.RopeScaling`.
-ROPES = {'default': 'none', **{x: x for x in schema.ROPE_KINDS[1:]}}
+ROPES = {'default': 'none', **{x: x for x in schema.ROPE_KINDS[1:-1]}}
 LENGTH = 'original_max_position_embeddings'
 SCALING: dict[str, dict[str, str]] = {
   'none': {},
@@ -69,6 +69,7 @@ SCALING: dict[str, dict[str, str]] = {
     'short_factors': 'short_factor',
     'long_factors': 'long_factor',
   },
+  'proportional': {'factor': 'factor'},
 }
 # Keys of SCALING that may be missing; the fields have transformers' defaults.
 OPTIONAL = ('beta_fast', 'beta_slow', 'truncate', 'attention_factor')
@@ -99,14 +100,34 @@ for _x in ('gate', 'up', 'down'):
   NAMES[f'layers/experts/{_x}/kernel'] = (
     f'{LAYER}mlp.experts.{{}}.{_x}_proj.weight'
   )
+for _x, _name in {
+  'layers/layer_mlp/gate/kernel': 'per_layer_input_gate.weight',
+  'layers/layer_mlp/down/kernel': 'per_layer_projection.weight',
+  'layers/layer_mlp_post_norm/scale': 'post_per_layer_input_norm.weight',
+  'layers/scalar': 'layer_scalar',
+}.items():
+  NAMES[_x] = LAYER + _name
+for _x, _name in {
+  'embed/table': 'embed_tokens_per_layer',
+  'projection/kernel': 'per_layer_model_projection',
+  'norm/scale': 'per_layer_projection_norm',
+}.items():
+  NAMES[f'layer_embed/{_x}'] = f'model.{_name}.weight'
 NAMES['layers/experts/router/kernel'] = LAYER + 'mlp.gate.weight'
 NAMES['layers/experts/shared_gate/kernel'] = (
   LAYER + 'mlp.shared_expert_gate.weight'
 )
 # Tensors of vision towers and of the prediction of further tokens; and those,
 # and redundant ones, that a model may do without.
-OTHERS = r'(model\.visual|mtp|vision_tower|multi_modal_projector)\.'
-UNUSED = rf'^({OTHERS}|lm_head\.weight$)|rotary_emb\.inv_freq$'
+OTHERS = (
+  r'(model\.visual|mtp|(model\.)?(vision|audio)_tower'
+  r'|model\.embed_(vision|audio)|multi_modal_projector)\.'
+)
+# Layers that read other layers' keys and values may have unused matrices.
+UNUSED = (
+  rf'^({OTHERS}|lm_head\.weight$)|rotary_emb\.inv_freq$'
+  r'|self_attn\.[kv]_(proj|norm)\.weight$'
+)
 for _x, _name in {
   'qkv/kernel': 'in_proj_qkv.weight',
   'z/kernel': 'in_proj_z.weight',
@@ -157,7 +178,8 @@ class Family:
   # The layers with a window: '' = none, 'all' = all if `sliding_window`,
   # whatever the other keys. The others, unless `layer_types` lists them:
   # 'upper' = those from `max_window_layers` on, if `use_sliding_window`; 'nope'
-  # = those without RoPE, likewise; n, or a key with n = all but every n-th one.
+  # = those without RoPE, likewise; n, or a key with n = all but every n-th one;
+  # -n = and the last one in any case.
   windows: str | int = ''
   # With a RoPE of their own, unscaled, for local layers: the key of its base in
   # version 4, or its value there.
@@ -296,6 +318,53 @@ _MINISTRAL = Family(
   windows='all',
   divides=False,
 )
+_GEMMA4 = Family(
+  'Gemma4ForCausalLM',
+  fixed={
+    'post_norms': True,
+    'scale_embeddings': True,
+    'qk_norm': True,
+    'v_norm': True,
+    'layer_scalars': True,
+    'query_scale': 1.0,
+  },
+  keys={
+    **_BIASES,
+    'activation': 'hidden_activation',
+    'logit_softcap': 'final_logit_softcapping',
+    'partial_rotary': 'partial_rotary_factor',
+    'global_head_dim': 'global_head_dim',
+    'global_kv_heads': 'num_global_key_value_heads',
+    'keys_as_values': 'attention_k_eq_v',
+    'shared_kv_layers': 'num_kv_shared_layers',
+    'double_mlp': 'use_double_wide_mlp',
+    'layer_embed_dim': 'hidden_size_per_layer_input',
+  },
+  plain={'enable_moe_block': False, 'use_bidirectional_attention': 'vision'},
+  absent={
+    'num_key_value_heads': 4,
+    'head_dim': 256,
+    'global_head_dim': 512,
+    'sliding_window': 512,
+    'tie_word_embeddings': True,
+    'hidden_activation': 'gelu_pytorch_tanh',
+    'partial_rotary_factor': 1.0,
+    'attention_k_eq_v': False,
+    'num_kv_shared_layers': 0,
+    'use_double_wide_mlp': False,
+    'hidden_size_per_layer_input': 256,
+    'rope_parameters': {
+      'full_attention': {
+        'rope_type': 'proportional',
+        'partial_rotary_factor': 0.25,
+        'rope_theta': 1e6,
+      }
+    },
+  },
+  windows=-6,
+  local_theta=10_000.0,
+  ropes={'proportional': 'proportional', 'default': 'none'},
+)
 # A model is written as the first one that computes it.
 FAMILIES = {
   'llama': Family('LlamaForCausalLM', keys=_ALL_BIASES),
@@ -426,6 +495,13 @@ FAMILIES = {
     },
     windows='sliding_window_pattern',
     local_theta='rope_local_base_freq',
+  ),
+  'gemma4_text': _GEMMA4,
+  'gemma4': dataclasses.replace(
+    _GEMMA4,
+    architecture='Gemma4ForConditionalGeneration',
+    nested='text_config',
+    names=_nested({**NAMES, **NORMS[True, True]}),
   ),
   # An MLP where the layer is in mlp_only_layers, or its number no multiple of
   # decoder_sparse_step.

@@ -98,11 +98,12 @@ def tensors(
       names |= family.joined
   by_name, kinds, order = {}, layers.kinds(cfg), [*names]
   for path, leaf in tree.flat(all_shapes(cfg)).items():
-    places = [((), ())]
+    # Layers of several sizes have the same names.
+    named, places = re.sub('(global|query|double)_', '', path), [((), ())]
     if path.startswith('layers/'):
       owners = layers.owners(kinds, path.split('/')[1])
       places = [((place,), (i,)) for place, i in enumerate(owners)]
-      if names[path].count('{}') > 1:
+      if names[named].count('{}') > 1:
         places = [
           ((*place, expert), (*numbers, expert))
           for place, numbers in places
@@ -116,7 +117,7 @@ def tensors(
     shape = (shape[0], 1, shape[1]) if path.endswith('taps') else shape
     shape = (1, *shape) if path == 'reward/kernel' else shape
     for index, numbers in places:
-      name = names[path].format(*numbers)
+      name = names[named].format(*numbers)
       paths, whole = (path,), list(shape)
       axis = 0 if path.endswith('taps') else -2 if transposed else -1
       if name in by_name:

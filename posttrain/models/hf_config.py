@@ -171,6 +171,14 @@ def _text(
   theta_key = family.local_theta
   if isinstance(theta_key, str) and cfg.local_rope_theta is not None:
     text[theta_key] = cfg.local_rope_theta
+  if kind == 'proportional':  # in the format of version 5 alone
+    full = {'rope_type': rope, 'rope_theta': cfg.rope_theta, **scaling}
+    full['partial_rotary_factor'] = cfg.partial_rotary
+    local = {'rope_type': 'default', 'rope_theta': cfg.local_rope_theta}
+    both = dict(zip(_KINDS, (full, local), strict=True))
+    text |= {'rope_parameters': both}
+    text['vocab_size_per_layer_input'] = cfg.vocab_size
+    del text['rope_theta'], text['rope_scaling']
   if cfg.dense_layers:
     text['mlp_only_layers'] = [*cfg.dense_layers]
   if family.nope:
@@ -239,6 +247,12 @@ def _parse(text: dict[str, Any]) -> schema.Model:
   packing = c.get('quantization_config') or {}
   if family.alternates and packing.get('quant_method') == 'mxfp4':
     del c['quantization_config']  # `hf` unpacks it
+  overrides = c.pop('per_layer_config', None) if 'global_head_dim' in c else {}
+  if sizes := next(iter((overrides or {}).values()), None):
+    c['global_head_dim'] = sizes.get('head_dim', c['head_dim'])
+    c['num_global_key_value_heads'] = sizes.get('num_key_value_heads')
+  elif 'global_head_dim' in c and not c['attention_k_eq_v']:
+    c['num_global_key_value_heads'] = None
   rope, fields = _rope(family, c)
   c |= rope
   fields |= family.fixed
@@ -276,6 +290,14 @@ def _parse(text: dict[str, Any]) -> schema.Model:
   # The layers are counted by now: a list of them is short.
   nope = _nope_layers(c, model.layers) if family.nope else ()
   local = _local_layers(c, model.layers, family.windows, nope)
+  others = {str(i): sizes for i in range(model.layers) if i not in local}
+  if overrides and (
+    overrides != others or sizes.keys() - {'head_dim', 'num_key_value_heads'}
+  ):
+    raise ValueError(
+      'per_layer_config must have one head_dim and num_key_value_heads for all '
+      f'layers of full_attention, and nothing else: got {overrides}'
+    )
   window = c.get('sliding_window') if local else None
   return dataclasses.replace(
     model,
@@ -374,7 +396,7 @@ def _scaling(
   for field, key in families.SCALING[kind].items():
     if node.get(key) is not None:
       values[field] = _as(types[field], node[key])
-    elif key not in families.OPTIONAL:
+    elif key not in families.OPTIONAL and kind != 'proportional':
       raise ValueError(f'{key} must be given: got none')
   try:
     return schema.RopeScaling(kind=kind, **values)
@@ -425,4 +447,6 @@ def _local_layers(
     if not pattern:
       raise ValueError(f'{windows} must be > 0: got {pattern!r}')
     local = [(i + 1) % pattern != 0 for i in range(layers)]
+  if isinstance(windows, int) and windows < 0:
+    local[-1] = False
   return tuple(i for i, is_local in enumerate(local) if is_local)

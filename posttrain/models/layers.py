@@ -31,7 +31,7 @@ LayerRange = tuple[Rope, jax.Array]  # (rope, k_start i32[B, T])
 LayerCache = tuple[Any, Any]
 Recurrent = tuple[jax.Array, jax.Array]  # (buffer, state) of `models.delta`
 Tokens = tuple[jax.Array, jax.Array]  # (positions i32, valid bool), [B, T] each
-Kind = tuple[str, str]  # a layer's mixer and its feed-forward, see `PARTS`
+Kind = tuple[str, str]  # a layer's mixer and its feed-forward, see `kinds`
 # Mesh axes of a cache: its sequences, and its kv heads where they divide.
 CACHE_AXES = (sharding.BATCH_AXES, sharding.TENSOR)
 
@@ -82,6 +82,13 @@ class Cached:
     recurrent = self.recurrent and self.recurrent[i]
     return Cached(self.slots[i], self.prefixes, shared, prompts, recurrent)
 
+  def read(self) -> LayerCache:
+    """Returns the keys and values that rows attend to, in a layer."""
+    if (rows := self.prefixes) is None:
+      return self.slots
+    trees = filter(None, [self.slots, self.prompts])
+    return jax.tree.map(lambda x, *y: read_prefixes(x, rows, *y), *trees)
+
 
 class RMSNorm(nn.Module):
   """x / rms(x) * scale, in float32 (Zhang and Sennrich, arXiv 1910.07467).
@@ -90,19 +97,21 @@ class RMSNorm(nn.Module):
   """
 
   cfg: schema.Model
+  scaled: bool = True
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    offset = self.cfg.norm_offset
-    initializer = nn.initializers.zeros if offset else nn.initializers.ones
-    scale = self.param('scale', initializer, x.shape[-1:])
-    scale = 1.0 + scale if offset else scale
     # Rows and tokens as one dimension: on a CPU, XLA's sum over the tokens of a
     # single row takes 70 times as long.
     y = x.reshape(-1, *x.shape[2:]).astype(jnp.float32)
-    scale = jnp.expand_dims(scale, range(y.ndim - 1))
     mean = jnp.mean(jnp.square(y), axis=-1, keepdims=True)
-    y = y * jax.lax.rsqrt(mean + self.cfg.norm_eps) * scale
+    y = y * jax.lax.rsqrt(mean + self.cfg.norm_eps)
+    if self.scaled:
+      offset = self.cfg.norm_offset
+      initializer = nn.initializers.zeros if offset else nn.initializers.ones
+      scale = self.param('scale', initializer, x.shape[-1:])
+      scale = 1.0 + scale if offset else scale
+      y = y * jnp.expand_dims(scale, range(y.ndim - 1))
     return y.reshape(x.shape).astype(x.dtype)
 
 
@@ -138,8 +147,43 @@ class Linear(nn.Module):
     return y.reshape(*x.shape[:-1], self.features)
 
 
+def project(
+  x: jax.Array,
+  widths: dict[str, int],
+  fused: str,
+  count: int,
+  use_bias: bool = False,
+  keep: bool = True,
+) -> dict[str, jax.Array]:
+  """Returns the products of x and several matrices of a module, by name.
+
+  Args:
+    x: float[..., in].
+    widths: their columns.
+    fused: name of the one matrix that has all in a decode view; '' = they are
+      apart.
+    count: heads, or columns, that `tensor` splits, see `parts`.
+    use_bias: whether they have biases.
+    keep: whether a gradient needs the products, see `transformer.REMAT`.
+  """
+
+  def one(name, width):
+    y = Linear(width, sharding.COLUMNS, use_bias, name=name)(x)
+    return checkpoint_name(y, 'kept') if keep else y
+
+  if not fused:
+    return {name: one(name, width) for name, width in widths.items()}
+  sizes = widths.values()
+  joined = unfuse(parts(count), one(fused, sum(sizes)), *sizes)
+  return dict(zip(widths, joined, strict=True))
+
+
 class Attention(nn.Module):
-  """Grouped-query self-attention with rotary positions."""
+  """Grouped-query self-attention with rotary positions.
+
+  Its name says how, see `kinds`. In a query layer, `cache` is what the layer
+  with its keys and values has returned: with a cache the new one, else them.
+  """
 
   cfg: schema.Model
   fused: bool = False
@@ -151,71 +195,70 @@ class Attention(nn.Module):
     rope: Rope,
     places: tuple[jax.Array, jax.Array] | None,
     ends: tuple[jax.Array, ...],
-    cache: Cached | None,
-  ) -> tuple[jax.Array, Cached | None]:
-    cfg, new = self.cfg, None
-    counts = {'q': cfg.heads, 'k': cfg.kv_heads, 'v': cfg.kv_heads}
-
-    if cfg.attention_gate:
-      counts['q'] *= 2
-
-    def project(name, count):
-      width = count * cfg.head_dim
-      y = Linear(width, sharding.COLUMNS, cfg.qkv_bias, name=name)(x)
-      if cfg.qk_norm:  # only then does a gradient need y
-        y = checkpoint_name(y, 'kept')
-      return y
+    cache: Any,
+  ) -> tuple[jax.Array, Any]:
+    cfg, is_global = self.cfg, self.name.startswith('global_')
+    kv_heads, size = cfg.kv_sizes(is_global)
+    widths = {'q': (1 + cfg.attention_gate) * cfg.heads * size}
+    is_query, gate = 'query_' in self.name, None
+    if not is_query:
+      shares = is_global and cfg.keys_as_values
+      widths |= dict.fromkeys('k' if shares else 'kv', kv_heads * size)
 
     def norm(name, y):
       return RMSNorm(cfg, name=f'{name}_norm')(y)
 
-    if self.fused:
-      y = project('qkv', sum(counts.values()))
-      sizes = (cfg.head_dim * count for count in counts.values())
-      projections = unfuse(parts(cfg.kv_heads), y, *sizes)
-    else:
-      projections = (project(name, count) for name, count in counts.items())
-    if cfg.wide_qk_norm:
-      q, k, v = projections
-      projections = norm('q', q), norm('k', k), v
-    q, k, v = (y.reshape(*x.shape[:-1], -1, cfg.head_dim) for y in projections)
-    gate = None
+    fused = 'qkv' * self.fused
+    heads = project(x, widths, fused, kv_heads, cfg.qkv_bias, cfg.qk_norm)
+    for name in 'qk' if cfg.wide_qk_norm else '':
+      heads[name] = norm(name, heads[name])
+    for name, y in heads.items():
+      count = cfg.heads if name == 'q' else kv_heads
+      heads[name] = y.reshape(*x.shape[:-1], count, -1)
     if cfg.attention_gate:  # each head's query, then its gate
-      q = q.reshape(*x.shape[:-1], cfg.heads, 2 * cfg.head_dim)
-      q, gate = jnp.split(q, 2, axis=-1)
-    if cfg.qk_norm and not cfg.wide_qk_norm:
-      q, k = norm('q', q), norm('k', k)
-    q, k = rotate(q, rope), rotate(k, rope)
+      heads['q'], gate = jnp.split(heads['q'], 2, axis=-1)
+    if not is_query:
+      v = heads.pop('v', heads['k'])
+      v = RMSNorm(cfg, scaled=False)(v) if cfg.v_norm else v
+    for name, y in heads.items():
+      y = norm(name, y) if cfg.qk_norm and not cfg.wide_qk_norm else y
+      heads[name] = rotate(y, rope)
+    q = heads['q']
     if rope[2] is not None:
-      q = (q * rope[2]).astype(k.dtype)
+      q = (q * rope[2]).astype(x.dtype)
     scale = cfg.attention_multiplier
     options = {
-      'scale': scale or 1.0 / math.sqrt(cfg.query_scale or cfg.head_dim),
+      'scale': scale or 1.0 / math.sqrt(cfg.query_scale or size),
       'softcap': cfg.attention_softcap,
       'impl': cfg.attention,
     }
     if cfg.attention_sinks:
       zeros = nn.initializers.zeros
       options['sinks'] = self.param('sinks', zeros, (cfg.heads,))
-    if cache is None:
-      out = attention.attention(q, k, v, *ends, **options)
+    if not is_query:
+      new = heads['k'], v
+      if cache is not None:
+        new = append(cache, places, *new)
+      cache = new
+    if not isinstance(cache, Cached):
+      out = attention.attention(q, *cache, *ends, **options)
     else:
-      assert places is not None
-      new, read = append(cache, places, k, v)
+      read = cache.read()
       if q.shape[1] > 1:
         out = attention.cached(q, *read, *ends, **options)
       else:  # decoding: one query per row
         ends = tuple(x[:, 0] for x in ends)
         options['shared'] = cache.shared
         out = attention.decode(q[:, 0], *read, *ends, **options)
-    out = out.reshape(*x.shape[:-1], cfg.heads * cfg.head_dim)
+    out = out.reshape(*x.shape[:-1], cfg.heads * size)
     if gate is not None:
       out *= nn.sigmoid(gate).reshape(out.shape)
     scale = residual_scale(cfg)
     out = Linear(
       cfg.embed_dim, sharding.ROWS, cfg.output_bias, scale, name='o'
     )(out)
-    return sharding.pin_batch(out), new
+    returns = cfg.shared_kv_layers or places is not None
+    return sharding.pin_batch(out), cache if returns else None
 
 
 class Kernels(nn.Module):
@@ -302,17 +345,7 @@ class Delta(nn.Module):
     group = heads // keys * sizes.value_dim
     channels, inner = keys * 2 * sizes.key_dim + keys * group, keys * group
     widths = {'qkv': channels, 'z': inner, 'b': heads, 'a': heads}
-
-    def project(name, width):
-      y = Linear(width, sharding.COLUMNS, name=name)(x)
-      return checkpoint_name(y, 'kept')
-
-    if self.fused:
-      y = project('inputs', sum(widths.values()))
-      projections = unfuse(parts(keys), y, *widths.values())
-    else:
-      projections = [project(*item) for item in widths.items()]
-    qkv, z, b, a = projections
+    qkv, z, b, a = project(x, widths, 'inputs' * self.fused, keys).values()
     normal = nn.initializers.normal(1.0 / math.sqrt(sizes.conv_width))
     taps = self.param('taps', normal, (sizes.conv_width, channels))
     log_scale = self.param('log_scale', _decay_scales, (heads,))
@@ -365,46 +398,53 @@ def _decay_biases(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 class MLP(nn.Module):
-  """Gated MLP: (silu(x gate) * x up) down (Shazeer, arXiv 2002.05202)."""
+  """Gated MLP: (silu(x gate) * x up) down (Shazeer, arXiv 2002.05202).
+
+  Where `up` is given, [B, T, F], it stands for x up.
+  """
 
   cfg: schema.Model
   fused: bool = False
   hidden: int | None = None  # None = mlp_dim
 
   @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
+  def __call__(self, x: jax.Array, up: jax.Array | None = None) -> jax.Array:
     cfg, hidden = self.cfg, self.hidden or self.cfg.mlp_dim
-
-    def project(name, width):
-      return Linear(width, sharding.COLUMNS, cfg.mlp_bias, name=name)(x)
-
-    if self.fused:
-      y = project('gate_up', 2 * hidden)
-      gate, up = unfuse(parts(hidden), y, hidden, hidden)
-    else:
-      gate = checkpoint_name(project('gate', hidden), 'kept')
-      up = checkpoint_name(project('up', hidden), 'kept')
+    names = ('gate', 'up') if up is None else ('gate',)
+    widths, fused = dict.fromkeys(names, hidden), 'gate_up' * self.fused
+    inputs = {'up': up} | project(x, widths, fused, hidden, cfg.mlp_bias)
     activate = nn.silu if cfg.activation == 'silu' else nn.gelu
     scale = residual_scale(cfg)
     down = Linear(
       cfg.embed_dim, sharding.ROWS, cfg.mlp_bias, scale, name='down'
     )
-    return sharding.pin_batch(down(activate(gate) * up))
-
-
-# Mixers and feed-forwards of layers, by their names in trees.
-PARTS = {'attention': Attention, 'delta': Delta, 'mlp': MLP, 'experts': Experts}
+    return sharding.pin_batch(down(activate(inputs['gate']) * inputs['up']))
 
 
 def kinds(cfg: schema.Model) -> tuple[Kind, ...]:
-  """Returns the kind of each layer."""
-  mlps = cfg.dense_layers if cfg.experts.count else range(cfg.layers)
+  """Returns the kind of each layer.
+
+  With `global_head_dim` attention is `global_` in layers that are not local,
+  and `query_` in those without keys and values of their own.
+  """
+
+  def kind(i):
+    is_query, mixer = i >= cfg.own_kv_layers, 'delta'
+    if i not in cfg.delta_layers:
+      is_global = cfg.global_head_dim and i not in cfg.local_layers
+      mixer = 'global_' * bool(is_global) + 'query_' * is_query + 'attention'
+    if cfg.experts.count and i not in cfg.dense_layers:
+      return mixer, 'experts'
+    return mixer, 'double_' * (is_query and cfg.double_mlp) + 'mlp'
+
+  return tuple(map(kind, range(cfg.layers)))
+
+
+def cached_mixers(cfg: schema.Model) -> tuple[str, ...]:
+  """Returns the mixers of layers with keys and values, '' for the others."""
   return tuple(
-    (
-      'delta' if i in cfg.delta_layers else 'attention',
-      'mlp' if i in mlps else 'experts',
-    )
-    for i in range(cfg.layers)
+    '' if mixer == 'delta' or 'query_' in mixer else mixer
+    for mixer, _ in kinds(cfg)
   )
 
 
@@ -420,7 +460,8 @@ def period(cfg: schema.Model) -> tuple[Kind, ...]:
 
 def owners(kinds: Sequence[Kind], name: str) -> list[int]:
   """Returns the indices of the layers that have a part, or all of a norm."""
-  return [i for i, x in enumerate(kinds) if name in x or name not in PARTS]
+  every = range(len(kinds))
+  return [i for i in every if name in kinds[i]] or [*every]
 
 
 def layer(tree: Params, kinds: Sequence[Kind], i: int) -> Params:
@@ -457,8 +498,9 @@ class Block(nn.Module):
   bool[], picks one of those after the first. `ends` are the k_end, and k_until
   if keys have bounds, of `attention.attention`; delta layers read `tokens`.
   With a `cache`, keys and values are written to its `places`, those of
-  `append`, and queries attend to it. `routes` are those of `Experts`. Returns
-  the hidden states, the new cache, and the statistics of experts.
+  `append`, and queries attend to it; see `Attention` for its other meaning.
+  `routes` are those of `Experts`, `embedding` is the layer's own, [B, T, P].
+  Returns the hidden states, the new cache, and the statistics of experts.
   """
 
   cfg: schema.Model
@@ -471,12 +513,13 @@ class Block(nn.Module):
     x: jax.Array,
     flags: tuple[jax.Array, ...],
     routes: jax.Array | None,
+    embedding: jax.Array | None,
     layer_ranges: tuple[LayerRange, ...],
     ends: tuple[jax.Array, ...],
     tokens: Tokens,
     places: tuple[jax.Array, jax.Array] | None = None,
-    cache: Cached | None = None,
-  ) -> tuple[jax.Array, tuple[Cached | None, experts.Stats | None]]:
+    cache: Any = None,
+  ) -> tuple[jax.Array, tuple[Any, experts.Stats | None]]:
     cfg, (mixer, ff) = self.cfg, self.kind
     own, *others = layer_ranges
     for flag, other in zip(flags, others, strict=True):
@@ -495,17 +538,31 @@ class Block(nn.Module):
       return y if factor == 1 else y * jnp.asarray(factor, y.dtype)
 
     y = enter('attention', x)
-    args = rope, places, (k_start, *ends), cache
     if mixer == 'delta':
-      args = tokens, cache
-    y, new = PARTS[mixer](cfg, self.fused, name=mixer)(y, *args)
-    x = checkpoint_name(x + leave('attention', y), 'kept')
-    y, feed, stats = enter('mlp', x), PARTS[ff], None
-    if ff == 'experts':
-      y, stats = feed(cfg, self.fused, name=ff)(y, tokens[1], routes)
+      y, new = Delta(cfg, self.fused, name=mixer)(y, tokens, cache)
     else:
-      y = feed(cfg, self.fused, name=ff)(y)
-    return x + leave('mlp', y), (new, stats)
+      args = rope, places, (k_start, *ends), cache
+      y, new = Attention(cfg, self.fused, name=mixer)(y, *args)
+    x = checkpoint_name(x + leave('attention', y), 'kept')
+    y, stats = enter('mlp', x), None
+    if ff == 'experts':
+      y, stats = Experts(cfg, self.fused, name=ff)(y, tokens[1], routes)
+    else:
+      y = MLP(cfg, self.fused, mlp_width(cfg, ff), name=ff)(y)
+    x += leave('mlp', y)
+    if embedding is not None:
+      width, name = cfg.layer_embed_dim, 'layer_mlp'
+      y = MLP(cfg, self.fused, width, name=name)(x, embedding)
+      x += leave(name, y)
+    if cfg.layer_scalars:
+      scalar = self.param('scalar', nn.initializers.ones, (1,))
+      x *= jax.lax.stop_gradient(scalar[0]).astype(x.dtype)
+    return x, (new, stats)
+
+
+def mlp_width(cfg: schema.Model, name: str) -> int:
+  """Returns the hidden width of an MLP, by its name in the tree."""
+  return cfg.mlp_dim * (2 if name == 'double_mlp' else 1)
 
 
 class Embed(nn.Module):
@@ -518,12 +575,14 @@ class Embed(nn.Module):
 
   cfg: schema.Model
   fused: bool = False
+  size: int | None = None  # of an embedding; None = embed_dim
+  count: int = 1  # embeddings of a token
 
   @nn.compact
   def __call__(self, tokens: jax.Array) -> jax.Array:
-    cfg = self.cfg
-    normal = nn.initializers.normal(1.0 / math.sqrt(cfg.embed_dim))
-    shape = (cfg.vocab_size, cfg.embed_dim)
+    cfg, size = self.cfg, self.size or self.cfg.embed_dim
+    normal = nn.initializers.normal(1.0 / math.sqrt(size))
+    shape = (cfg.vocab_size, self.count * size)
     table = self.param('table', normal, shape)
     pieces = sharding.DATA, sharding.SEQUENCE
     if not self.fused:
@@ -533,10 +592,31 @@ class Embed(nn.Module):
       x = sharding.pin(x, pieces, None, sharding.FSDP)
     x = sharding.pin_batch(x)
     if cfg.scale_embeddings:  # the factor is rounded to the compute dtype
-      x *= jnp.asarray(math.sqrt(cfg.embed_dim), cfg.dtype)
+      x *= jnp.asarray(math.sqrt(size), cfg.dtype)
     if cfg.embedding_multiplier != 1:
       x *= jnp.asarray(cfg.embedding_multiplier, cfg.dtype)
     return x
+
+
+class LayerEmbed(nn.Module):
+  """The layers' own embeddings: looked up, and projected from the tokens'.
+
+  (rms_norm(x W / sqrt(D)) + table[token]) / sqrt(2)
+  """
+
+  cfg: schema.Model
+  fused: bool = False
+
+  @nn.compact
+  def __call__(self, tokens: jax.Array, x: jax.Array) -> jax.Array:
+    """Returns them, [L, B, T, P], from embedded tokens x."""
+    cfg, sizes = self.cfg, (self.cfg.layers, self.cfg.layer_embed_dim)
+    y = Linear(math.prod(sizes), sharding.COLUMNS, name='projection')(x)
+    y = (y * cfg.embed_dim**-0.5).reshape(*x.shape[:2], *sizes)
+    y = RMSNorm(cfg, name='norm')(y)
+    table = Embed(cfg, self.fused, sizes[1], sizes[0], name='embed')(tokens)
+    y = (y + table.reshape(y.shape)) * 2**-0.5
+    return jnp.moveaxis(sharding.pin_batch(y), 2, 0)
 
 
 def parts(count: int) -> int:
@@ -624,15 +704,20 @@ def frequencies(cfg: schema.Model, local: bool) -> tuple[jax.Array, float]:
   own = local and cfg.local_rope_theta is not None
   theta = cfg.local_rope_theta if own else cfg.rope_theta
   size, scaling = cfg.rotary_dim, cfg.rope_scaling
-  kind, factor = 'none' if own else scaling.kind, scaling.factor
+  kind, factor, whole = scaling.kind, scaling.factor, size
+  if kind == 'proportional':
+    whole = cfg.kv_sizes(not own)[1]
+    size = whole if own else size
+  if own:
+    kind = 'none'
   context = scaling.original_length
   length = max(cfg.rope_length or context, context)
   if kind == 'dynamic':
     theta *= (factor * length / context - factor + 1) ** (size / (size - 2))
-  exponents = jnp.arange(0, size, 2, dtype=jnp.float32) / size
+  exponents = jnp.arange(0, size, 2, dtype=jnp.float32) / whole
   radians, gain = theta**-exponents, scaling.attention_factor
   slow = radians / factor
-  if kind == 'linear':
+  if kind in ('linear', 'proportional'):
     return slow, 1.0
   if kind == 'longrope':
     is_long = length > context
@@ -667,6 +752,9 @@ def rope_table(
 ) -> Rope:
   """Returns the rotations of tokens by positions, in one of `variants`."""
   radians, gain = frequencies(cfg, local)
+  if cfg.global_head_dim:  # one shape for all layers
+    pairs = max(cfg.head_dim, cfg.global_head_dim) // 2
+    radians = jnp.pad(radians, (0, pairs - len(radians)))
   angles = positions[..., None].astype(jnp.float32) * radians[None, None]
   cos, sin = jnp.cos(angles)[..., None, :], jnp.sin(angles)[..., None, :]
   if nope:
@@ -683,9 +771,10 @@ def rope_table(
 def rotate(x: jax.Array, rope: Rope) -> jax.Array:
   """Rotates pairs (x[i], x[i + H/2]) by their angles (half-split layout).
 
-  If the table has fewer pairs than a head, its other numbers are unchanged.
+  If the table has fewer pairs than a head, its other numbers are unchanged; if
+  it has more, they are not read.
   """
-  cos, sin, _ = rope
+  cos, sin = (y[..., : x.shape[-1] // 2] for y in rope[:2])
   size = 2 * cos.shape[-1]
   a, b = jnp.split(x[..., :size].astype(jnp.float32), 2, axis=-1)
   y = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
@@ -697,7 +786,7 @@ def rotate(x: jax.Array, rope: Rope) -> jax.Array:
 
 def append(
   cache: Cached, places: tuple[jax.Array, jax.Array], *new: jax.Array
-) -> tuple[Cached, LayerCache]:
+) -> Cached:
   """Writes new keys and values [B, T, K, H] to the caches of a layer.
 
   Args:
@@ -707,7 +796,7 @@ def append(
     *new: the keys, and the values.
 
   Returns:
-    (the cache with them, the keys and values that rows attend to).
+    The cache with them.
   """
   (own, common), rows, prompts = places, cache.prefixes, cache.prompts
   index = None if rows is None else rows.index
@@ -716,16 +805,11 @@ def append(
   slots = jax.tree.map(
     lambda old, x: write(old, x, own, index), cache.slots, new
   )
-  read: Any = slots
-  if rows is not None:
-    if prompts:
-      prompts = jax.tree.map(
-        lambda old, x: write(old, x, common, rows.prompt_index), prompts, new
-      )
-    read = jax.tree.map(
-      lambda x, *y: read_prefixes(x, rows, *y), slots, *filter(None, [prompts])
+  if rows is not None and prompts:
+    prompts = jax.tree.map(
+      lambda old, x: write(old, x, common, rows.prompt_index), prompts, new
     )
-  return dataclasses.replace(cache, slots=slots, prompts=prompts), read
+  return dataclasses.replace(cache, slots=slots, prompts=prompts)
 
 
 def write(

@@ -33,10 +33,19 @@ decoding, with a cache, unrolls all blocks over a `decode_view`.
     layers/experts/shared/{gate,up,down}/kernel   as of mlp        shared_dim
     layers/experts/shared_gate/kernel             [L, D, 1]        shared_dim
     layers/mlp/{gate,up,down}/bias                [L, F or D]      mlp_bias
+    layers/layer_mlp/gate/kernel                  [L, D, P]  layer_embed_dim
+    layers/layer_mlp/down/kernel                  [L, P, D]  layer_embed_dim
+    layers/layer_mlp_post_norm/scale              [L, D]     layer_embed_dim
+    layers/scalar                                 [L, 1]     layer_scalars
+    layer_embed/embed/table                       [V, L*P]   layer_embed_dim
+    layer_embed/projection/kernel                 [D, L*P]   layer_embed_dim
+    layer_embed/norm/scale                        [P]        layer_embed_dim
     final_norm/scale                              [D]
     head/kernel                                   [D, V]   not tied_head
 
-The L of a part's leaves are the layers that have it, see `layers.kinds`. J, K,
+The L of a part's leaves are the layers that have it, see `layers.kinds`, which
+also names the parts beside `attention` and `mlp` of Gemma 4: their leaves are
+those, except k and v where a layer has no own ones, and v where it is k. J, K,
 R, V and W of delta layers are those of `models.delta`; E and F of experts those
 of `models.experts`.
 
@@ -73,38 +82,39 @@ Params = Any
 # layer. With recorded `routes` also those, i16[B, 1, S, L k].
 Cache = tuple[layers.LayerCache | tuple[jax.Array] | tuple[()], ...]
 
+
+def _matrix(
+  regex: str, split: tuple[str, str], *lead: str | None
+) -> sharding.Rules:
+  """Returns the rules of matrices, and of their factors."""
+  return (
+    (f'{regex}/kernel$', (*lead, *split)),
+    (f'{regex}/kernel/a$', (*lead, split[0])),
+    (f'{regex}/kernel/b$', (*lead, None, split[1])),
+  )
+
+
 # (regex over 'a/b/c' paths, mesh axis or None per dimension); the first match
 # wins. The table is the transpose of a head.
 _INPUTS = '(attention/[qkv]|delta/(qkv|[zba])|(mlp|shared)/(gate|up))'
 _OUTPUTS = '(/o|(mlp|shared)/down)'
 SHARDING_RULES = (
   (r'experts/(router|shared_gate)/kernel(/a)?$', (None, sharding.FSDP)),
-  (r'experts/(gate|up)/kernel$', (None, *experts.axes('up'))),
-  (r'experts/down/kernel$', (None, *experts.axes('down'))),
-  (r'experts/(gate|up)/kernel/a$', (None, sharding.EXPERT, sharding.FSDP)),
-  (
-    r'experts/(gate|up)/kernel/b$',
-    (None, sharding.EXPERT, None, sharding.TENSOR),
-  ),
-  (r'experts/down/kernel/a$', (None, sharding.EXPERT, sharding.TENSOR)),
-  (r'experts/down/kernel/b$', (None, sharding.EXPERT, None, sharding.FSDP)),
+  *_matrix('experts/(gate|up)', sharding.COLUMNS, None, sharding.EXPERT),
+  *_matrix('experts/down', sharding.ROWS, None, sharding.EXPERT),
   (r'experts/(gate|up)/bias$', (None, sharding.EXPERT, sharding.TENSOR)),
   (r'experts/down/bias$', (None, sharding.EXPERT)),
   (r'embed/table$', sharding.ROWS),
-  (r'head/kernel$', sharding.COLUMNS),
-  (rf'{_INPUTS}/kernel$', (None, *sharding.COLUMNS)),
-  (rf'{_INPUTS}/kernel/a$', (None, sharding.FSDP)),
-  (rf'{_INPUTS}/kernel/b$', (None, None, sharding.TENSOR)),
-  (rf'{_OUTPUTS}/kernel$', (None, *sharding.ROWS)),
-  (rf'{_OUTPUTS}/kernel/a$', (None, sharding.TENSOR)),
-  (rf'{_OUTPUTS}/kernel/b$', (None, None, sharding.FSDP)),
+  (r'(head|projection)/kernel$', sharding.COLUMNS),
+  *_matrix(_INPUTS, sharding.COLUMNS, None),
+  *_matrix(_OUTPUTS, sharding.ROWS, None),
   (r'delta/taps$', (None, None, sharding.TENSOR)),
   (
     rf'({_INPUTS}/(bias|kernel/column_scale)|sinks|delta/(log_scale|bias))$',
     (None, sharding.TENSOR),
   ),
   (
-    rf'(router/bias|{_OUTPUTS}/(bias|kernel/column_scale)|norm/scale'
+    rf'(scalar|router/bias|{_OUTPUTS}/(bias|kernel/column_scale)|norm/scale'
     r'|norm_scale|reward/kernel|(router|shared_gate)/kernel/b)$',
     (),
   ),
@@ -121,7 +131,7 @@ VIEW_RULES = (
   ),
   (r'experts/(down/bias|(gate|up|down)/kernel/[ab])$', (sharding.EXPERT,)),
   (
-    r'((head|qkv|inputs|gate_up)/kernel(/b)?|delta/taps)$',
+    r'((head|projection|qkv|inputs|gate_up)/kernel(/b)?|delta/taps)$',
     (None, sharding.TENSOR),
   ),
   (
@@ -153,17 +163,21 @@ class Period(nn.Module):
   kinds: tuple[layers.Kind, ...]
 
   @nn.compact
-  def __call__(self, x, flags, routes, ranges, ends, tokens):
+  def __call__(self, x, flags, routes, embeddings, ranges, ends, tokens):
     # Else XLA would keep what several blocks recompute.
     block = _remat(layers.Block, self.cfg, prevent_cse=True)
-    stats = []
+    stats, keys = [], {}
     for i, kind in enumerate(self.kinds):
       own, chosen = tuple(flag[i] for flag in flags), None
       if routes is not None and kind[1] == 'experts':
         chosen = routes[len(stats)]
       x = checkpoint_name(x, 'input')
       layer = block(self.cfg, kind, name=str(i))
-      x, (_, each) = layer(x, own, chosen, ranges, ends, tokens)
+      args = own, chosen, None if embeddings is None else embeddings[i]
+      args += ranges, ends, tokens
+      source = kind[0].replace('query_', '')
+      before = None if source == kind[0] else keys[source]
+      x, (keys[kind[0]], each) = layer(x, *args, cache=before)
       stats += [each] if each else []
     stats = jax.tree.map(lambda *x: jnp.stack(x), *stats) if stats else None
     return x, (None, stats)
@@ -215,26 +229,28 @@ class Transformer(nn.Module):
     if routes is not None:
       routes = sharding.pieces(routes.astype(jnp.int32), fill=-1)
       routes = jnp.moveaxis(routes, 2, 0)
+    embeddings = None
+    if cfg.layer_embed_dim:
+      embeddings = layers.LayerEmbed(cfg, name='layer_embed')(tokens, x)
+    each = flags, routes, embeddings
     period = layers.period(cfg)
     body, kind = _remat(layers.Block, cfg), period[0]
     count = cfg.layers // len(period)
     if len(period) > 1:
       # Else each block's parameters would be saved: a copy of all weights.
       body, kind = _remat(_stacked(period), cfg), period
-      flags, routes = jax.tree.map(
-        lambda x: x.reshape(count, -1, *x.shape[1:]), (flags, routes)
-      )
+      each = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), each)
     blocks = nn.scan(
       body,
       variable_axes={'params': 0},
       split_rngs={'params': True},
-      in_axes=(0, 0, nn.broadcast, nn.broadcast, nn.broadcast),
+      in_axes=(0, 0, 0, nn.broadcast, nn.broadcast, nn.broadcast),
       length=count,
     )
     k_ends = (k_end,) if ends is None else (k_end, ends)
     valid = positions, segment_ids != 0
     x, (_, stats) = blocks(cfg, kind, name='layers')(
-      x, flags, routes, ranges, k_ends, valid
+      x, *each, ranges, k_ends, valid
     )
     x = sharding.pin_batch(layers.RMSNorm(cfg, name='final_norm')(x))
     if self.is_initializing() and not cfg.tied_head:
@@ -327,10 +343,14 @@ def trunk(
   )
   start = jnp.zeros_like(k_end)
   ranges = layers.layer_ranges(cfg, positions, start, k_end)
-  new, chosen, each = [], [], layers.variants(cfg)
+  new, by_mixer, chosen, each = [], {}, [], layers.variants(cfg)
   distinct = sorted({*each})
   x = apply(layers.Embed(cfg, fused=True), params['embed'], tokens)
-  for i, kind in enumerate(layers.kinds(cfg)):
+  embeddings, kinds = [None] * cfg.layers, layers.kinds(cfg)
+  if cfg.layer_embed_dim:
+    module = layers.LayerEmbed(cfg, fused=True)
+    embeddings = apply(module, params['layer_embed'], tokens, x)
+  for i, kind in enumerate(kinds):
     args = (
       (ranges[distinct.index(each[i])],),
       (k_end,),
@@ -338,13 +358,18 @@ def trunk(
       places,
     )
     block, layer = layers.Block(cfg, kind, fused=True), params['layers'][i]
-    args = (), None, *args, cache.layer(i)
-    x, (layer_cache, stats) = apply(block, layer, x, *args)
-    new.append(layer_cache)
+    source, args = (
+      kind[0].replace('query_', ''),
+      ((), None, embeddings[i], *args),
+    )
+    has_own = source == kind[0]
+    args += (cache.layer(i) if has_own else by_mixer[source],)
+    x, (by_mixer[source], stats) = apply(block, layer, x, *args)
+    new.append(by_mixer[source] if has_own else layers.Cached(()))
     chosen += [stats['index']] if stats else []
   if cfg.routes != 'own':
     joined = jnp.concatenate(chosen, axis=-1)[:, :, None]
-    new.append(layers.append(cache.layer(cfg.layers), places, joined)[0])
+    new.append(layers.append(cache.layer(cfg.layers), places, joined))
   x = apply(layers.RMSNorm(cfg), params['final_norm'], x)
   slots = tuple(x.slots for x in new)
   prompts = cache.prompts and tuple(x.prompts for x in new)
@@ -365,16 +390,17 @@ def empty_cache(
     capacity: their tokens.
     dtype: 'auto' = the compute dtype; 'int8', see `ops.quantized`.
   """
-  shape = (rows, cfg.kv_heads, capacity, cfg.head_dim)
 
-  def zeros():
+  def zeros(mixer):
+    heads, size = cfg.kv_sizes(mixer.startswith('global_'))
+    shape = rows, heads, capacity, size
     if dtype == 'auto':
       return jnp.zeros(shape, cfg.dtype)
     return quantized.quantize(jnp.zeros(shape), dtype, -1)
 
   cache = tuple(
-    (zeros(), zeros()) if mixer == 'attention' else ()
-    for mixer, _ in layers.kinds(cfg)
+    (zeros(mixer), zeros(mixer)) if mixer else ()
+    for mixer in layers.cached_mixers(cfg)
   )
   if cfg.routes == 'own':
     return cache
@@ -417,7 +443,7 @@ def decode_view(
   Returns:
     A tree that shares no buffer with `params`, which may be donated later.
   """
-  heads, kinds = layers.parts(cfg.kv_heads), layers.kinds(cfg)
+  kinds = layers.kinds(cfg)
   decode_form = lora.decode_form(params)
 
   def fuse(parts, leaves):
@@ -425,18 +451,24 @@ def decode_view(
     return {x: lora.fuse(join, [leaf[x] for leaf in leaves]) for x in leaves[0]}
 
   def fuse_mlp(mlp, width):
-    inputs = [mlp.pop(name) for name in ('gate', 'up')]
+    inputs = [mlp.pop(name) for name in ('gate', 'up') if name in mlp]
     mlp['gate_up'] = fuse(layers.parts(width), inputs)
 
   def layer(i):
     p = decode_form(layers.layer(params['layers'], kinds, i))  # new dicts
-    if inner := p.get('attention'):
-      inner['qkv'] = fuse(heads, [inner.pop(name) for name in 'qkv'])
-    if inner := p.get('delta'):
+    mixer, ff = kinds[i]
+    inner = p[mixer]
+    if mixer == 'delta':
       inputs = [inner.pop(name) for name in ('qkv', 'z', 'b', 'a')]
       inner['inputs'] = fuse(layers.parts(cfg.delta.key_heads), inputs)
-    if inner := p.get('mlp'):
-      fuse_mlp(inner, cfg.mlp_dim)
+    else:
+      heads = layers.parts(cfg.kv_sizes(mixer.startswith('global_'))[0])
+      inputs = [inner.pop(name) for name in 'qkv' if name in inner]
+      inner['qkv'] = fuse(heads, inputs)
+    if inner := p.get('layer_mlp'):
+      fuse_mlp(inner, cfg.layer_embed_dim)
+    if ff != 'experts':
+      fuse_mlp(p[ff], layers.mlp_width(cfg, ff))
     if inner := p.get('experts', {}).get('shared'):
       fuse_mlp(inner, cfg.experts.shared_dim)
     return p

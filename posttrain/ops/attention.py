@@ -123,11 +123,12 @@ def check(
   if cfg.attention == 'auto':  # chooses a supported one
     return
   dtype, softcap = jnp.dtype(cfg.dtype), cfg.attention_softcap
-  dispatch.choose(
-    cfg.attention,
-    lambda name: _unsupported(name, cfg.head_dim, (dtype,) * 3, softcap, trees),
-    here=platform,
-  )
+  for size in {cfg.head_dim, cfg.global_head_dim} - {None}:
+    dispatch.choose(
+      cfg.attention,
+      lambda name, h=size: _unsupported(name, h, (dtype,) * 3, softcap, trees),
+      here=platform,
+    )
 
 
 def is_xla(cfg: schema.Model, *, decodes: bool) -> bool:
@@ -147,8 +148,9 @@ def is_xla(cfg: schema.Model, *, decodes: bool) -> bool:
     return q, None
 
   # Within the mesh's devices, as the ops choose.
-  q = jax.ShapeDtypeStruct((1, cfg.heads, cfg.head_dim), cfg.dtype)
-  k = jax.ShapeDtypeStruct((1, cfg.kv_heads, 1, cfg.head_dim), cfg.dtype)
+  kv_heads, size = cfg.kv_sizes(is_global=True)
+  q = jax.ShapeDtypeStruct((1, cfg.heads, size), cfg.dtype)
+  k = jax.ShapeDtypeStruct((1, kv_heads, 1, size), cfg.dtype)
   end = jax.ShapeDtypeStruct((1,), jnp.int32)
   fn = functools.partial(_on_devices, choose, heads_axes=(1, 1))
   jax.eval_shape(fn, q, k, k, end, end)

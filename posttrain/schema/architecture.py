@@ -57,7 +57,15 @@ Factor = Annotated[float, bounds.within(1e-3, 1e6)]
 
 
 ROUTES = ('own', 'record', 'replay')
-ROPE_KINDS = ('none', 'linear', 'llama3', 'yarn', 'dynamic', 'longrope')
+ROPE_KINDS = (
+  'none',
+  'linear',
+  'llama3',
+  'yarn',
+  'dynamic',
+  'longrope',
+  'proportional',
+)
 
 
 class RopeScaling(bounds.Options):
@@ -69,7 +77,8 @@ class RopeScaling(bounds.Options):
   # 2309.00071); 'dynamic': a larger rope_theta, by model.rope_length;
   # 'longrope': multiplies each wavelength by a factor of its own, of a list
   # for short or for long sequences, by model.rope_length (Ding et al., arXiv
-  # 2402.13753).
+  # 2402.13753); 'proportional': as linear, and model.partial_rotary is a share
+  # of the pairs, whose wavelengths are those of a whole head (Gemma 4).
   kind: Annotated[str, bounds.one_of(*ROPE_KINDS)] = 'none'
   # Factor of the wavelengths, or of the context length.
   factor: Factor = 1.0
@@ -178,6 +187,23 @@ class Model(bounds.Options):
   kv_heads: Size = 2
   # Size of each head; even, because RoPE rotates pairs.
   head_dim: Size = 32
+  # Size of each head in layers that are not local (Gemma 4); None = head_dim in
+  # all layers.
+  global_head_dim: Annotated[int | None, bounds.within(1, MAX_SIZE)] = None
+  # Number of key and value heads in these layers; None = kv_heads.
+  global_kv_heads: Annotated[int | None, bounds.within(1, MAX_SIZE)] = None
+  # In these layers values are keys, before norms and RoPE (Gemma 4).
+  keys_as_values: bool = False
+  # The last layers attend to the keys and values of the last layer before them
+  # that has its own and is local, or not, as they are (Gemma 4); 0 = none.
+  shared_kv_layers: Annotated[int, bounds.within(0, MAX_LAYERS)] = 0
+  # MLPs of these layers are twice as wide (Gemma 4).
+  double_mlp: bool = False
+  # Width of the embeddings that each layer has of its own, which a gate of its
+  # output multiplies (Gemma 4); 0 = none.
+  layer_embed_dim: Annotated[int, bounds.within(0, MAX_SIZE)] = 0
+  # A factor of each layer's output, which does not train (Gemma 4).
+  layer_scalars: bool = False
   # Hidden width of the gated MLP.
   mlp_dim: Size = 384
   # Experts in place of the MLP, see dense_layers.
@@ -228,6 +254,8 @@ class Model(bounds.Options):
   qk_norm: bool = False
   # With qk_norm: over all heads together, before they are split (OLMo 2).
   wide_qk_norm: bool = False
+  # RMSNorm on values, per head, without weights (Gemma 4).
+  v_norm: bool = False
   # Biases on the q, k and v projections (Qwen2).
   qkv_bias: bool = False
   # Multiplies attention's outputs by the sigmoid of a projection of its inputs,
@@ -286,6 +314,7 @@ class Model(bounds.Options):
 
   def __post_init__(self):
     super().__post_init__()
+    every, local = range(self.layers), {*self.local_layers}
     for field, ok, must in (
       (
         'kv_heads',
@@ -294,15 +323,35 @@ class Model(bounds.Options):
       ),
       ('head_dim', self.head_dim % 2 == 0, 'be even (RoPE rotates pairs)'),
       (
+        'global_head_dim',
+        self.global_head_dim is None
+        or (
+          self.global_head_dim % 2 == 0
+          and not self.delta_layers
+          and self.rope_scaling.kind == 'proportional'
+          and self.local_rope_theta is not None
+        ),
+        "be even, with local_rope_theta and rope_scaling of 'proportional', "
+        'and without delta_layers',
+      ),
+      (
+        'global_kv_heads',
+        self.heads % (self.global_kv_heads or 1) == 0,
+        f'divide heads={self.heads}',
+      ),
+      (
+        'shared_kv_layers',
+        not self.shared_kv_layers
+        or self.global_head_dim is not None
+        and {i in local for i in every}
+        == {i in local for i in range(self.own_kv_layers)},
+        'leave local and global layers with keys and values of their own, in a '
+        'model with global_head_dim',
+      ),
+      (
         'partial_rotary',
         self.rotary_dim > 0 and self.rotary_dim % 2 == 0,
         f'rotate an even part of head_dim={self.head_dim}',
-      ),
-      (
-        'nope_layers',
-        set(self.nope_layers) <= set(range(self.layers))
-        and len(self.nope_layers) <= self.layers,
-        f'be in [0, layers={self.layers}), each once',
       ),
       (
         'rope_scaling',
@@ -327,16 +376,21 @@ class Model(bounds.Options):
         self.matrix_parameters <= MAX_PARAMETERS,
         f'give at most {MAX_PARAMETERS:,} parameters with the other sizes',
       ),
-      (
-        'local_layers',
-        set(self.local_layers) <= set(range(self.layers))
-        and len(self.local_layers) <= self.layers,
-        f'be in [0, layers={self.layers}), each once',
+      *(
+        (
+          name,
+          {*indices} <= {*every} and len(indices) <= self.layers,
+          f'be in [0, layers={self.layers}), each once',
+        )
+        for name, indices in (
+          ('local_layers', self.local_layers),
+          ('nope_layers', self.nope_layers),
+        )
       ),
       (
         'delta_layers',
-        set(self.delta_layers) < set(range(self.layers))
-        and not set(self.delta_layers) & set(self.local_layers)
+        {*self.delta_layers} < {*every}
+        and not {*self.delta_layers} & local
         and len(set(self.delta_layers)) == len(self.delta_layers),
         f'be some of [0, layers={self.layers}) but not all, each once, and no '
         'local ones',
@@ -375,19 +429,27 @@ class Model(bounds.Options):
   @property
   def matrix_parameters(self) -> int:
     """The number of weights in matrices; a vocabulary of None counts 0."""
-    tables = (self.vocab_size or 0) * (1 if self.tied_head else 2)
-    heads = 2 * (self.heads + self.kv_heads) * self.head_dim
-    heads += self.attention_gate * self.heads * self.head_dim
+    vocab_size = self.vocab_size or 0
+    tables = vocab_size * (1 if self.tied_head else 2)
     delta, count = self.delta, len(self.delta_layers)
     inner = delta.value_heads * (3 * delta.value_dim + 2)
     inner += 2 * delta.key_heads * delta.key_dim
-    mixers = (self.layers - count) * heads + count * inner
+    mixers, local = count * inner, {*self.local_layers}
+    for i in {*range(self.layers)} - {*self.delta_layers}:
+      kv_heads, size = self.kv_sizes(i not in local)
+      mixers += (2 + self.attention_gate) * self.heads * size
+      if i < self.own_kv_layers:
+        shares = self.keys_as_values and i not in local
+        mixers += (2 - shares) * kv_heads * size
     experts, count = self.experts, self.expert_layers
-    widths = (self.layers - count) * 3 * self.mlp_dim
+    doubled = self.double_mlp * self.shared_kv_layers
+    widths = (self.layers - count + doubled) * 3 * self.mlp_dim
     widths += count * experts.count * (3 * experts.mlp_dim + 1)
     shared = experts.shared_dim
     widths += count * (3 * shared + (shared > 0))
-    return self.embed_dim * (tables + mixers + widths)
+    own = self.layers * self.layer_embed_dim
+    widths += 3 * own
+    return self.embed_dim * (tables + mixers + widths) + vocab_size * own
 
   @property
   def serves_trees(self) -> bool:
@@ -397,7 +459,20 @@ class Model(bounds.Options):
   @property
   def rotary_dim(self) -> int:
     """The numbers of a head that RoPE rotates."""
-    return int(self.head_dim * self.partial_rotary)
+    size = int(self.kv_sizes(True)[1] * self.partial_rotary)
+    # A share of the pairs, rounded down.
+    return size - size % 2 * (self.rope_scaling.kind == 'proportional')
+
+  def kv_sizes(self, is_global: bool) -> tuple[int, int]:
+    """Returns the number of kv heads of a layer, and the size of a head."""
+    if is_global and self.global_head_dim is not None:
+      return self.global_kv_heads or self.kv_heads, self.global_head_dim
+    return self.kv_heads, self.head_dim
+
+  @property
+  def own_kv_layers(self) -> int:
+    """The number of layers with keys and values of their own."""
+    return self.layers - self.shared_kv_layers
 
   @property
   def expert_layers(self) -> int:
@@ -683,6 +758,30 @@ PRESETS = {
     local_rope_theta=10_000.0,
     local_layers=tuple(i for i in range(26) if i % 6 != 5),
     window=512,
+  ),
+  'gemma4_e2b': _gemma(
+    262_144,
+    35,
+    1536,
+    8,
+    1,
+    6144,
+    norm_offset=False,
+    qk_norm=True,
+    v_norm=True,
+    query_scale=1.0,
+    global_head_dim=512,
+    shared_kv_layers=20,
+    double_mlp=True,
+    layer_embed_dim=256,
+    layer_scalars=True,
+    rope_theta=1e6,
+    rope_scaling=RopeScaling('proportional'),
+    partial_rotary=0.25,
+    local_rope_theta=10_000.0,
+    local_layers=tuple(i for i in range(35) if i % 5 != 4),
+    window=512,
+    logit_softcap=30.0,
   ),
   'phi3_mini': _large(
     32_064,

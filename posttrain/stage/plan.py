@@ -353,16 +353,19 @@ def make(
         tensor=mesh.shape[sharding.TENSOR], expert=mesh.shape[sharding.EXPERT]
       )
       host = sharding.abstract_mesh(own, devices)
-    ways, dense = sharding.batch_ways(host), cached_token_bytes(model, host)
-    token = cached_token_bytes(model, host, rollout.cache_dtype)
-    depth = model.layers - len(model.delta_layers)
+    ways, mixers = sharding.batch_ways(host), layers.cached_mixers(model)
+    token, dense = (
+      [cached_token_bytes(model, host, x, dtype) for x in mixers if x]
+      for dtype in (rollout.cache_dtype, 'auto')
+    )
+    all_layers, token, dense = sum(token), max(token), max(dense)
     # The slots: cache, drawn ids and their logprobs.
     tokens = load.prompt_tokens
     prompts = schedule.Store.make(slots, ways, tokens, load.group_size)
     stored = prompts.count // ways * tokens if prompts else 0
-    each = (slot_tokens - tokens) * depth * token + state_bytes(model, host)
+    each = (slot_tokens - tokens) * all_layers + state_bytes(model, host)
     cache = slots // ways * (slot_tokens * (4 + 4) + each)
-    cache += stored * depth * token
+    cache += stored * all_layers
     view = _view_bytes(spec, model, host)
     # Scoring a micro-batch, on all devices together.
     scored = _local_tokens(mesh, batch) * mesh.shape[sharding.SEQUENCE]
@@ -381,7 +384,7 @@ def make(
     logits = _LOGITS * 4 * _head(model, host) // model.embed_dim
     if decoders:
       # Decoding reads a copy of the prompts.
-      decoding = slots // ways * logits + stored * depth * token
+      decoding = slots // ways * logits + stored * all_layers
       if token < dense:  # XLA dequantizes a layer, our kernels do not
         decoding += slots // ways * slot_tokens * dense
       work = max(work, prefill, decoding)
@@ -487,7 +490,8 @@ def _work(model: schema.Model, mesh: Mesh, tokens: int, copies: int) -> int:
   """Returns the bytes of a layer's work on some tokens: the measured term."""
   tensor, sizes = mesh.shape[sharding.TENSOR], model.delta
   mixers, feeds = zip(*layers.period(model), strict=True)
-  columns = model.mlp_dim // tensor if 'mlp' in feeds else 0
+  widths = (layers.mlp_width(model, x) for x in feeds if x != 'experts')
+  columns = max(widths, default=0) // tensor
   if 'experts' in feeds:  # of all tokens that the device's experts may get
     choices = mesh.shape[sharding.EXPERT] * model.experts.per_token
     own = model.experts.mlp_dim // tensor + model.embed_dim // 2
@@ -551,8 +555,10 @@ def _kept_bytes(model: schema.Model, mesh: Mesh, mixer: str, ff: str) -> int:
   They are those of its input, and as `remat` says the results of attention, or
   of all products.
   """
-  tensor, stream = mesh.shape[sharding.TENSOR], _width(model) * model.embed_dim
-  queries, sums, sizes = model.heads * model.head_dim, 0, model.delta
+  tensor, sums, sizes = mesh.shape[sharding.TENSOR], 0, model.delta
+  stream = _width(model) * (model.embed_dim + model.layer_embed_dim)
+  heads, size = model.kv_sizes(mixer.startswith('global_'))
+  queries = model.heads * size
   if model.remat == 'block' or (model.remat, mixer) == ('attention', 'delta'):
     return stream
   if mixer == 'delta':
@@ -562,13 +568,14 @@ def _kept_bytes(model: schema.Model, mesh: Mesh, mixer: str, ff: str) -> int:
     products, sums = queries, 4 * model.heads
   if model.remat == 'attention':
     return stream + (_width(model) * products + sums) // tensor
-  if mixer == 'attention':
-    keys = model.kv_heads * model.head_dim
+  if mixer != 'delta':
+    keys = 0 if 'query_' in mixer else heads * size
     products = (products + keys) * (3 if model.qk_norm else 2)
-    products += 2 * keys * (mesh.shape[sharding.SEQUENCE] - 1)  # of the row
+    # Of the row.
+    products += 2 * heads * size * (mesh.shape[sharding.SEQUENCE] - 1)
     products += model.attention_gate * queries
-  if ff == 'mlp':
-    products += 2 * model.mlp_dim
+  if ff != 'experts':
+    products += 2 * layers.mlp_width(model, ff)
   else:  # of all tokens that the device's experts may get
     choices = mesh.shape[sharding.EXPERT] * model.experts.per_token
     products += choices * (2 * model.experts.mlp_dim + tensor * model.embed_dim)
@@ -595,13 +602,12 @@ def _view_bytes(
 
 
 def cached_token_bytes(
-  model: schema.Model, mesh: Mesh, dtype: str = 'auto'
+  model: schema.Model, mesh: Mesh, mixer: str = 'attention', dtype: str = 'auto'
 ) -> int:
-  """Returns the bytes of a token's key and value in a layer."""
-  heads = _split(model.kv_heads, mesh.shape[sharding.TENSOR])
-  if dtype == 'int8':
-    return 2 * heads * (model.head_dim + 4)
-  return 2 * _width(model) * heads * model.head_dim
+  """Returns the bytes of a token's key and value in a layer of a kind."""
+  heads, size = model.kv_sizes(mixer.startswith('global_'))
+  heads = _split(heads, mesh.shape[sharding.TENSOR])
+  return 2 * heads * (size + 4 if dtype == 'int8' else _width(model) * size)
 
 
 def state_bytes(model: schema.Model, mesh: Mesh) -> int:
@@ -637,6 +643,8 @@ def _transfers(
 
   once, local = batch.reduce_gradients == 'update', _local_tokens(mesh, batch)
   tables = _head(model, mesh) * (1 if model.tied_head else 2)
+  own = model.layers * model.layer_embed_dim
+  tables += _head(model, mesh) // model.embed_dim * own
   trained, others = _by_fsdp(params['layers'])
   adapts = frozen is not None
   leaves = jax.tree.leaves(frozen['layers']) if adapts else []
@@ -650,7 +658,7 @@ def _transfers(
   else:
     gradient, count, end = width * trained, depth, ''
     head, passes = _head(model, mesh), 1 if adapts else 2
-    lookup = passes * local * model.embed_dim * width
+    lookup = passes * local * (model.embed_dim + own) * width
     add('layers, forward', 'all-gather', depth, gathered, 'fsdp')
     add('layers, backward', 'all-gather', depth, gathered, 'fsdp')
     add('head', 'all-gather', 1, width * head, 'fsdp')
@@ -668,7 +676,11 @@ def _transfers(
   # Of whole rows, and again to compute gradients.
   passes, sequence = 1 + (model.remat != 'none'), mesh.shape[sharding.SEQUENCE]
   tokens, deltas = sequence * local, len(model.delta_layers)
-  keys = (depth - deltas) * tokens * cached_token_bytes(model, mesh)
+  keys = tokens * sum(
+    cached_token_bytes(model, mesh, mixer)
+    for mixer, _ in layers.kinds(model)
+    if mixer != 'delta'
+  )
   sizes, tensor = model.delta, mesh.shape[sharding.TENSOR]
   state = sizes.key_dim * (sizes.key_dim + sizes.value_dim)
   state *= 4 * sizes.value_heads // tensor

@@ -1,19 +1,32 @@
-"""The engine with delta layers: groups, turns, pads, stored prompts."""
+"""The engine with delta layers: groups, turns, pads, stored prompts.
+
+And with layers that read the keys and values of others.
+"""
 
 import numpy as np
 import pytest
 
 from posttrain.decode import requests
 from tests.decode import helpers
-from tests.models import test_hybrids
+from tests.models import test_hybrids, test_transformer
 
-MODEL, OPTIONS = test_hybrids.CFG, {'slots': 4, 'prefill_rows': 2}
+OPTIONS = {'slots': 4, 'prefill_rows': 2}
 GREEDY = requests.Sampling(temperature=0.0)
+models = pytest.mark.parametrize(
+  'model',
+  [
+    test_hybrids.CFG,
+    pytest.param(test_transformer.GEMMA4, marks=pytest.mark.slow),
+  ],
+  ids=['delta', 'shared_keys'],
+)
 
 
-def make(**options):
-  engine = helpers.make(MODEL, **OPTIONS, **options)
-  engine.set_params(test_hybrids.make_params(), 0)
+def make(model, **options):
+  engine = helpers.make(model, **OPTIONS, **options)
+  is_hybrid = model is test_hybrids.CFG
+  params = test_transformer.make_params(model)
+  engine.set_params(test_hybrids.make_params() if is_hybrid else params, 0)
   return engine
 
 
@@ -44,11 +57,13 @@ def check(engine, done):
     assert x[:, 1].all()
 
 
+@models
 @pytest.mark.parametrize('stored', [0, 8])
-def test_groups_are_greedy_continuations(stored):
+def test_groups_are_greedy_continuations(stored, model):
   """Also with the first tokens of prompts that are stored once."""
   options = {'prefix_cache': False, 'prompt_tokens': stored, 'group_size': 3}
-  engine, batch = make(**options if stored else {}), make_requests(stored > 0)
+  engine = make(model, **options if stored else {})
+  batch = make_requests(stored > 0)
   for request in batch:
     engine.submit(request)
   done = []
@@ -61,9 +76,10 @@ def test_groups_are_greedy_continuations(stored):
   check(engine, done)
 
 
-def test_held_turns_are_one_sequence():
+@models
+def test_held_turns_are_one_sequence(model):
   """Others decode in between, and leave the held state as it is."""
-  engine = make()
+  engine = make(model)
   rng = np.random.default_rng(1)
   whole, ended = {}, []
   for id, length in ((100, 9), (101, 3)):

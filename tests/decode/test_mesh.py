@@ -1,6 +1,6 @@
 """Decoding and a GRPO step on eight devices, compared with one device.
 
-python -m tests.decode.test_mesh FILE    # on all devices of the process
+python -m tests.decode.test_mesh FILE [shared]    # on all devices
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from posttrain.models import transformer
 from posttrain.training import objectives
 from tests import fixtures, toys
 from tests.decode import helpers
+from tests.models import test_transformer
 
 STEPS = 2  # the second batch is sampled by the updated weights
 WIDE = schema.Model(  # its kv heads divide over four devices, not over eight
@@ -41,14 +42,14 @@ SAMPLINGS = (
 )
 
 
-def _wide_completions(sizes):
+def _wide_completions(sizes, model=WIDE):
   """Completes pairs of prompts with a vocabulary that `tensor` splits.
 
   The prompts are stored once.
   """
   devices = jax.devices()[: math.prod(sizes)]
   mesh = sharding.make_mesh(schema.Mesh(*sizes), devices)
-  params = helpers.params(WIDE)
+  params = helpers.params(model)
   places = sharding.shardings(params, transformer.SHARDING_RULES, mesh)
   options = engines.Options(
     slots=4,
@@ -59,10 +60,11 @@ def _wide_completions(sizes):
     group_size=2,
     prompt_tokens=16,
   )
-  engine = engines.Engine(WIDE, options, mesh)
+  engine = engines.Engine(model, options, mesh)
   engine.set_params(jax.device_put(params, places), 0)
   rng = np.random.default_rng(0)
-  prompts = [rng.integers(0, 128, 12 + i) for i in range(len(SAMPLINGS))]
+  top = model.vocab_size
+  prompts = [rng.integers(0, top, 12 + i) for i in range(len(SAMPLINGS))]
   done = engine.generate(
     [
       requests.Request(
@@ -159,6 +161,17 @@ def test_eight_devices_match_one(tmp_path):
     )
 
 
+@pytest.mark.slow
+def test_shared_keys_on_eight_devices_match_one(tmp_path):
+  path = tmp_path / 'eight.npz'
+  args = '-m', 'tests.decode.test_mesh', str(path), 'shared'
+  fixtures.run_on_devices(8, *args)
+  one = _wide_completions((1, 1, 1), test_transformer.GEMMA4)
+  for name, value in dict(np.load(path)).items():
+    want = one[f'{name.partition("/")[0]}/(1, 1, 1)']
+    np.testing.assert_allclose(value, want, atol=1e-4, err_msg=name)
+
+
 def test_slots_must_divide_over_the_mesh():
   mesh = sharding.abstract_mesh(schema.Mesh(2, 2), 4)
   with pytest.raises(
@@ -167,7 +180,11 @@ def test_slots_must_divide_over_the_mesh():
     engines.Engine(fixtures.MODEL, engines.Options(slots=6), mesh)
 
 
-if __name__ == '__main__':
+if __name__ == '__main__' and 'shared' in sys.argv:
+  model, each = test_transformer.GEMMA4, ((1, 2, 2), (2, 1, 4))
+  both = [_wide_completions(sizes, model) for sizes in each]
+  np.savez(sys.argv[1], **both[0], **both[1])
+elif __name__ == '__main__':
   np.savez(
     sys.argv[1],
     devices=jax.device_count(),

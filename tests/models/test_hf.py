@@ -302,7 +302,55 @@ CASES = {
     {'num_local_experts': 5, 'num_experts_per_tok': 2, 'head_dim': 10},
   ),
 }
+GEMMA4_ROPE = {
+  'full_attention': {
+    'rope_type': 'proportional',
+    'rope_theta': 1000.0,
+    'partial_rotary_factor': 0.3,
+  },
+  'sliding_attention': PLAIN,
+}
+GEMMA4 = {
+  'pad_token_id': 159,  # transformers reads it if there are other towers
+  'sliding_window': 4,
+  'head_dim': 12,
+  'global_head_dim': 20,
+  'vocab_size_per_layer_input': 160,
+  'hidden_size_per_layer_input': 6,
+  'final_logit_softcapping': 3.0,
+  'rope_parameters': GEMMA4_ROPE,
+}
 CASES |= {
+  'gemma4-shared': (
+    'Gemma4',
+    {
+      **GEMMA4,
+      'num_hidden_layers': 5,
+      'num_kv_shared_layers': 2,
+      'use_double_wide_mlp': True,
+      'layer_types': ['sliding_attention'] * 2
+      + ['full_attention', 'sliding_attention', 'full_attention'],
+      'num_attention_heads': 3,
+      'num_key_value_heads': 1,
+    },
+  ),
+  'gemma4': (
+    'Gemma4',
+    {
+      **GEMMA4,
+      'num_hidden_layers': 6,
+      'global_head_dim': 10,
+      'hidden_size_per_layer_input': 0,
+      'attention_k_eq_v': True,
+      'num_key_value_heads': 4,
+      'num_global_key_value_heads': 2,
+      'layer_types': ['sliding_attention'] * 2
+      + ['full_attention', 'sliding_attention', 'sliding_attention']
+      + ['full_attention'],
+      'tie_word_embeddings': False,
+      'attention_bias': True,
+    },
+  ),
   'qwen3.5': ('Qwen3_5', {**HYBRID, 'num_hidden_layers': 4}),
   'qwen3.5-tied': (
     'Qwen3_5',
@@ -360,7 +408,7 @@ def make_peer(case, seed=0):
   torch = pytest.importorskip('torch')
   transformers = pytest.importorskip('transformers')
   family, options = CASES[case]
-  config = family + 'Text' * family.startswith(('Gemma3', 'Qwen3_5'))
+  config = family + 'Text' * family.startswith(('Gemma3', 'Gemma4', 'Qwen3_5'))
   cfg = getattr(transformers, f'{config}Config')(
     **{
       'vocab_size': 160,
@@ -383,9 +431,13 @@ def make_peer(case, seed=0):
   for value in peer.parameters():
     if value.ndim == 1:
       value.data += 0.2 * torch.randn_like(value)
-  if family in ('Gemma2', 'Gemma3', 'Granite', 'SmolLM3'):
+  for name, value in peer.named_buffers():
+    if name.endswith('layer_scalar'):
+      value.data += 0.2 * torch.randn_like(value)
+  if family in ('Gemma2', 'Gemma3', 'Gemma4', 'Granite', 'SmolLM3'):
     # Else a random model with a tied head would repeat its last token for ever.
-    peer.get_input_embeddings().weight.data *= 0.02
+    small = 0.3 if family == 'Gemma4' else 0.02
+    peer.get_input_embeddings().weight.data *= small
   return peer
 
 
@@ -591,6 +643,9 @@ def test_gradients_of_a_step_equal_those_of_torch(case, folder, tmp_path):
   peer(tokens, labels=tokens).loss.backward()
   for weight in peer.parameters():
     weight.data = weight.grad
+  for name, value in peer.named_buffers():
+    if name.endswith('layer_scalar'):
+      value.zero_()
   peer.save_pretrained(theirs)
   ours, theirs = tensors_of(ours), tensors_of(theirs)
   assert theirs.keys() == ours.keys()
@@ -700,6 +755,15 @@ QWEN_VISION = {
   'out_hidden_size': 32,
   'num_position_embeddings': 16,
 }
+GEMMA_VISION = {
+  'hidden_size': 16,
+  'intermediate_size': 16,
+  'num_hidden_layers': 1,
+  'num_attention_heads': 2,
+  'num_key_value_heads': 2,
+  'head_dim': 8,
+  'position_embedding_size': 16,
+}
 PIXTRAL = {
   'model_type': 'pixtral',
   'hidden_size': 16,
@@ -718,6 +782,7 @@ PIXTRAL = {
     ('qwen3.5', 'Qwen3_5', QWEN_VISION),
     ('qwen3.5-moe', 'Qwen3_5Moe', QWEN_VISION),
     ('ministral3', 'Mistral3', PIXTRAL),
+    ('gemma4', 'Gemma4', GEMMA_VISION),
   ],
 )
 def test_a_model_with_a_vision_tower_keeps_it(case, family, vision, tmp_path):
@@ -753,7 +818,7 @@ def test_a_model_with_a_vision_tower_keeps_it(case, family, vision, tmp_path):
   peft.save(adapter, options, cfg, tmp_path / 'adapter', str(path))
   loaded, _ = peft.load(tmp_path / 'adapter', cfg, str(path))
   jax.tree.map(np.testing.assert_array_equal, loaded, adapter)
-  if family == 'Qwen3_5Moe':
+  if family in ('Qwen3_5Moe', 'Gemma4'):
     return  # transformers has no class
   # A reward model is one of the text.
   kernel = jax.random.normal(jax.random.key(0), (cfg.embed_dim,))

@@ -37,6 +37,29 @@ GEMMA = dataclasses.replace(
   attention_softcap=2.0,
   logit_softcap=3.0,
 )
+# Two layers with keys and values, two that read those.
+GEMMA4 = dataclasses.replace(
+  CFG,
+  layers=4,
+  qk_norm=True,
+  v_norm=True,
+  post_norms=True,
+  activation='gelu',
+  scale_embeddings=True,
+  query_scale=1.0,
+  local_layers=(0, 2),
+  window=3,
+  local_rope_theta=50.0,
+  rope_scaling=schema.RopeScaling('proportional', 2.0),
+  partial_rotary=0.5,
+  global_head_dim=12,
+  global_kv_heads=1,
+  keys_as_values=True,
+  shared_kv_layers=2,
+  double_mlp=True,
+  layer_embed_dim=4,
+  layer_scalars=True,
+)
 SWITCHES = dataclasses.replace(
   CFG,
   qk_norm=True,
@@ -61,8 +84,14 @@ EXPERTS = dataclasses.replace(
 )
 kinds = pytest.mark.parametrize(
   'cfg',
-  [FULL, GEMMA, SWITCHES, EXPERTS],
-  ids=['full', 'gemma', 'switches', 'experts'],
+  [
+    FULL,
+    GEMMA,
+    SWITCHES,
+    EXPERTS,
+    pytest.param(GEMMA4, marks=pytest.mark.slow),
+  ],
+  ids=['full', 'gemma', 'switches', 'experts', 'gemma4'],
 )
 
 
@@ -167,7 +196,7 @@ def test_num_params_of_presets():
 @pytest.mark.parametrize('dims', [(1, 2, 2), (2, 4, 4)])
 def test_sharding_rules_match_and_divide(dims):
   sizes = dict(zip(('data', 'fsdp', 'tensor'), dims, strict=True))
-  for cfg in (FULL, GEMMA, SWITCHES, schema.PRESETS['qwen3_0p6b']):
+  for cfg in (FULL, GEMMA, GEMMA4, SWITCHES, schema.PRESETS['qwen3_0p6b']):
     for path, leaf in paths(shapes(cfg)).items():
       axes = next(
         axes
@@ -280,10 +309,6 @@ def test_rope_frequencies_of_every_scaling(scaling, length, expected, gain):
   assert factor == 1
 
 
-class Twin(layers.MLP):
-  """An MLP under another name."""
-
-
 def test_layers_of_several_kinds_equal_those_of_one(monkeypatch):
   cfg = dataclasses.replace(GEMMA, layers=4)
   params, inputs = make_params(cfg), make_tokens()
@@ -291,7 +316,6 @@ def test_layers_of_several_kinds_equal_those_of_one(monkeypatch):
   each = [layers.layer(params['layers'], plain, i) for i in range(4)]
   expected = logits(params, cfg, *inputs)
   kinds = tuple(('attention', x) for x in ('mlp', 'twin')) * 2
-  monkeypatch.setitem(layers.PARTS, 'twin', Twin)
   monkeypatch.setattr(layers, 'kinds', lambda _: kinds)
   cfg = dataclasses.replace(cfg, remat='block')  # a key of its own in caches
   assert layers.period(cfg) == kinds[:2]

@@ -54,7 +54,14 @@ def test_absurd_scalings_are_refused_by_name(options):
     schema.RopeScaling(**options)
 
 
-@pytest.mark.parametrize('preset', schema.PRESETS.values())
+@pytest.mark.parametrize(
+  'preset',
+  [
+    # All its layers are one period.
+    pytest.param(x, marks=pytest.mark.slow) if x.shared_kv_layers else x
+    for x in schema.PRESETS.values()
+  ],
+)
 def test_matrix_parameters_are_those_of_the_matrices(preset):
   cfg = dataclasses.replace(preset, vocab_size=99, tied_head=False)
   leaves = tree.flat(transformer.shapes(cfg))
