@@ -74,7 +74,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from posttrain import schema, sharding, tree
-from posttrain.models import experts, layers, lora
+from posttrain.models import experts, layers, lora, rope
 from posttrain.ops import attention, quantized
 
 Params = Any
@@ -222,8 +222,8 @@ class Transformer(nn.Module):
     )
     x = layers.Embed(cfg, name='embed')(tokens)
     trees = ends is not None
-    ranges = layers.layer_ranges(cfg, positions, k_start, k_end, trees)
-    each = layers.variants(cfg)
+    ranges = rope.layer_ranges(cfg, positions, k_start, k_end, trees)
+    each = rope.variants(cfg)
     _, *others = sorted({*each})
     flags = tuple(jnp.array([x == own for x in each]) for own in others)
     if routes is not None:
@@ -342,8 +342,8 @@ def trunk(
     jnp.where(valid & (positions < base), positions, none),
   )
   start = jnp.zeros_like(k_end)
-  ranges = layers.layer_ranges(cfg, positions, start, k_end)
-  new, by_mixer, chosen, each = [], {}, [], layers.variants(cfg)
+  ranges = rope.layer_ranges(cfg, positions, start, k_end)
+  new, by_mixer, chosen, each = [], {}, [], rope.variants(cfg)
   distinct = sorted({*each})
   x = apply(layers.Embed(cfg, fused=True), params['embed'], tokens)
   embeddings, kinds = [None] * cfg.layers, layers.kinds(cfg)

@@ -14,7 +14,7 @@ from posttrain import config, main, schema, sharding
 from posttrain.config import checks
 from posttrain.envs import registry
 from posttrain.metrics import statistics, writers
-from posttrain.models import layers, transformer
+from posttrain.models import rope, transformer
 from posttrain.pipeline import pair_data
 from posttrain.pipeline import tokens as token_pipeline
 from posttrain.rollout import calls, endpoints, env_calls, grading, remote
@@ -350,7 +350,7 @@ def _ask_the_rest(path, folder):
       kind, 2.0, short_factors=factors, long_factors=factors
     )
     for length in (1, 10**6):
-      layers.frequencies(
+      rope.frequencies(
         dataclasses.replace(model, rope_scaling=scaling, rope_length=length),
         False,
       )

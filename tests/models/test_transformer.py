@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from posttrain import schema, scoring
-from posttrain.models import layers, transformer
+from posttrain.models import layers, rope, transformer
 
 CFG = schema.Model(
   vocab_size=48,
@@ -300,11 +300,11 @@ def test_rope_frequencies_of_every_scaling(scaling, length, expected, gain):
   cfg = dataclasses.replace(
     CFG, head_dim=4, rope_theta=100.0, rope_scaling=scaling, rope_length=length
   )
-  radians, factor = layers.frequencies(cfg, local=False)
+  radians, factor = rope.frequencies(cfg, local=False)
   np.testing.assert_allclose(radians, expected, rtol=1e-4)
   np.testing.assert_allclose(factor, gain, rtol=1e-6)
   own = dataclasses.replace(cfg, local_rope_theta=10_000.0)
-  radians, factor = layers.frequencies(own, local=True)
+  radians, factor = rope.frequencies(own, local=True)
   np.testing.assert_allclose(radians, [1.0, 0.01], rtol=1e-6)
   assert factor == 1
 
