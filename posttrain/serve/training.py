@@ -2,7 +2,7 @@
 
 1. `accept` checks a request, stores it in the journal, and returns the id of
    its future. A model's requests run in the order of their numbers, those of
-   several models in turn.
+   several sessions in turn, and so those of a session's models.
 2. One thread owns the device. Between two chunks of decoding it carries out one
    request of a model.
 3. Requests to sample the same weights decode together; when those have ended,
@@ -39,6 +39,7 @@ from posttrain.training import optim, trainer
 from posttrain.util import errors
 
 JSON, PROTOBUF = 'application/json', 'application/x-protobuf'
+GATHER = 0.1  # seconds that the first request to sample may wait for others
 POLICIES_KEPT = 3  # those to sample from that stay in memory
 KINDS = {  # of checkpoints, by the request that writes them
   'save_weights': 'weights',
@@ -68,6 +69,7 @@ class Model:
   next: int = 0  # the number of the request to run next
   waiting: dict[int, Job] = dataclasses.field(default_factory=dict)
   has_gradient: bool = False
+  turn: int = -1  # of its last request, counted over all
   used: float = dataclasses.field(default_factory=time.time)
 
 
@@ -128,7 +130,7 @@ class Service:
     self._changed = threading.Condition()  # guards what follows
     self.sessions: dict[str, types.CreateSessionRequest] = {}
     self.finished: set[str] = set()  # of the sessions
-    self.models: dict[str, Model] = {}  # the one whose turn it is first
+    self.models: dict[str, Model] = {}
     self.samplers: dict[str, tuple[str, str]] = {}  # (base, path; '' = none)
     self.checkpoints: dict[str, Checkpoint] = {}
     self.pending: set[str] = set()  # ids of requests that have not finished
@@ -138,6 +140,7 @@ class Service:
     self._policies: dict[str, policies.Policy] = {}  # the last used last
     self._drawing: dict[int, _Sequence] = {}
     self._results: dict[Job, list[Any]] = {}
+    self._turns: dict[str, int] = {}  # of sessions, as `Model.turn`
     self._drawn_path, self._ids = '', itertools.count()
     self._to_score: collections.deque[Job] = collections.deque()
     self._run_verb = {
@@ -387,12 +390,16 @@ class Service:
           self._changed.wait()
         if self._stopped:
           return
-        model = next(
-          (x for x in self.models.values() if x.next in x.waiting), None
-        )
+        ready = [x for x in self.models.values() if x.next in x.waiting]
+        model = min(ready, key=self._last_turn, default=None)
         if model is not None:
-          self.models[model.id] = self.models.pop(model.id)  # the last in turn
+          self._turns[_session_of(model.id)] = model.turn = next(self._ids)
           job = model.waiting.pop(model.next)
+        if self._to_sample and not self._drawing:
+          # Those that are on their way decode with the first from the start.
+          end = time.monotonic() + GATHER
+          while self._changed.wait(GATHER / 10) and time.monotonic() < end:
+            pass
         path, jobs = self._drawn_path, []
         others = self._to_sample.keys() - {path}
         if not self._drawing and others:
@@ -413,6 +420,10 @@ class Service:
           self._fail(job, error)
         self._drawing, self._results, self._engine = {}, {}, None
         self._to_score.clear()
+
+  def _last_turn(self, model: Model) -> tuple[int, int]:
+    """Returns when a model's session, and the model, had their last turn."""
+    return self._turns.get(_session_of(model.id), -1), model.turn
 
   def _try(self, run: Callable[..., None], job: Job, *model: Model) -> None:
     try:
