@@ -25,13 +25,6 @@ from posttrain.serve import protocol, worker
 from posttrain.training import trainer
 from posttrain.util import errors
 
-# The arrays of a datum, besides its targets.
-LOSSES = {
-  'cross_entropy': ('weights',),
-  **dict.fromkeys(
-    ('importance_sampling', 'ppo', 'cispo', 'dro'), ('logprobs', 'advantages')
-  ),
-}
 # JSON bodies; forward_backward is protobuf.
 TYPES = {
   'create_session': types.CreateSessionRequest,
@@ -146,7 +139,7 @@ def lora(config: types.LoraConfig) -> schema.Lora:
 def data(
   request: Any, policy: policies.Policy, capacity: int
 ) -> tuple[list[trainer.Datum], dict[str, float]]:
-  """Returns the data of forward_backward, and the loss's options.
+  """Returns the data of forward_backward, and the loss's numbers.
 
   Args:
     request: a ForwardBackwardRequest.
@@ -156,67 +149,42 @@ def data(
   Raises:
     Refused: a datum or the loss is wrong.
   """
-  loss, options = request.loss_fn, dict(request.loss_fn_config)
-  require(loss in LOSSES, 'loss_fn', f'be one of {sorted(LOSSES)}', loss)
+  loss, numbers = request.loss_fn, dict(request.loss_fn_config)
   texts = [k for k, x in request.loss_fn_config_v2.items() if x.text]
   require(not texts, 'loss_fn_config', 'have numbers as values', texts)
   require(request.data, 'data', 'not be empty', [])
-  try:
-    trainer.loss_options(loss, **options)
-  except ValueError as error:
-    raise protocol.Refused(422, f'loss_fn_config: {error}') from error
-  names = ('target_tokens', *LOSSES[loss])
   result = []
-  for i, datum in enumerate(request.data):
-    where = f'data[{i}]'
-    kinds = {chunk.WhichOneof('chunk') for chunk in datum.model_input}
-    ok = kinds == {'encoded_text'}
-    require(ok, f'{where}.model_input', 'be of tokens', sorted(map(str, kinds)))
-    chunks = [x.encoded_text.tokens for x in datum.model_input]
-    ok = all(len(x) % 4 == 0 for x in chunks)
-    require(ok, f'{where}.model_input', 'be of int32', 'other sizes')
-    ids = np.frombuffer(b''.join(chunks), np.int32)
-    _check_ids(ids, f'{where}.model_input', policy, capacity)
-    given = datum.loss_fn_inputs
-    must = f'be {", ".join(names)} for {loss}'
-    ok = set(given) == set(names)
-    require(ok, f'{where}.loss_fn_inputs', must, sorted(given))
-    arrays = {
-      name: _tensor(tensor, f'{where}.loss_fn_inputs.{name}', len(ids))
-      for name, tensor in given.items()
-    }
-    targets = arrays.pop('target_tokens')
-    _check_ids(targets, f'{where}.target_tokens', policy, capacity)
-    ok = np.array_equal(ids[1:], targets[:-1])
-    must = 'be the next tokens of model_input, then any'
-    require(ok, f'{where}.target_tokens', must, targets.tolist())
-    arrays = {name: x.astype(np.float32) for name, x in arrays.items()}
-    result.append(trainer.Datum(ids, targets.astype(np.int32), **arrays))
-  return result, options
+  try:
+    options = trainer.loss_options(loss, **numbers)
+    names = {'target_tokens', 'weights'}
+    if options is not None:
+      names = {'target_tokens', 'logprobs', 'advantages'}
+    for i, datum in enumerate(request.data):
+      where, given = f'data[{i}]', datum.loss_fn_inputs
+      must = f'be {", ".join(sorted(names))} for {loss}'
+      require(set(given) == names, f'{where}.loss_fn_inputs', must, [*given])
+      chunks = datum.model_input
+      ok = all(x.WhichOneof('chunk') == 'encoded_text' for x in chunks)
+      require(ok, f'{where}.model_input', 'be of tokens', 'other chunks')
+      ids = b''.join(x.encoded_text.tokens for x in chunks)
+      arrays = {k: _vector(x, f'{where}.{k}') for k, x in given.items()}
+      targets = arrays.pop('target_tokens').astype(np.int32)
+      arrays = {k: x.astype(np.float32) for k, x in arrays.items()}
+      new = trainer.Datum(np.frombuffer(ids, np.int32), targets, **arrays)
+      trainer.check(new, where, policy.model.vocab_size, options)
+      must = f'have at most {capacity} tokens (--max_model_len)'
+      require(len(new.ids) <= capacity, where, must, len(new.ids))
+      result.append(new)
+  except ValueError as error:
+    raise protocol.Refused(422, f'{error}') from error
+  return result, numbers
 
 
-def _tensor(tensor: Any, name: str, length: int) -> np.ndarray:
-  """Returns the values of a dense vector."""
+def _vector(tensor: Any, name: str) -> np.ndarray:
+  ok = tensor.WhichOneof('encoding') == 'dense' and len(tensor.shape) < 2
   dtype = _DTYPES.get(tensor.dtype)
-  must = f'be a dense vector of {length} numbers, one per token'
-  ok = tensor.WhichOneof('encoding') == 'dense' and dtype is not None
-  require(ok, name, must, 'another kind of tensor')
-  ok = len(tensor.dense) == length * np.dtype(dtype).itemsize
-  ok = ok and list(tensor.shape) in ([], [length])
-  require(ok, name, must, f'{len(tensor.dense)} bytes')
-  values = np.frombuffer(tensor.dense, dtype)
-  require(np.isfinite(values).all(), name, 'be finite', values.tolist())
-  return values
-
-
-def _check_ids(
-  ids: np.ndarray, name: str, policy: policies.Policy, capacity: int
-) -> None:
-  size = policy.model.vocab_size
-  ok = len(ids) and 0 <= ids.min() and ids.max() < size
-  require(ok, name, f'have some ids, in [0, {size})', ids.tolist())
-  must = f'have at most {capacity} tokens (--max_model_len)'
-  require(len(ids) <= capacity, name, must, len(ids))
+  require(ok and dtype, name, 'be a dense vector', 'another kind of tensor')
+  return np.frombuffer(tensor.dense, dtype)
 
 
 def sampling(
@@ -242,8 +210,11 @@ def sampling(
     require(not value, name, 'be left out: it is not served', value)
   kinds = {chunk.type for chunk in request.prompt.chunks}
   require(kinds == {'encoded_text'}, 'prompt', 'be of tokens', sorted(kinds))
-  ids = np.asarray(request.prompt.to_ints(), np.int64)
-  _check_ids(ids, 'prompt', policy, capacity - 1)
+  ids, size = request.prompt.to_ints(), policy.model.vocab_size
+  ok = ids and all(0 <= x < size for x in ids)
+  require(ok, 'prompt', f'have some ids, in [0, {size})', ids)
+  must = f'leave space in the context of {capacity} tokens (--max_model_len)'
+  require(len(ids) < capacity, 'prompt', must, len(ids))
   params, count = request.sampling_params, request.num_samples
   require(1 <= count <= 1024, 'num_samples', 'be in [1, 1024]', count)
   left = capacity - len(ids)
@@ -282,7 +253,12 @@ def sampling(
   return Sampling(
     [
       requests.Request(
-        0, ids.astype(np.int32), most, stop_ids, law, key=seed(*source, index)
+        0,
+        np.asarray(ids, np.int32),
+        most,
+        stop_ids,
+        law,
+        key=seed(*source, index),
       )
       for index in range(count)
     ],

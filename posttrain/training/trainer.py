@@ -201,7 +201,7 @@ class Trainer:
   def _run(self, data, loss, numbers, backward):
     options, model = loss_options(loss, **numbers), self.base.model
     for index, datum in enumerate(data):
-      _check(datum, f'datum {index}', model.vocab_size, options)
+      check(datum, f'datum {index}', model.vocab_size, options)
     logprobs: list[Any] = [None] * len(data)
     total = 0.0
     for places, micro in _micro_batches(model, data):
@@ -361,7 +361,7 @@ class Sampler:
     return self._engine.generate(batch)
 
 
-def _check(datum: Datum, what: str, vocab_size: Any, options: Any) -> None:
+def check(datum: Datum, what: str, vocab_size: Any, options: Any) -> None:
   """Raises ValueError for a sequence that does not fit the loss."""
   ids, targets = np.asarray(datum.ids), np.asarray(datum.targets)
   if not (ids.ndim == 1 and 0 < len(ids) and ids.shape == targets.shape):

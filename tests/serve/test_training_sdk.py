@@ -196,7 +196,7 @@ def test_refusals(start):
   url = start().url
   service = tinker.ServiceClient(base_url=url)
   client = service.create_lora_training_client(NAME, rank=4).result()
-  with pytest.raises(tinker.UnprocessableEntityError, match='loss_fn'):
+  with pytest.raises(tinker.UnprocessableEntityError, match='loss must be'):
     client.forward_backward([datum()], 'gspo').result()
   client.save_state('one').result()
   with pytest.raises(tinker.RequestFailedError, match='exists') as failed:

@@ -44,20 +44,22 @@ def test_data(policy):
 @pytest.mark.parametrize(
   'field, changes',
   [
-    ('loss_fn', {'loss': 'gspo'}),
-    ('loss_fn_config', {'config': {'beta': 1.0}}),
+    ('loss', {'loss': 'gspo'}),
+    ('numbers', {'config': {'beta': 1.0}}),
     ('loss_fn_inputs', {'weights': None}),
-    ('loss_fn_inputs.weights', {'weights': [1.0, 2.0]}),
-    ('loss_fn_inputs.weights', {'weights': [1.0, 2.0, float('nan')]}),
-    ('target_tokens', {'target_tokens': [7, 8, 9]}),
-    ('model_input', {'ids': (5, 6, 10**6)}),
-    ('model_input', {'ids': range(9)}),
+    ('weights', {'weights': [1.0, 2.0]}),
+    ('weights', {'weights': [1.0, 2.0, float('nan')]}),
+    ('next ids', {'target_tokens': [7, 8, 9]}),
+    ('data.0. must have', {'ids': (5, 6, 10**6)}),
+    ('targets', {'ids': range(9)}),
   ],
 )
 def test_refuses_data(policy, field, changes):
   with pytest.raises(protocol.Refused, match=field) as refused:
     wire.data(gradient(**changes), policy, 8)
   assert refused.value.status == 422
+  with pytest.raises(protocol.Refused, match='at most 2 tokens'):
+    wire.data(gradient(), policy, 2)
 
 
 def sample(**changes):
