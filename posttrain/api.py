@@ -214,6 +214,40 @@ def policy(path: str, *, template_variables: Options | None = None):
   )
 
 
+def trainer(
+  path: str,
+  *,
+  adapter: schema.Lora | None = None,
+  seed: int = 0,
+  template_variables: Options | None = None,
+):
+  """Loads a policy that trains in a loop of the caller's.
+
+      mine = api.trainer('runs/short', adapter=schema.Lora(rank=16))
+      api.generate(mine.policy(), prompts, temperature=1.0)
+      mine.forward_backward(data, 'importance_sampling')
+      mine.optim_step(optim.Adam(learning_rate=1e-4))
+      mine.save('runs/mine')
+
+  Args:
+    path: as in `policy`.
+    adapter: options of a LoRA; None = all weights train.
+    seed: of the adapter's initial values.
+    template_variables: as in `policy`.
+
+  Returns:
+    `posttrain.training.trainer.Trainer`.
+
+  Raises:
+    ValueError: as `policy`, or LoRA does not fit the model.
+  """
+  from posttrain.training import trainer
+
+  variables = json.dumps(dict(template_variables or {}))
+  base = policies.load(path, variables=variables, initial=True)
+  return trainer.Trainer(base, adapter=adapter, seed=seed)
+
+
 def generate(
   policy: str | policies.Policy,
   prompts: Sequence[str | Sequence[types.Message]],

@@ -484,7 +484,7 @@ class Widths:
 
     @functools.cache
     def count(width: int) -> int:
-      return _micro_batches(lengths, rows, width, shared)
+      return micro_batches(lengths, rows, width, shared)
 
     def cost(width: int) -> int:
       return rows * width * count(width)
@@ -502,7 +502,7 @@ class Widths:
       if self._in_vain < self._compiled:
         return width
     self._in_vain = 0.0
-    spare = next(_ladder(best + 1, self._most, 16))
+    spare = next(ladder(best + 1, self._most, 16))
     # More tokens per row may, rarely, need more rows.
     self._known.append(spare if count(spare) <= limit else best)
     return self._known[-1]
@@ -532,18 +532,23 @@ def fitted(
     parts: lengths of rows between a power of two and the next.
     shared: see `first_fit`.
   """
-  least = max(_micro_batches(lengths, rows, most, shared), 1)
+  least = max(micro_batches(lengths, rows, most, shared), 1)
   total = sum(lengths) - sum(shared or ())
   needed = max(max(lengths, default=1), total // (least * rows))
   return next(
     width
-    for width in _ladder(needed, most, parts)
-    if _micro_batches(lengths, rows, width, shared) <= least
+    for width in ladder(needed, most, parts)
+    if micro_batches(lengths, rows, width, shared) <= least
   )
 
 
-def _ladder(first: int, most: int, parts: int) -> Iterator[int]:
-  """Yields rounded lengths of rows from `first` on; the last one is `most`."""
+def ladder(first: int, most: int, parts: int) -> Iterator[int]:
+  """Yields rounded lengths of rows from `first` on; the last one is `most`.
+
+  Args:
+    first, most: bounds of the lengths.
+    parts: lengths between a power of two and the next.
+  """
   width = 0
   while width < most:
     width += max(16, 2 ** max(width.bit_length() - 1, 0) // parts)
@@ -551,8 +556,12 @@ def _ladder(first: int, most: int, parts: int) -> Iterator[int]:
       yield min(width, most)
 
 
-def _micro_batches(
-  lengths: Sequence[int], rows: int, width: int, shared: Sequence[int] | None
+def micro_batches(
+  lengths: Sequence[int],
+  rows: int,
+  width: int,
+  shared: Sequence[int] | None = None,
 ) -> int:
+  """Returns the number of micro-batches of samples; see `fitted`."""
   bins, _ = first_fit(lengths, width, len(lengths), shared=shared)
   return -(-len(bins) // rows)

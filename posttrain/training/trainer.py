@@ -1,9 +1,9 @@
 """A trainer whose caller has the loop: gradients, updates, samples, saves.
 
-    trainer = trainer.Trainer(policy, adapter=schema.Lora(rank=8))
-    trainer.forward_backward(data, 'importance_sampling')    # gradients add up
-    trainer.optim_step(optim.Adam(learning_rate=1e-4))
-    sampler.sample(trainer.policy(), requests)
+    mine = trainer.Trainer(policy, adapter=schema.Lora(rank=8))
+    mine.forward_backward(data, 'importance_sampling')       # gradients add up
+    mine.optim_step(optim.Adam(learning_rate=1e-4))
+    sampler.sample(mine.policy(), requests)
 
 Losses, and their sums over tokens, are those of the Tinker API. With log pi and
 log mu of a target under the trained parameters and at sampling time, rho their
@@ -70,6 +70,29 @@ class Datum:
   # Of all losses but cross_entropy:
   logprobs: np.ndarray | None = None  # f32[T], at sampling time, nats
   advantages: np.ndarray | None = None  # f32[T]
+
+
+def sampled(
+  prompt: np.ndarray, ids: np.ndarray, logprobs: np.ndarray, advantage: float
+) -> Datum:
+  """Returns a sampled completion as data of the losses with an advantage.
+
+  Args:
+    prompt: i32[P].
+    ids: i32[n], the tokens sampled after it.
+    logprobs: f32[n], nats.
+    advantage: of each of them; the prompt's tokens have a weight of 0.
+  """
+  every = np.concatenate([prompt, ids])
+  before = np.zeros(len(prompt) - 1, np.float32)
+  own = np.concatenate([before, np.ones(len(ids), np.float32)])
+  return Datum(
+    every[:-1],
+    every[1:],
+    weights=own,
+    logprobs=np.concatenate([before, logprobs]),
+    advantages=advantage * own,
+  )
 
 
 def loss_options(loss: str, **numbers: float) -> schema.RlLoss | None:
@@ -338,8 +361,16 @@ class Sampler:
       capacity: the most tokens of a sequence, prompt included.
       seed: of all draws, beside a request's key.
     """
-    # Without a cache of prefixes, what a call rounds does not depend on others.
-    options = engines.Options(slots, capacity, seed=seed, prefix_cache=False)
+    # A completion has the bits that it has alone.
+    options = engines.Options(
+      slots,
+      capacity,
+      prefill_rows=1,
+      prefill_tokens=64,
+      seed=seed,
+      prefix_cache=False,
+      exact=True,
+    )
     self._engine = engines.Engine(model, options, sharding.one_device())
     self._policy: policies.Policy | None = None
 
@@ -404,7 +435,10 @@ def _micro_batches(
   most = max(_TOKENS // rows, max(lengths, default=0))
   if model.is_large and jax.default_backend() == 'cpu':
     rows, most = 1, max(_TOKENS_OF_LARGE, most)
-  width = packing.fitted(lengths, rows, most, parts=4)
+  width = min(  # with the least padding
+    packing.ladder(max(lengths, default=1), most, 4),
+    key=lambda width: width * packing.micro_batches(lengths, rows, width),
+  )
   bins, _ = packing.first_fit(lengths, width, len(lengths))
   for first in range(0, len(bins), rows):
     ids, positions, segments = np.zeros((3, rows, width), np.int32)

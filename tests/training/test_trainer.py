@@ -2,17 +2,21 @@
 
 import dataclasses
 import functools
+import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from posttrain import schema
 from posttrain.chat import rendering
 from posttrain.checkpoints import policies, weights
 from posttrain.decode import requests
-from posttrain.models import hf
+from posttrain.envs import registry
+from posttrain.models import hf, transformer
 from posttrain.training import optim, trainer
 from tests import fixtures
 
@@ -81,7 +85,13 @@ FORMULAS = [
 ]
 
 
-@pytest.mark.parametrize('loss, formula, numbers', FORMULAS)
+@pytest.mark.parametrize(
+  ('loss', 'formula', 'numbers'),
+  [
+    x if x == FORMULAS[2] else pytest.param(*x, marks=pytest.mark.slow)
+    for x in FORMULAS  # a program each
+  ],
+)
 def test_losses_and_gradients_are_those_of_the_formulas(loss, formula, numbers):
   """In float64, given the logprobs; cross-entropy carries their gradients."""
   if isinstance(numbers, tuple):
@@ -138,7 +148,9 @@ def _trained(models, data):
   ]
 
 
+@pytest.mark.slow
 def test_models_on_one_base_do_not_mix_and_share_programs():
+  """8 models in turn have the bits of each alone."""
   data = [_data(seed) for seed in range(8)]
   alone = [
     _trained([_trainer(seed)], [own])[0] for seed, own in enumerate(data)
@@ -151,9 +163,8 @@ def test_models_on_one_base_do_not_mix_and_share_programs():
     np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.slow
 def test_adam_is_optax_with_numbers_per_update():
-  import optax
-
   mine, data = trainer.Trainer(_base()), _data()
   params = mine.policy().params
   peer = optax.chain(
@@ -179,7 +190,7 @@ def test_bad_gradients_change_nothing():
 
 
 @pytest.mark.parametrize(
-  'loss, data, numbers, key',
+  ('loss', 'data', 'numbers', 'key'),
   [
     ('gspo', {}, {}, 'loss'),
     ('dro', {}, {'clip_low_threshold': 1}, 'dro'),
@@ -198,6 +209,7 @@ def test_wrong_calls_are_refused(loss, data, numbers, key):
     _trainer().forward([trainer.Datum(**fields)], loss, **numbers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('adapter', [LORA, None])
 def test_saves_are_read_as_weights_and_go_on(adapter, tmp_path):
   folder = tmp_path / 'base'
@@ -230,6 +242,7 @@ def test_saves_are_read_as_weights_and_go_on(adapter, tmp_path):
     other.load(light, optimizer=True)
 
 
+@pytest.mark.slow
 def test_samples_have_the_logprobs_of_forward():
   """Of policies of several ranks, by one engine."""
   sampler = trainer.Sampler(fixtures.MODEL, slots=4, capacity=32)
@@ -249,3 +262,46 @@ def test_samples_have_the_logprobs_of_forward():
       np.testing.assert_allclose(
         scores[0][-len(x.ids) :], x.logprobs, atol=1e-5
       )
+
+
+@pytest.mark.slow
+def test_the_loop_of_the_page_learns(tmp_path, monkeypatch, capsys):
+  """From demonstrations of small sums; the page has a run's larger ones."""
+  cfg = dataclasses.replace(
+    fixtures.MODEL, layers=2, embed_dim=64, heads=4, kv_heads=2, mlp_dim=192
+  )
+  renderer = fixtures.RENDERER
+  start = trainer.Trainer(
+    policies.Policy(
+      transformer.init(jax.random.key(0), cfg),
+      cfg,
+      renderer,
+      renderer.stop_ids,
+      16,
+    )
+  )
+  options = {'ops': ('+',), 'max_operand': 9, 'worked': False}
+  options |= {'train_tasks': 60, 'eval_tasks': 20}
+  sums = schema.Arithmetic(**options)
+  tasks = registry.make('sums', sums).source('train', seed=0)
+  for _ in range(70):
+    data = []
+    for task in (next(tasks) for _ in range(32)):
+      first = len(renderer.render(task.prompt, add_generation_prompt=True))
+      ids = renderer.render((*task.prompt, *task.demonstration)).ids
+      weights = np.arange(1, len(ids)) >= first
+      data.append(trainer.Datum(ids[:-1], ids[1:], weights=weights))
+    start.forward_backward(data, 'cross_entropy')
+    start.optim_step(optim.Adam(learning_rate=3e-3))
+  monkeypatch.chdir(tmp_path)
+  start.save('start')
+  page = pathlib.Path(__file__).parents[2] / 'docs' / 'api.md'
+  (block,) = re.findall(r'```python\n(.*?)```', page.read_text(), re.S)
+  block = block.replace('runs/arithmetic/checkpoints/sft', 'start')
+  block = block.replace(
+    'schema.Arithmetic()', f'schema.Arithmetic(**{options})'
+  )
+  exec(block, {})
+  rewards = [float(x.split()[1]) for x in capsys.readouterr().out.splitlines()]
+  assert np.mean(rewards[-5:]) > np.mean(rewards[:3]) + 0.1
+  assert weights.read(weights.find('runs/mine')).is_adapter
