@@ -266,7 +266,7 @@ def test_samples_have_the_logprobs_of_forward():
 
 @pytest.mark.slow
 def test_the_loop_of_the_page_learns(tmp_path, monkeypatch, capsys):
-  """From demonstrations of small sums; the page has a run's larger ones."""
+  """From demonstrations of small sums, half of them wrong."""
   cfg = dataclasses.replace(
     fixtures.MODEL, layers=2, embed_dim=64, heads=4, kv_heads=2, mlp_dim=192
   )
@@ -284,13 +284,15 @@ def test_the_loop_of_the_page_learns(tmp_path, monkeypatch, capsys):
   options |= {'train_tasks': 60, 'eval_tasks': 20}
   sums = schema.Arithmetic(**options)
   tasks = registry.make('sums', sums).source('train', seed=0)
-  for _ in range(70):
+  for _ in range(120):
     data = []
-    for task in (next(tasks) for _ in range(32)):
+    for i, task in enumerate(next(tasks) for _ in range(32)):
       first = len(renderer.render(task.prompt, add_generation_prompt=True))
-      ids = renderer.render((*task.prompt, *task.demonstration)).ids
-      weights = np.arange(1, len(ids)) >= first
-      data.append(trainer.Datum(ids[:-1], ids[1:], weights=weights))
+      text = f'\\boxed{{{task.answer + i % 2}}}'  # one in two is wrong
+      answer = {'role': 'assistant', 'content': text}
+      ids = renderer.render((*task.prompt, answer)).ids
+      answers = np.arange(1, len(ids)) >= first
+      data.append(trainer.Datum(ids[:-1], ids[1:], weights=answers))
     start.forward_backward(data, 'cross_entropy')
     start.optim_step(optim.Adam(learning_rate=3e-3))
   monkeypatch.chdir(tmp_path)
@@ -302,6 +304,8 @@ def test_the_loop_of_the_page_learns(tmp_path, monkeypatch, capsys):
     'schema.Arithmetic()', f'schema.Arithmetic(**{options})'
   )
   exec(block, {})
-  rewards = [float(x.split()[1]) for x in capsys.readouterr().out.splitlines()]
-  assert np.mean(rewards[-5:]) > np.mean(rewards[:3]) + 0.1
+  lines = capsys.readouterr().out.splitlines()
+  rewards = [float(x.split()[1]) for x in lines]
+  print(rewards)
+  assert 0.2 < rewards[0] < 0.8 and np.mean(rewards[-5:]) > rewards[0] + 0.15
   assert weights.read(weights.find('runs/mine')).is_adapter
