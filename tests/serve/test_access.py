@@ -61,6 +61,10 @@ def test_api_key_is_required_if_set(start):
       headers = {'Authorization': words}
       response = server.client.get('/v1/models', headers=headers)
       assert response.status_code == status
+    for key, status in (('no', 401), ('secret', 200)):  # as Tinker's SDK
+      headers = {'X-API-Key': key}
+      response = server.client.get('/v1/models', headers=headers)
+      assert response.status_code == status
     assert server.client.get('/health').status_code == 200
 
 
