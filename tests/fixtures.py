@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from posttrain import schema, sharding, tree
@@ -116,7 +115,8 @@ def _drawn(model, seed, scale):
 
 def params(model=MODEL, seed=0, scale=1.0):
   """Draws parameters by numpy; compiling `init` takes longer."""
-  return jax.tree.map(jnp.array, _drawn(model, seed, scale))
+  # `jnp.array` compiles a copy for every shape.
+  return jax.device_put(_drawn(model, seed, scale), may_alias=False)
 
 
 def stage(prompts=8, micro_batch_tokens=128, row_tokens=64, **options):

@@ -31,7 +31,7 @@ def make_params():
   """Draws parameters, none of which is constant, with decays of all kinds."""
   params, rng = fixtures.params(CFG), np.random.default_rng(0)
   params = jax.tree.map(
-    lambda x, y: jnp.array(np.add(x, y)), params, fixtures.normal(params)
+    lambda x, y: jax.device_put(np.add(x, y)), params, fixtures.normal(params)
   )
   delta = params['layers']['delta']
   shape = delta['bias'].shape
