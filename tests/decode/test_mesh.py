@@ -48,7 +48,8 @@ def _wide_completions(sizes, model=WIDE):
   """
   devices = jax.devices()[: math.prod(sizes)]
   mesh = sharding.make_mesh(schema.Mesh(*sizes), devices)
-  params = helpers.params(model)
+  make = helpers.params if model is WIDE else test_transformer.make_params
+  params = make(model)
   places = sharding.shardings(params, transformer.SHARDING_RULES, mesh)
   options = engines.Options(
     slots=4,

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from posttrain import schema, sharding, tree
 from posttrain.models import hf, hf_config, transformer
 from tests import fixtures
+from tests.models import test_transformer
 from tests.models.test_hf import tensors_of
 
 SMALL = schema.Model(
@@ -238,6 +239,28 @@ def test_an_unsupported_config_is_refused_by_key(copy, key, value):
   named = {'rope_scaling': 'rope_type'}.get(key, key)
   with pytest.raises(ValueError, match=f'{path}: .*{named}.* must '):
     hf_config.read(copy)
+
+
+@pytest.mark.parametrize(
+  'key, value',
+  [
+    ('hidden_size', 32),  # as it is
+    ('enable_moe_block', True),
+    ('use_bidirectional_attention', 'all'),
+    ('per_layer_config', {'1': {'head_dim': 12}}),
+    ('per_layer_config', {x: {'head_dim': 12, 'k': 1} for x in '13'}),
+    ('num_kv_shared_layers', 3),
+    ('global_head_dim', 11),
+  ],
+)
+def test_variants_of_gemma4_are_refused_by_key(tmp_path, key, value):
+  cfg, path = test_transformer.GEMMA4, tmp_path / 'config.json'
+  path.write_text(json.dumps(hf_config.write(cfg) | {key: value}))
+  if key == 'hidden_size':
+    assert hf_config.read(tmp_path) == cfg
+    return
+  with pytest.raises(ValueError, match=f'{path}: .*{key}.* must '):
+    hf_config.read(tmp_path)
 
 
 @pytest.mark.parametrize(
