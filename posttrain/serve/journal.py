@@ -95,9 +95,9 @@ class Journal:
     return [Row(*row) for row in self._execute(sql)]
 
   def point(self, owner: str) -> int:
-    """Returns the number of a model's last save; 0 = none."""
-    sql = 'select max(number) from rows where owner = ? and point'
-    return self._execute(sql, owner).fetchone()[0] or 0
+    """Returns the number of a model's last save; -1 = none."""
+    sql = 'select ifnull(max(number), -1) from rows where owner = ? and point'
+    return self._execute(sql, owner).fetchone()[0]
 
   def trim(self) -> None:
     """Deletes what is neither carried out nor fetched again."""

@@ -158,12 +158,15 @@ class Service:
       self._restore(row)
     for model in self.models.values():
       point = self._journal.point(model.id)
-      if point and _session_of(model.id) not in self.finished:
+      if point >= 0 and _session_of(model.id) not in self.finished:
         folder = self._folder_of(model.id, point)
         model.trainer = self._open(model.lora, folder, True)
         model.next = point + 1
         for number in [x for x in model.waiting if x <= point]:
           self.pending.discard(model.waiting.pop(number).row.id)
+    for saved in list(self.checkpoints.values()):
+      if not saved.folder.exists():  # deleted since, or never written
+        del self.checkpoints[saved.path]
     self._thread.start()
 
   def stop(self, wait: float) -> bool:
@@ -196,9 +199,7 @@ class Service:
       if row.number:
         self._enqueue(Job(row, None))
     if verb in KINDS and row.kind:
-      folder = self._folder_of(row.owner, row.number)
-      if folder.exists():
-        self._register(row, request)
+      self._register(row, request)
 
   # --- requests, in any thread ------------------------------------------------
 
@@ -486,12 +487,12 @@ class Service:
       )
     model.trainer = self._open(model.lora, saved.folder, job.request.optimizer)
     model.has_gradient = False
-    self._finish(
-      job,
-      types.LoadWeightsResponse(
-        path=saved.path, model_id=model.id, type='load_weights'
-      ),
+    # A save of its own, for when the other one is deleted.
+    self._write(model, job)
+    result = types.LoadWeightsResponse(
+      path=saved.path, model_id=model.id, type='load_weights'
     )
+    self._finish(job, result, True)
 
   def _gradient(self, model: Model, job: Job) -> None:
     request, (data, options) = job.request, job.checked
@@ -517,12 +518,15 @@ class Service:
   def _register(self, row: journal.Row, request: Any) -> Checkpoint:
     """Lists a checkpoint, and makes the sampler of an unnamed one."""
     model, name = self.models[row.owner], request.path
+    path = f'tinker://{model.id}/{KINDS[row.verb]}/{name or row.number}'
     folder = self._folder_of(model.id, row.number)
+    if not folder.exists() and path in self.checkpoints:
+      return self.checkpoints[path]  # the save failed: there was one
     saved = Checkpoint(
-      f'tinker://{model.id}/{KINDS[row.verb]}/{name or row.number}',
+      path,
       folder,
       model,
-      folder.stat().st_mtime,
+      folder.stat().st_mtime if folder.exists() else 0.0,
       getattr(request, 'user_metadata', None),
       name is not None,
     )
@@ -538,17 +542,9 @@ class Service:
       if not getattr(request, 'overwrite', False):
         raise ValueError(f'path must be new: got {path}, which exists')
       del self.checkpoints[path]
-    folder = self._folder_of(model.id, job.row.number)
-    part = folder.with_name('unfinished')
-    for old in (part, folder):  # of a process that was killed
-      shutil.rmtree(old, ignore_errors=True)
-    part.parent.mkdir(parents=True, exist_ok=True)
-    model.trainer.save(str(part))
-    if is_external := verb == 'save_weights_external':
-      self._export(model, part)
-    os.rename(part, folder)
+    self._write(model, job)
     saved = self._register(job.row, request)
-    if is_external:
+    if is_external := verb == 'save_weights_external':
       result = types.SaveWeightsExternalResponseInternal(path=saved.path)
     elif verb == 'save_weights':
       result = types.SaveWeightsResponse(path=saved.path, type=verb)
@@ -561,6 +557,18 @@ class Service:
       self._keep(saved.path, model.trainer.policy())
     self._finish(job, result, not (model.has_gradient or is_external))
     self._sweep(model)
+
+  def _write(self, model: Model, job: Job) -> None:
+    """Writes a model into the folder of a request, all or nothing."""
+    folder = self._folder_of(model.id, job.row.number)
+    part = folder.with_name('unfinished')
+    for old in (part, folder):  # of a process that was killed
+      shutil.rmtree(old, ignore_errors=True)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    model.trainer.save(str(part))
+    if job.row.verb == 'save_weights_external':
+      self._export(model, part)
+    os.rename(part, folder)
 
   def _sweep(self, model: Model) -> None:
     """Deletes what is not needed any more."""

@@ -99,7 +99,7 @@ def logprobs(output):
 
 
 def train(server, disturb=lambda: None, seed=None):
-  """Trains and samples; returns all numbers. `disturb` is called thrice."""
+  """Trains and samples; returns all numbers. `disturb` is called 4 times."""
   service = tinker.ServiceClient(base_url=server.url)
   client = service.create_lora_training_client(NAME, rank=4, seed=seed).result()
   numbers = []
@@ -125,7 +125,14 @@ def train(server, disturb=lambda: None, seed=None):
       numbers += [sequence.tokens_np, sequence.logprobs_np]
   step()
   again = service.create_training_client_from_state_with_optimizer(saved)
-  forward = again.result().forward([datum()], 'cross_entropy').result()
+  again = again.result()
+  tinker.RestClient(base_url=server.url).delete_checkpoint_from_tinker_path(
+    saved
+  ).result()
+  step()  # and the folder of the deleted checkpoint is swept by a save
+  client.save_state('five').result()
+  disturb()
+  forward = again.forward([datum()], 'cross_entropy').result()
   numbers.extend(logprobs(forward))
   service.close('success').result()
   return numbers
