@@ -266,7 +266,7 @@ def test_samples_have_the_logprobs_of_forward():
 
 @pytest.mark.slow
 def test_the_loop_of_the_page_learns(tmp_path, monkeypatch, capsys):
-  """From demonstrations of small sums, half of them wrong."""
+  """From demonstrations of small sums, half of which answer 99."""
   cfg = dataclasses.replace(
     fixtures.MODEL, layers=2, embed_dim=64, heads=4, kv_heads=2, mlp_dim=192
   )
@@ -284,11 +284,11 @@ def test_the_loop_of_the_page_learns(tmp_path, monkeypatch, capsys):
   options |= {'train_tasks': 60, 'eval_tasks': 20}
   sums = schema.Arithmetic(**options)
   tasks = registry.make('sums', sums).source('train', seed=0)
-  for _ in range(120):
+  for _ in range(240):
     data = []
     for i, task in enumerate(next(tasks) for _ in range(32)):
       first = len(renderer.render(task.prompt, add_generation_prompt=True))
-      text = f'\\boxed{{{task.answer + i % 2}}}'  # one in two is wrong
+      text = f'\\boxed{{{task.answer if i % 2 else 99}}}'
       answer = {'role': 'assistant', 'content': text}
       ids = renderer.render((*task.prompt, answer)).ids
       answers = np.arange(1, len(ids)) >= first
@@ -307,5 +307,5 @@ def test_the_loop_of_the_page_learns(tmp_path, monkeypatch, capsys):
   lines = capsys.readouterr().out.splitlines()
   rewards = [float(x.split()[1]) for x in lines]
   print(rewards)
-  assert 0.2 < rewards[0] < 0.8 and np.mean(rewards[-5:]) > rewards[0] + 0.15
+  assert 0.2 < rewards[0] < 0.8 and np.mean(rewards[-5:]) > rewards[0] + 0.2
   assert weights.read(weights.find('runs/mine')).is_adapter
