@@ -50,6 +50,7 @@ LOSSES = {
   'clip': schema.Clip(),
   'cispo': schema.Cispo(),
   'gspo': schema.Gspo(),
+  'dro': schema.Dro(),
 }
 # What differs from the recipe's last stage, besides a batch of all questions;
 # --config.KEY=VALUE comes after it. Questions whose answers are all right have

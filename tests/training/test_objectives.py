@@ -261,6 +261,7 @@ def test_every_type_reads_its_options(monkeypatch):
     schema.Clip(delta=3.0),
     schema.Gspo(),
     schema.Cispo(sampler_is_mode='token_mask', off_policy_mask=0.1),
+    schema.Dro(),
     schema.CustomRl(
       import_path='tests.losses.helpers:mirror', entropy_coef=0.1
     ),
