@@ -8,10 +8,7 @@ their results are those that were stored, or else the same bits.
 
 import sqlite3
 import threading
-import time
 from typing import NamedTuple
-
-KEPT = 3600.0  # seconds that a result can be fetched again
 
 
 class Row(NamedTuple):
@@ -22,7 +19,7 @@ class Row(NamedTuple):
   number: int  # its place there
   verb: str
   body: bytes
-  kind: str | None  # the content type of the result; None = not finished
+  kind: str | None = None  # the content type of the result; None = not finished
 
 
 class Journal:
@@ -38,8 +35,8 @@ class Journal:
       'pragma journal_mode = wal',
       'pragma synchronous = full',
       'create table if not exists rows (id text primary key, owner text, '
-      'number int, verb text, body blob, kind text, result blob, done real, '
-      'point int default 0)',
+      'number int, verb text, body blob, kind text, result blob, '
+      'point int)',
       'create index if not exists owners on rows (owner, number)',
     ):
       self._db.execute(line)
@@ -50,9 +47,7 @@ class Journal:
 
   def accept(self, row: Row) -> bool:
     """Stores a request; returns whether it is new."""
-    sql = (
-      'insert or ignore into rows values (?, ?, ?, ?, ?, null, null, null, 0)'
-    )
+    sql = 'insert or ignore into rows values (?, ?, ?, ?, ?, null, null, 0)'
     return self._execute(sql, *row[:5]).rowcount > 0
 
   def finish(
@@ -68,10 +63,10 @@ class Journal:
         can be carried out again.
     """
     sql = (
-      'update rows set kind = ?, result = ?, done = ?, point = ? '
+      'update rows set kind = ?, result = ?, point = ? '
       'where id = ? and kind is null'
     )
-    self._execute(sql, kind, result, time.time(), point, id)
+    self._execute(sql, kind, result, point, id)
 
   def has(self, id: str) -> bool:
     """Returns whether a request was accepted."""
@@ -94,16 +89,7 @@ class Journal:
     sql = 'select id, owner, number, verb, body, kind from rows order by rowid'
     return [Row(*row) for row in self._execute(sql)]
 
-  def point(self, owner: str) -> int:
-    """Returns the number of a model's last save; -1 = none."""
-    sql = 'select ifnull(max(number), -1) from rows where owner = ? and point'
-    return self._execute(sql, owner).fetchone()[0]
-
-  def trim(self) -> None:
-    """Deletes what is neither carried out nor fetched again."""
-    sql = (
-      "delete from rows where done < ? and (verb = 'asample' or verb in "
-      "('forward_backward', 'optim_step', 'refused') and number < (select "
-      'max(number) from rows as x where x.owner = rows.owner and point))'
-    )
-    self._execute(sql, time.time() - KEPT)
+  def points(self, owner: str) -> list[int]:
+    """Returns the numbers of the saves of a model that `finish` marked."""
+    sql = 'select number from rows where owner = ? and point'
+    return [number for (number,) in self._execute(sql, owner)]

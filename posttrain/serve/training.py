@@ -31,7 +31,7 @@ from typing import Any
 from tinker import types
 
 from posttrain import schema, sharding
-from posttrain.checkpoints import policies, weights
+from posttrain.checkpoints import policies
 from posttrain.decode import engines
 from posttrain.models import peft
 from posttrain.serve import call, journal, protocol, wire, worker
@@ -39,8 +39,8 @@ from posttrain.training import optim, trainer
 from posttrain.util import errors
 
 JSON, PROTOBUF = 'application/json', 'application/x-protobuf'
-GATHER = 0.1  # seconds that the first request to sample may wait for others
 POLICIES_KEPT = 3  # those to sample from that stay in memory
+UNNAMED_KEPT = 8  # unnamed checkpoints of a model
 KINDS = {  # of checkpoints, by the request that writes them
   'save_weights': 'weights',
   'save_weights_for_sampler': 'sampler_weights',
@@ -69,7 +69,6 @@ class Model:
   next: int = 0  # the number of the request to run next
   waiting: dict[int, Job] = dataclasses.field(default_factory=dict)
   has_gradient: bool = False
-  turn: int = -1  # of its last request, counted over all
   used: float = dataclasses.field(default_factory=time.time)
 
 
@@ -83,7 +82,6 @@ class Checkpoint:
   saved: float
   metadata: dict[str, str] | None
   is_listed: bool  # not the unnamed weights of a sampling session
-  used: float = dataclasses.field(default_factory=time.time)
 
 
 @dataclasses.dataclass(eq=False)
@@ -128,21 +126,21 @@ class Service:
     )
     self._engine: Any = None
     self._changed = threading.Condition()  # guards what follows
-    self.sessions: dict[str, types.CreateSessionRequest] = {}
-    self.finished: set[str] = set()  # of the sessions
+    self.sessions: dict[str, bool] = {}  # whether they are open
     self.models: dict[str, Model] = {}
-    self.samplers: dict[str, tuple[str, str]] = {}  # (base, path; '' = none)
+    # Of sampling sessions; None = the base model's weights.
+    self.samplers: dict[str, Checkpoint | None] = {}
     self.checkpoints: dict[str, Checkpoint] = {}
-    self.pending: set[str] = set()  # ids of requests that have not finished
-    self._to_sample: dict[str, list[Job]] = {}  # by the path of the weights
+    self._to_sample: dict[Checkpoint | None, list[Job]] = {}  # by weights
     self._stopped = False
     # Of the device's thread.
-    self._policies: dict[str, policies.Policy] = {}  # the last used last
+    # The last used last.
+    self._policies: dict[Checkpoint | None, policies.Policy] = {}
     self._drawing: dict[int, _Sequence] = {}
     self._results: dict[Job, list[Any]] = {}
-    self._turns: dict[str, int] = {}  # of sessions, as `Model.turn`
-    self._drawn_path, self._ids = '', itertools.count()
-    self._to_score: collections.deque[Job] = collections.deque()
+    self._turns = collections.Counter()  # the last ones of sessions and models
+    self._drawn: Checkpoint | None = None  # whose weights the engine has
+    self._ids = itertools.count(1)
     self._run_verb = {
       'create_model': self._create,
       'load_weights': self._load,
@@ -157,13 +155,14 @@ class Service:
     for row in self._journal.rows():
       self._restore(row)
     for model in self.models.values():
-      point = self._journal.point(model.id)
-      if point >= 0 and _session_of(model.id) not in self.finished:
-        folder = self._folder_of(model.id, point)
-        model.trainer = self._open(model.lora, folder, True)
+      points = self._journal.points(model.id)
+      folders = {x: self._folder_of(model.id, x) for x in points}
+      kept = [x for x in points if folders[x].exists()]
+      if kept and self.sessions[_session_of(model.id)]:
+        point = max(kept)
+        model.trainer = self._open(model.lora, folders[point], True)
         model.next = point + 1
-        for number in [x for x in model.waiting if x <= point]:
-          self.pending.discard(model.waiting.pop(number).row.id)
+        model.waiting = {k: x for k, x in model.waiting.items() if k > point}
     for saved in list(self.checkpoints.values()):
       if not saved.folder.exists():  # deleted since, or never written
         del self.checkpoints[saved.path]
@@ -179,37 +178,43 @@ class Service:
 
   def _restore(self, row: journal.Row) -> None:
     """Takes a row of the journal."""
-    verb, has_owner = row.verb, row.owner in {**self.models, **self.samplers}
-    if row.number and not has_owner or verb == 'asample' and row.kind:
-      return
-    request = None
+    verb, request, needed = row.verb, None, self.models
+    if verb == 'asample':
+      needed = self.samplers
+      if row.kind:
+        return
     try:
-      if verb in ('delete', 'finish'):
-        self._end(row)
+      if verb == 'finish':
+        self._finish_session(row.owner)
+      elif verb == 'delete':
+        self._delete(self._folder_of(row.owner, row.number))
       elif verb == 'create_session':
-        self.sessions[row.id] = wire.read(verb, row.body)
+        self.sessions[row.id] = True
       elif verb == 'create_sampling_session':
         self.samplers[row.id] = self._source(wire.read(verb, row.body))
       elif verb == 'refused':
-        self._enqueue(Job(row, None))
+        raise protocol.Refused(422, 'the request was malformed')
       else:
         request = wire.read(verb, row.body)
+        if row.number or verb == 'asample':
+          _find(needed, row.owner, 'owner')
         self._enqueue(Job(row, request, self._check(verb, request)))
-    except protocol.Refused:  # it names a checkpoint that was deleted since
-      if row.number:
+    except protocol.Refused as error:  # what it names was deleted since
+      if row.owner in self.models and row.number:
         self._enqueue(Job(row, None))
-    if verb in KINDS and row.kind:
+      else:
+        self._fail(Job(row, None), error)
+    if verb in KINDS and row.kind and row.owner in self.models:
       self._register(row, request)
 
   # --- requests, in any thread ------------------------------------------------
 
   def open_session(self, body: bytes) -> str:
     """Returns the id of a new session."""
-    request = wire.read('create_session', body)
     with self._changed:
       id = f'session-{len(self.sessions)}'
-      self.sessions[id] = request
-    self._journal.accept(journal.Row(id, '', 0, 'create_session', body, None))
+      self.sessions[id] = True
+    self._journal.accept(journal.Row(id, '', 0, 'create_session', body))
     return id
 
   def open_sampler(self, body: bytes) -> str:
@@ -219,30 +224,26 @@ class Service:
     self.session(request.session_id)
     id = f'{request.session_id}:sample:{request.sampling_session_seq_id}'
     self.samplers[id] = self._source(request)
-    self._journal.accept(journal.Row(id, '', 0, verb, body, None))
+    self._journal.accept(journal.Row(id, '', 0, verb, body))
     return id
 
-  def _source(self, request: Any) -> tuple[str, str]:
-    """Returns (base model, path of a checkpoint or '') of a sampler."""
-    if request.model_path is None:
-      self._check_base(request.base_model)
-      return request.base_model, ''
-    checkpoint = self.checkpoint(request.model_path)
-    return checkpoint.model.base, checkpoint.path
+  def _source(self, request: Any) -> Checkpoint | None:
+    if request.model_path is not None:
+      return self.checkpoint(request.model_path)
+    self._check_base(request.base_model)
+    return None
 
-  def session(self, id: str) -> types.CreateSessionRequest:
-    """Returns a session; raises Refused, with 404, or 410 if it is over."""
-    session = _find(self.sessions, id, 'session_id')
-    if id in self.finished:
+  def session(self, id: str) -> None:
+    """Raises Refused, with 404, or 410 if the session is over."""
+    if not _find(self.sessions, id, 'session_id'):
       raise protocol.Refused(410, f'session_id must be open: {id} is finished')
-    return session
 
   def model(self, id: str) -> Model:
     """Returns a model; raises Refused, with 404."""
     return _find(self.models, id, 'model_id')
 
-  def sampler(self, id: str) -> tuple[str, str]:
-    """Returns (base, path) of a sampling session; raises Refused, with 404."""
+  def sampler(self, id: str) -> Checkpoint | None:
+    """Returns what a sampling session reads; raises Refused, with 404."""
     return _find(self.samplers, id, 'sampling_session_id')
 
   def checkpoint(self, path: str) -> Checkpoint:
@@ -257,7 +258,7 @@ class Service:
     """
     request = wire.read(verb, body)
     owner, number = wire.place(request)
-    row = journal.Row(f'{owner}:{number}', owner, number, verb, body, None)
+    row = journal.Row(f'{owner}:{number}', owner, number, verb, body)
     if self._journal.has(row.id):
       return _future(row.id, request)
     if verb == 'asample':
@@ -273,7 +274,6 @@ class Service:
         if self._journal.accept(row):
           self._enqueue(Job(row, None))
       raise
-    self.pending.add(row.id)
     if self._journal.accept(row):
       self._enqueue(job)
     return _future(row.id, request)
@@ -282,10 +282,8 @@ class Service:
     """Returns (content type, body) of a future; None = not finished.
 
     Raises:
-      Refused: with 404; there is no such request, or its time is over.
+      Refused: with 404; there is no such request.
     """
-    if id in self.pending:
-      return None
     try:
       return self._journal.result(id)
     except KeyError as error:
@@ -293,31 +291,40 @@ class Service:
         404, f'request_id must be of a kept request: got {errors.quote(id)}'
       ) from error
 
-  def end(self, verb: str, id: str) -> None:
-    """Finishes a session, or deletes a checkpoint.
+  def finish_session(self, id: str) -> None:
+    """Ends a session; its models and unnamed checkpoints go."""
+    self.session(id)
+    self._journal.accept(journal.Row(f'finish:{id}', id, 0, 'finish', b''))
+    self._finish_session(id)
 
-    Args:
-      verb: 'finish' or 'delete'.
-      id: of the session, or the checkpoint's path.
-    """
-    key = f'{verb}:{id}:{time.time()}'
-    row = journal.Row(key, '', 0, verb, id.encode(), None)
-    self._journal.accept(row)
-    self._end(row)
-
-  def _end(self, row: journal.Row) -> None:
-    if row.verb == 'delete':
-      self.checkpoints.pop(row.body.decode(), None)
-      return
-    session = row.body.decode()
-    self.finished.add(session)
+  def _finish_session(self, id: str) -> None:
     with self._changed:
+      self.sessions[id] = False
       for model in self.models.values():
-        if _session_of(model.id) == session:
+        if _session_of(model.id) == id:
           model.trainer, model.waiting = None, {}
-          for saved in list(self.checkpoints.values()):
-            if saved.model is model and not saved.is_listed:
-              del self.checkpoints[saved.path]
+          self._drop_unnamed(model, 0)
+
+  def delete(self, path: str) -> None:
+    """Deletes a checkpoint."""
+    folder = self.checkpoint(path).folder
+    owner, number = folder.parent.name, int(folder.name)
+    id = f'delete:{owner}:{number}'
+    self._journal.accept(journal.Row(id, owner, number, 'delete', b''))
+    self._delete(folder)
+
+  def _delete(self, folder: pathlib.Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    for saved in list(self.checkpoints.values()):
+      if saved.folder == folder:
+        del self.checkpoints[saved.path]
+
+  def _drop_unnamed(self, model: Model, kept: int) -> None:
+    """Deletes the unnamed checkpoints of a model, apart from the last ones."""
+    own = [x for x in list(self.checkpoints.values()) if x.model is model]
+    unnamed = [x for x in own if not x.is_listed]
+    for old in unnamed[: max(len(unnamed) - kept, 0)]:
+      self._delete(old.folder)
 
   def _check_base(self, name: str | None) -> None:
     names = (self.name, self.name + wire.FULL)
@@ -325,6 +332,12 @@ class Service:
 
   def _check(self, verb: str, request: Any) -> Any:
     """Returns what the check of a request has made of it."""
+    try:
+      return self._checked(verb, request)
+    except ValueError as error:
+      raise protocol.Refused(422, f'{error}') from error
+
+  def _checked(self, verb: str, request: Any) -> Any:
     if verb == 'forward_backward':
       return wire.data(request, self.policy, self.capacity)
     if verb == 'asample':
@@ -360,8 +373,8 @@ class Service:
     row = job.row
     with self._changed:
       if row.verb == 'asample':
-        path = self.samplers[row.owner][1]
-        self._to_sample.setdefault(path, []).append(job)
+        source = self.samplers[row.owner]
+        self._to_sample.setdefault(source, []).append(job)
       else:
         if row.number == 0:
           base, lora = job.request.base_model, job.checked
@@ -373,8 +386,6 @@ class Service:
           )
         model = self.models[row.owner]
         model.waiting[row.number], model.used = job, time.time()
-      if row.kind is None:
-        self.pending.add(row.id)
       self._changed.notify_all()
 
   # --- the device's thread ----------------------------------------------------
@@ -384,7 +395,6 @@ class Service:
       with self._changed:
         while not self._stopped and not (
           self._drawing
-          or self._to_score
           or self._to_sample
           or any(x.next in x.waiting for x in self.models.values())
         ):
@@ -394,37 +404,26 @@ class Service:
         ready = [x for x in self.models.values() if x.next in x.waiting]
         model = min(ready, key=self._last_turn, default=None)
         if model is not None:
-          self._turns[_session_of(model.id)] = model.turn = next(self._ids)
+          for id in (_session_of(model.id), model.id):
+            self._turns[id] = next(self._ids)
           job = model.waiting.pop(model.next)
-        if self._to_sample and not self._drawing:
-          # Those that are on their way decode with the first from the start.
-          end = time.monotonic() + GATHER
-          while self._changed.wait(GATHER / 10) and time.monotonic() < end:
-            pass
-        path, jobs = self._drawn_path, []
-        others = self._to_sample.keys() - {path}
-        if not self._drawing and others:
-          path = next(x for x in self._to_sample if x in others)
-        if not self._drawing or not others:
-          jobs = self._to_sample.pop(path, [])
+        source, jobs = next(iter(self._to_sample), None), []
+        if not self._drawing or source is self._drawn:
+          jobs = self._to_sample.pop(source, [])
       if model is not None:
         self._try(self._step, job, model)
         model.next += 1
       try:
-        self._submit(path, jobs)
-        if self._to_score:
-          job = self._to_score.popleft()
-          self._try(self._score, job)
+        self._submit(source, jobs)
         self._decode()
       except Exception as error:  # any: no client may wait for ever
         for job in {*jobs, *self._results}:
           self._fail(job, error)
         self._drawing, self._results, self._engine = {}, {}, None
-        self._to_score.clear()
 
   def _last_turn(self, model: Model) -> tuple[int, int]:
     """Returns when a model's session, and the model, had their last turn."""
-    return self._turns.get(_session_of(model.id), -1), model.turn
+    return self._turns[_session_of(model.id)], self._turns[model.id]
 
   def _try(self, run: Callable[..., None], job: Job, *model: Model) -> None:
     try:
@@ -451,7 +450,6 @@ class Service:
     if not isinstance(result, bytes):
       kind, result = JSON, result.model_dump_json().encode()
     self._journal.finish(job.row.id, kind, result, point)
-    self.pending.discard(job.row.id)
     self.notify()
 
   def _step(self, job: Job, model: Model) -> None:
@@ -532,17 +530,18 @@ class Service:
     )
     self.checkpoints[saved.path] = saved
     if not saved.is_listed:
-      self.samplers[_sampler_of(model, request)] = model.base, saved.path
+      self.samplers[_sampler_of(model, request)] = saved
     return saved
 
   def _save(self, model: Model, job: Job) -> None:
     request, verb = job.request, job.row.verb
     path = f'tinker://{model.id}/{KINDS[verb]}/{request.path}'
-    if path in self.checkpoints:
-      if not getattr(request, 'overwrite', False):
-        raise ValueError(f'path must be new: got {path}, which exists')
-      del self.checkpoints[path]
+    old = self.checkpoints.get(path)
+    if old and not getattr(request, 'overwrite', False):
+      raise ValueError(f'path must be new: got {path}, which exists')
     self._write(model, job)
+    if old:
+      self._delete(old.folder)
     saved = self._register(job.row, request)
     if is_external := verb == 'save_weights_external':
       result = types.SaveWeightsExternalResponseInternal(path=saved.path)
@@ -554,9 +553,9 @@ class Service:
         sampling_session_id=_sampler_of(model, request),
         type=verb,
       )
-      self._keep(saved.path, model.trainer.policy())
+      self._keep(saved, model.trainer.policy())
+      self._drop_unnamed(model, UNNAMED_KEPT)
     self._finish(job, result, not (model.has_gradient or is_external))
-    self._sweep(model)
 
   def _write(self, model: Model, job: Job) -> None:
     """Writes a model into the folder of a request, all or nothing."""
@@ -565,56 +564,34 @@ class Service:
     for old in (part, folder):  # of a process that was killed
       shutil.rmtree(old, ignore_errors=True)
     part.parent.mkdir(parents=True, exist_ok=True)
-    model.trainer.save(str(part))
-    if job.row.verb == 'save_weights_external':
-      self._export(model, part)
-    os.rename(part, folder)
-
-  def _sweep(self, model: Model) -> None:
-    """Deletes what is not needed any more."""
-    self._journal.trim()
-    for old in list(self.checkpoints.values()):
-      if not old.is_listed and old.used < time.time() - journal.KEPT:
-        del self.checkpoints[old.path]
-    last = self._folder_of(model.id, self._journal.point(model.id))
-    kept = {last, *(x.folder for x in self.checkpoints.values())}
-    for folder in last.parent.iterdir():
-      if folder not in kept:
-        shutil.rmtree(folder)
-
-  def _export(self, model: Model, folder: pathlib.Path) -> None:
-    """Replaces saved weights by the adapter in PEFT's form."""
-    if model.lora is None:
+    if job.row.verb != 'save_weights_external':
+      model.trainer.save(str(part))
+    elif model.lora is None:
       raise ValueError(
         f'save_weights_external must be of a LoRA: got {model.base}, all '
         'weights; python -m posttrain.export reads its checkpoints'
       )
-    adapter = weights.adapter(str(folder), average=True)
-    exported = folder.with_name('exported')
-    shutil.rmtree(exported, ignore_errors=True)
-    peft.save(*adapter, self.policy.model, str(exported), self.name)
-    shutil.rmtree(folder)
-    os.rename(exported, folder)
+    else:
+      adapter = model.trainer.params
+      peft.save(adapter, model.lora, self.policy.model, str(part), self.name)
+    os.rename(part, folder)
 
-  def _keep(self, path: str, policy: policies.Policy) -> policies.Policy:
-    self._policies.pop(path, None)
-    self._policies[path] = policy
+  def _keep(self, source: Checkpoint, policy: policies.Policy) -> None:
+    self._policies[source] = policy
     while len(self._policies) > POLICIES_KEPT:
       del self._policies[next(iter(self._policies))]
+
+  def _policy(self, source: Checkpoint | None) -> policies.Policy:
+    """Returns the policy of a checkpoint; None = the base model."""
+    if source is None:
+      return self.policy
+    policy = self._policies.pop(source, None)
+    if policy is None:
+      policy = self._open(source.model.lora, source.folder, False).policy()
+    self._keep(source, policy)
     return policy
 
-  def _policy(self, path: str) -> policies.Policy:
-    """Returns the policy of a checkpoint; '' = the base model."""
-    if not path:
-      return self.policy
-    saved = self.checkpoint(path)
-    saved.used = time.time()
-    if path in self._policies:
-      return self._keep(path, self._policies[path])
-    loaded = self._open(saved.model.lora, saved.folder, False)
-    return self._keep(path, loaded.policy())
-
-  def _submit(self, path: str, jobs: list[Job]) -> None:
+  def _submit(self, source: Checkpoint | None, jobs: list[Job]) -> None:
     """Gives requests of the same weights to the engine."""
     if not jobs:
       return
@@ -623,16 +600,11 @@ class Service:
         self.policy.model, self._options, sharding.one_device()
       )
       self._engine.take_free_slots()
-      self._drawn_path = None
-    if path != self._drawn_path:
-      try:
-        params = self._policy(path).params
-      except protocol.Refused as error:  # the checkpoint was deleted
-        for job in jobs:
-          self._fail(job, error)
-        return
-      self._engine.set_params(params, 0)
-      self._drawn_path = path
+      self._engine.set_params(self.policy.params, 0)
+      self._drawn = None
+    if source is not self._drawn:
+      self._engine.set_params(self._policy(source).params, 0)
+      self._drawn = source
     for job in jobs:
       wanted = job.checked
       self._results[job] = [None] * len(wanted.requests)
@@ -642,20 +614,6 @@ class Service:
         self._engine.submit(dataclasses.replace(request, id=id))
         text = call.Detokenizer(decode, wanted.stops)
         self._drawing[id] = _Sequence(job, index, text)
-      if wanted.scores or wanted.top:
-        self._results[job].append(None)
-        self._to_score.append(job)
-
-  def _score(self, job: Job) -> None:
-    if job not in self._results:
-      return
-    policy = self._policy(self.samplers[job.row.owner][1])
-    ids = job.checked.requests[0].ids
-    [scores] = worker.score(
-      policy, [worker.ScoreJob(lambda *_: None, 0, ids, 1.0)]
-    )
-    self._results[job][-1] = scores
-    self._complete(job)
 
   def _decode(self) -> None:
     """Decodes a chunk, and ends the requests that are complete."""
@@ -676,25 +634,23 @@ class Service:
     if drawn.text.finish is None:
       return False
     del self._drawing[id]
-    text = drawn.text
-    if drawn.job in self._results:
-      self._results[drawn.job][drawn.index] = (
-        text.ids,
-        text.logprobs,
-        text.finish == 'stop',
-      )
-      self._complete(drawn.job)
+    job, text = drawn.job, drawn.text
+    results = self._results[job]
+    results[drawn.index] = text.ids, text.logprobs, text.finish == 'stop'
+    if all(results):
+      self._try(self._complete, job)
     return True
 
   def _complete(self, job: Job) -> None:
-    """Finishes a request to sample once all its parts are there."""
-    results = self._results[job]
-    if any(x is None for x in results):
-      return
+    """Finishes a request all of whose samples are there."""
+    wanted, scores = job.checked, None
+    if wanted.scores or wanted.top:
+      ids = wanted.requests[0].ids
+      prompt = worker.ScoreJob(lambda *_: None, 0, ids, 1.0)
+      [scores] = worker.score(self._policy(self._drawn), [prompt])
+    result = wire.sample_result(self._results[job], wanted, scores)
     del self._results[job]
-    count = len(job.checked.requests)
-    scores = results[count] if len(results) > count else None
-    self._finish(job, wire.sample_result(results[:count], job.checked, scores))
+    self._finish(job, result)
 
 
 def _session_of(id: str) -> str:

@@ -36,12 +36,23 @@ class _Routes:
     self._loop: asyncio.AbstractEventLoop | None = None
     self._finished = asyncio.Event()  # replaced when a request has finished
     self.posts: dict[str, Callable[[bytes], Any]] = {
-      'client/config': self._config,
+      'client/config': lambda _: types.ClientConfigResponse(
+        pjwt_auth_enabled=False,
+        use_pyqwest_transport=False,
+        sample_max_concurrent_requests=PARALLEL,
+        fwdbwd_max_chunk_bytes_count=max_body_bytes // 2,
+      ),
       'client/dynamic_config': lambda _: types.ClientDynamicConfigResponse(),
       'telemetry': lambda _: types.TelemetryResponse(status='accepted'),
-      'create_session': self._create_session,
+      'create_session': lambda body: types.CreateSessionResponse(
+        session_id=service.open_session(body)
+      ),
       'session_heartbeat': self._heartbeat,
-      'create_sampling_session': self._create_sampler,
+      'create_sampling_session': lambda body: (
+        types.CreateSamplingSessionResponse(
+          sampling_session_id=service.open_sampler(body)
+        )
+      ),
       'get_info': self._info,
       **{
         verb: functools.partial(service.accept, verb)
@@ -76,19 +87,15 @@ class _Routes:
     self._finished.set()
     self._finished = asyncio.Event()
 
-  async def post(
-    self, request: requests.Request, answer: Callable[[bytes], Any]
+  async def answer(
+    self, request: requests.Request, respond: Callable[[Any], Any]
   ) -> responses.Response:
-    """Reads a body, and answers it."""
-    kinds = training.JSON, training.PROTOBUF
-    body = await app.read_body(request, self._max_body_bytes, kinds)
-    return _json(await asyncio.to_thread(answer, body))
-
-  async def get(
-    self, request: requests.Request, answer: Callable[[requests.Request], Any]
-  ) -> responses.Response:
-    """Answers a request without a body."""
-    return _json(answer(request))
+    """Answers with what `respond` returns for a body, or for a GET request."""
+    given: Any = request
+    if request.method == 'POST':
+      kinds = training.JSON, training.PROTOBUF
+      given = await app.read_body(request, self._max_body_bytes, kinds)
+    return _json(await asyncio.to_thread(respond, given))
 
   async def retrieve(self, request: requests.Request) -> responses.Response:
     """Waits for a result; 408 if there is none yet."""
@@ -114,15 +121,12 @@ class _Routes:
     """Ends a session."""
     await app.read_body(request, self._max_body_bytes)
     id = request.path_params['id']
-    self._service.session(id)
-    await asyncio.to_thread(self._service.end, 'finish', id)
+    await asyncio.to_thread(self._service.finish_session, id)
     return responses.Response(status_code=204)
 
   async def delete(self, request: requests.Request) -> responses.Response:
     """Deletes a checkpoint."""
-    path = _path(request)
-    self._service.checkpoint(path)
-    await asyncio.to_thread(self._service.end, 'delete', path)
+    await asyncio.to_thread(self._service.delete, _path(request))
     return responses.Response(status_code=204)
 
   async def file(self, request: requests.Request) -> responses.Response:
@@ -133,27 +137,9 @@ class _Routes:
       raise exceptions.HTTPException(404)
     return responses.FileResponse(file)
 
-  def _config(self, _: bytes) -> Any:
-    return types.ClientConfigResponse(
-      pjwt_auth_enabled=False,
-      use_pyqwest_transport=False,
-      sample_max_concurrent_requests=PARALLEL,
-      fwdbwd_max_chunk_bytes_count=self._max_body_bytes // 2,
-    )
-
-  def _create_session(self, body: bytes) -> Any:
-    return types.CreateSessionResponse(
-      session_id=self._service.open_session(body)
-    )
-
   def _heartbeat(self, body: bytes) -> Any:
     self._service.session(wire.read('session_heartbeat', body).session_id)
     return types.SessionHeartbeatResponse()
-
-  def _create_sampler(self, body: bytes) -> Any:
-    return types.CreateSamplingSessionResponse(
-      sampling_session_id=self._service.open_sampler(body)
-    )
 
   def _capabilities(self, _: requests.Request) -> Any:
     service = self._service
@@ -182,9 +168,11 @@ class _Routes:
 
   def _sampler(self, request: requests.Request) -> Any:
     id = request.path_params['id']
-    base, path = self._service.sampler(id)
+    saved = self._service.sampler(id)
     return types.GetSamplerResponse(
-      sampler_id=id, base_model=base, model_path=path or None
+      sampler_id=id,
+      base_model=saved.model.base if saved else self._service.name,
+      model_path=saved and saved.path,
     )
 
   def _run(self, id: str) -> types.TrainingRun:
@@ -256,12 +244,9 @@ def make(
       route(one, routes.delete, ['DELETE']),
       route(f'{one}/files/{{file}}', routes.file, ['GET']),
       *(
-        route(path, functools.partial(routes.post, answer=answer), ['POST'])
-        for path, answer in routes.posts.items()
-      ),
-      *(
-        route(path, functools.partial(routes.get, answer=answer), ['GET'])
-        for path, answer in routes.gets.items()
+        route(path, functools.partial(routes.answer, respond=respond), [method])
+        for method, handlers in (('POST', routes.posts), ('GET', routes.gets))
+        for path, respond in handlers.items()
       ),
     ],
     middleware=[middleware.Middleware(app.Guard, api_key=api_key, hosts=hosts)],

@@ -56,7 +56,6 @@ class Sampling(NamedTuple):
   stops: tuple[str, ...]
   scores: bool  # whether logprobs of the prompt are returned
   top: int  # alternatives per token of the prompt
-  last: int  # tokens of the prompt to score
 
 
 def require(ok: Any, name: str, must: str, got: Any) -> None:
@@ -123,14 +122,9 @@ def lora(config: types.LoraConfig) -> schema.Lora:
   """Returns the options of an adapter.
 
   Raises:
-    Refused: the rank is out of bounds, or nothing is trained.
+    ValueError: the rank is out of bounds, or nothing is trained.
   """
-  most = schema.architecture.MAX_RANK
-  ok = 1 <= config.rank <= most
-  require(ok, 'lora_config.rank', f'be in [1, {most}]', config.rank)
   # The head is never corrected: `train_unembed`, the SDK's default, is ignored.
-  ok = config.train_attn or config.train_mlp
-  require(ok, 'lora_config', 'have train_attn or train_mlp', config)
   return trainer.lora_options(
     config.rank, attention=config.train_attn, mlp=config.train_mlp
   )
@@ -147,36 +141,33 @@ def data(
     capacity: the most tokens of a datum.
 
   Raises:
-    Refused: a datum or the loss is wrong.
+    Refused, ValueError: a datum or the loss is wrong.
   """
   loss, numbers = request.loss_fn, dict(request.loss_fn_config)
   texts = [k for k, x in request.loss_fn_config_v2.items() if x.text]
   require(not texts, 'loss_fn_config', 'have numbers as values', texts)
   require(request.data, 'data', 'not be empty', [])
   result = []
-  try:
-    options = trainer.loss_options(loss, **numbers)
-    names = {'target_tokens', 'weights'}
-    if options is not None:
-      names = {'target_tokens', 'logprobs', 'advantages'}
-    for i, datum in enumerate(request.data):
-      where, given = f'data[{i}]', datum.loss_fn_inputs
-      must = f'be {", ".join(sorted(names))} for {loss}'
-      require(set(given) == names, f'{where}.loss_fn_inputs', must, [*given])
-      chunks = datum.model_input
-      ok = all(x.WhichOneof('chunk') == 'encoded_text' for x in chunks)
-      require(ok, f'{where}.model_input', 'be of tokens', 'other chunks')
-      ids = b''.join(x.encoded_text.tokens for x in chunks)
-      arrays = {k: _vector(x, f'{where}.{k}') for k, x in given.items()}
-      targets = arrays.pop('target_tokens').astype(np.int32)
-      arrays = {k: x.astype(np.float32) for k, x in arrays.items()}
-      new = trainer.Datum(np.frombuffer(ids, np.int32), targets, **arrays)
-      trainer.check(new, where, policy.model.vocab_size, options)
-      must = f'have at most {capacity} tokens (--max_model_len)'
-      require(len(new.ids) <= capacity, where, must, len(new.ids))
-      result.append(new)
-  except ValueError as error:
-    raise protocol.Refused(422, f'{error}') from error
+  options = trainer.loss_options(loss, **numbers)
+  names = {'target_tokens', 'weights'}
+  if options is not None:
+    names = {'target_tokens', 'logprobs', 'advantages'}
+  for i, datum in enumerate(request.data):
+    where, given = f'data[{i}]', datum.loss_fn_inputs
+    must = f'be {", ".join(sorted(names))} for {loss}'
+    require(set(given) == names, f'{where}.loss_fn_inputs', must, [*given])
+    chunks = datum.model_input
+    ok = all(x.WhichOneof('chunk') == 'encoded_text' for x in chunks)
+    require(ok, f'{where}.model_input', 'be of tokens', 'other chunks')
+    ids = b''.join(x.encoded_text.tokens for x in chunks)
+    arrays = {k: _vector(x, f'{where}.{k}') for k, x in given.items()}
+    targets = arrays.pop('target_tokens').astype(np.int32)
+    arrays = {k: x.astype(np.float32) for k, x in arrays.items()}
+    new = trainer.Datum(np.frombuffer(ids, np.int32), targets, **arrays)
+    trainer.check(new, where, policy.model.vocab_size, options)
+    must = f'have at most {capacity} tokens (--max_model_len)'
+    require(len(new.ids) <= capacity, where, must, len(new.ids))
+    result.append(new)
   return result, numbers
 
 
@@ -198,18 +189,17 @@ def sampling(
     capacity: tokens of a sequence.
 
   Raises:
-    Refused: it does not fit the model, or asks for what is not served.
+    Refused, ValueError: it does not fit the model, or is not served.
   """
   for name in (
     'topk_sample_logprobs',
     'target_prompt_logprobs',
     'prompt_alt_tokens_k',
+    'prompt_logprobs_last_n',
     'record_stability_info',
   ):
     value = getattr(request, name)
     require(not value, name, 'be left out: it is not served', value)
-  kinds = {chunk.type for chunk in request.prompt.chunks}
-  require(kinds == {'encoded_text'}, 'prompt', 'be of tokens', sorted(kinds))
   ids, size = request.prompt.to_ints(), policy.model.vocab_size
   ok = ids and all(0 <= x < size for x in ids)
   require(ok, 'prompt', f'have some ids, in [0, {size})', ids)
@@ -234,22 +224,16 @@ def sampling(
     f"{schedule.STOP_IDS} ids, with the model's own"
   )
   require(ok, 'sampling_params.stop', must, params.stop)
-  top, last = request.topk_prompt_logprobs, request.prompt_logprobs_last_n
+  top = request.topk_prompt_logprobs
   limit = min(worker.MAX_ALTERNATIVES, policy.model.vocab_size)
   ok = 0 <= top <= limit
   require(ok, 'topk_prompt_logprobs', f'be in [0, {limit}]', top)
-  ok = last is None or request.prompt_logprobs and 0 < last < len(ids)
-  must = 'be below the length of the prompt, with prompt_logprobs'
-  require(ok, 'prompt_logprobs_last_n', must, last)
   source = (request.sampling_session_id, request.seq_id)
   if params.seed is not None:
     source = (params.seed,)
-  try:
-    law = requests.Sampling(
-      params.temperature, max(params.top_k, 0), params.top_p
-    )
-  except ValueError as error:
-    raise protocol.Refused(422, f'sampling_params: {error}') from error
+  law = requests.Sampling(
+    params.temperature, max(params.top_k, 0), params.top_p
+  )
   return Sampling(
     [
       requests.Request(
@@ -265,7 +249,6 @@ def sampling(
     stops,
     bool(request.prompt_logprobs),
     top,
-    len(ids) - 1 if last is None else last,
   )
 
 
@@ -315,16 +298,15 @@ def sample_result(
     ]
   )
   if scores is not None:
-    unscored = slice(0, len(scores.logprobs) - asked.last)
     logprobs = scores.logprobs.astype(np.float32)
-    logprobs[unscored] = np.nan
+    logprobs[0] = np.nan  # no token precedes it
     if asked.scores:
       result.prompt_logprobs = logprobs.tobytes()
     if asked.top:
       ids = scores.top_ids[:, : asked.top].astype(np.int32)
       values = scores.top_logprobs[:, : asked.top].astype(np.float32)
       # The SDK's mark of a token without alternatives.
-      ids[unscored], values[unscored] = 0, -99999.0
+      ids[0], values[0] = 0, -99999.0
       result.topk_prompt_logprobs.CopyFrom(
         tinker_public_pb2.TopkLogprobs(
           token_ids=ids.tobytes(),

@@ -252,18 +252,22 @@ class Trainer:
     )
     return {k: float(x) for k, x in jax.device_get(metrics).items()}
 
+  @property
+  def params(self) -> Any:
+    """The trained parameters, until the next update: an adapter, or all."""
+    return self._state.params
+
   def policy(self) -> policies.Policy:
     """Returns the policy of now, which later updates leave as it is."""
     params = jax.tree.map(jnp.copy, self._state.params)
     params = lora.whole(params, self._frozen)
     return dataclasses.replace(self.base, params=params)
 
-  def save(self, folder: str, *, optimizer: bool = True) -> str:
+  def save(self, folder: str) -> str:
     """Writes a checkpoint, from which generate, serve and export read.
 
     Args:
       folder: a new folder, or one of earlier steps.
-      optimizer: whether to save the optimizer's state, for `load`.
 
     Returns:
       The step's folder.
@@ -296,11 +300,8 @@ class Trainer:
     }
     if self._frozen is not None:
       host['base'] = self._base_sums
-    state = self._state
-    if not optimizer:
-      state = dataclasses.replace(state, opt_state=None)
     checkpointer = store.Checkpointer(folder, schema.Checkpoint())
-    checkpointer.save(number, state, host)
+    checkpointer.save(number, self._state, host)
     checkpointer.close()
     return os.path.join(folder, str(number))
 

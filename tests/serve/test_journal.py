@@ -30,20 +30,11 @@ def test_accepted_once(path):
     again.result('a:3')
 
 
-def test_trims_what_precedes_the_last_save(path, monkeypatch):
+def test_points_are_the_saves_of_a_model(path):
   db = journal.Journal(path)
-  assert db.point('a') == -1
-  for number, verb in enumerate(
-    ('create_model', 'optim_step', 'save_weights', 'optim_step'), 0
-  ):
-    db.accept(row(number, verb))
-    db.finish(f'a:{number}', 'json', b'', point=verb == 'save_weights')
-  for number in (0, 1):
-    db.accept(row(number, 'asample', 'b'))
-  db.finish('b:0', 'proto', b'')
-  assert db.point('a') == 2
-  db.trim()
-  assert len(db.rows()) == 6  # their results can be fetched again
-  monkeypatch.setattr(journal, 'KEPT', -1.0)
-  db.trim()
-  assert [x.id for x in db.rows()] == ['a:0', 'a:2', 'a:3', 'b:1']
+  assert db.points('a') == []
+  for number in range(4):
+    for owner in 'ab':
+      db.accept(row(number, owner=owner))
+    db.finish(f'a:{number}', 'json', b'', point=number % 2 == 1)
+  assert db.points('a') == [1, 3] and db.points('b') == []

@@ -129,7 +129,7 @@ def train(server, disturb=lambda: None, seed=None):
   tinker.RestClient(base_url=server.url).delete_checkpoint_from_tinker_path(
     saved
   ).result()
-  step()  # and the folder of the deleted checkpoint is swept by a save
+  step()
   client.save_state('five').result()
   disturb()
   forward = again.forward([datum()], 'cross_entropy').result()

@@ -235,12 +235,8 @@ def test_saves_are_read_as_weights_and_go_on(adapter, tmp_path):
     x.forward_backward(data, 'ppo')
     x.optim_step(adam)
   assert fixtures.worst(mine.policy().params, other.policy().params) == 0
-  light = mine.save(str(tmp_path / 'sampler'), optimizer=False)
-  assert policies.load(light).params
-  other.load(light)
+  other.load(where)
   assert other.step == 0
-  with pytest.raises(ValueError, match='opt_state'):
-    other.load(light, optimizer=True)
 
 
 @pytest.mark.slow
