@@ -79,7 +79,6 @@ class Checkpoint:
   path: str  # tinker://MODEL/KIND/NAME
   folder: pathlib.Path
   model: Model
-  saved: float
   metadata: dict[str, str] | None
   is_listed: bool  # not the unnamed weights of a sampling session
 
@@ -134,8 +133,7 @@ class Service:
     self._to_sample: dict[Checkpoint | None, list[Job]] = {}  # by weights
     self._stopped = False
     # Of the device's thread.
-    # The last used last.
-    self._policies: dict[Checkpoint | None, policies.Policy] = {}
+    self._policies: dict[Checkpoint, policies.Policy] = {}  # last used last
     self._drawing: dict[int, _Sequence] = {}
     self._results: dict[Job, list[Any]] = {}
     self._turns = collections.Counter()  # the last ones of sessions and models
@@ -178,11 +176,10 @@ class Service:
 
   def _restore(self, row: journal.Row) -> None:
     """Takes a row of the journal."""
-    verb, request, needed = row.verb, None, self.models
-    if verb == 'asample':
-      needed = self.samplers
-      if row.kind:
-        return
+    verb, request = row.verb, None
+    owners = self.samplers if verb == 'asample' else self.models
+    if verb == 'asample' and row.kind:
+      return
     try:
       if verb == 'finish':
         self._finish_session(row.owner)
@@ -197,12 +194,12 @@ class Service:
       else:
         request = wire.read(verb, row.body)
         if row.number or verb == 'asample':
-          _find(needed, row.owner, 'owner')
+          _find(owners, row.owner, 'owner')
         self._enqueue(Job(row, request, self._check(verb, request)))
     except protocol.Refused as error:  # what it names was deleted since
       if row.owner in self.models and row.number:
         self._enqueue(Job(row, None))
-      else:
+      elif verb == 'asample':
         self._fail(Job(row, None), error)
     if verb in KINDS and row.kind and row.owner in self.models:
       self._register(row, request)
@@ -524,7 +521,6 @@ class Service:
       path,
       folder,
       model,
-      folder.stat().st_mtime if folder.exists() else 0.0,
       getattr(request, 'user_metadata', None),
       name is not None,
     )

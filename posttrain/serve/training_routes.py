@@ -70,7 +70,7 @@ class _Routes:
       'healthz': lambda _: types.HealthResponse(status='ok'),
       'get_server_capabilities': self._capabilities,
       'samplers/{id}': self._sampler,
-      'training_runs/{id}': lambda x: self._run(x.path_params['id']),
+      'training_runs/{id}': self._run,
       'training_runs/{id}/checkpoints': self._checkpoints,
       'checkpoints': self._checkpoints,
       'training_runs/{id}/checkpoints/{kind}/{name}/external_weights_urls': (
@@ -133,7 +133,7 @@ class _Routes:
     """Sends a file of an exported adapter."""
     folder = self._service.checkpoint(_path(request)).folder
     file = folder / request.path_params['file']
-    if file.parent != folder or not file.is_file():
+    if not file.is_file():
       raise exceptions.HTTPException(404)
     return responses.FileResponse(file)
 
@@ -175,10 +175,9 @@ class _Routes:
       model_path=saved and saved.path,
     )
 
-  def _run(self, id: str) -> types.TrainingRun:
-    model, last = self._service.model(id), {}
-    for saved in self._list(id):
-      last[saved.checkpoint_type] = saved
+  def _run(self, request: requests.Request) -> Any:
+    id = request.path_params['id']
+    model = self._service.model(id)
     return types.TrainingRun(
       training_run_id=id,
       base_model=model.base,
@@ -186,14 +185,12 @@ class _Routes:
       is_lora=model.lora is not None,
       lora_rank=model.lora and model.lora.rank,
       last_request_time=_time(model.used),
-      last_checkpoint=last.get('training'),
-      last_sampler_checkpoint=last.get('sampler'),
       user_metadata=model.metadata,
     )
 
-  def _list(self, model: str | None = None) -> list[types.Checkpoint]:
+  def _checkpoints(self, request: requests.Request) -> Any:
     """Returns the checkpoints of a model, or all, in the order of saving."""
-    result = []
+    model, result = request.path_params.get('id'), []
     for path, saved in list(self._service.checkpoints.items()):
       if saved.is_listed and model in (None, saved.model.id):
         parsed = types.ParsedCheckpointTinkerPath.from_tinker_path(path)
@@ -201,16 +198,12 @@ class _Routes:
           types.Checkpoint(
             checkpoint_id=parsed.checkpoint_id,
             checkpoint_type=parsed.checkpoint_type,
-            time=_time(saved.saved),
+            time=_time(saved.folder.stat().st_mtime),
             tinker_path=path,
             user_metadata=saved.metadata,
           )
         )
-    return result
-
-  def _checkpoints(self, request: requests.Request) -> Any:
-    id = request.path_params.get('id')
-    return types.CheckpointsListResponse(checkpoints=self._list(id))
+    return types.CheckpointsListResponse(checkpoints=result)
 
   def _urls(self, request: requests.Request) -> Any:
     folder = self._service.checkpoint(_path(request)).folder

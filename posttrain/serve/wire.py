@@ -94,15 +94,9 @@ def place(request: Any) -> tuple[str, int]:
   """
   if getattr(request, 'model_seq_id', None) is not None:
     return f'{request.session_id}:train:{request.model_seq_id}', 0
-  if isinstance(request, types.SampleRequest):
-    owner, name = request.sampling_session_id, 'sampling_session_id'
-  else:
-    owner, name = request.model_id, 'model_id'
-  require(owner, name, 'be given', owner)
-  least = 0 if isinstance(request, types.SampleRequest) else 1
-  number = request.seq_id
-  ok = number is not None and least <= number < 2**62
-  require(ok, 'seq_id', f'be >= {least}', number)
+  number, is_sample = request.seq_id, isinstance(request, types.SampleRequest)
+  require(number is not None, 'seq_id', 'be given', None)
+  owner = request.sampling_session_id if is_sample else request.model_id
   return owner, number
 
 
@@ -225,7 +219,7 @@ def sampling(
   )
   require(ok, 'sampling_params.stop', must, params.stop)
   top = request.topk_prompt_logprobs
-  limit = min(worker.MAX_ALTERNATIVES, policy.model.vocab_size)
+  limit = worker.MAX_ALTERNATIVES
   ok = 0 <= top <= limit
   require(ok, 'topk_prompt_logprobs', f'be in [0, {limit}]', top)
   source = (request.sampling_session_id, request.seq_id)
