@@ -95,7 +95,8 @@ def place(request: Any) -> tuple[str, int]:
   if getattr(request, 'model_seq_id', None) is not None:
     return f'{request.session_id}:train:{request.model_seq_id}', 0
   number, is_sample = request.seq_id, isinstance(request, types.SampleRequest)
-  require(number is not None, 'seq_id', 'be given', None)
+  ok = number is not None and number >= 1 - is_sample
+  require(ok, 'seq_id', f'be >= {1 - is_sample}', number)
   owner = request.sampling_session_id if is_sample else request.model_id
   return owner, number
 
@@ -218,8 +219,7 @@ def sampling(
     f"{schedule.STOP_IDS} ids, with the model's own"
   )
   require(ok, 'sampling_params.stop', must, params.stop)
-  top = request.topk_prompt_logprobs
-  limit = worker.MAX_ALTERNATIVES
+  top, limit = request.topk_prompt_logprobs, worker.MAX_ALTERNATIVES
   ok = 0 <= top <= limit
   require(ok, 'topk_prompt_logprobs', f'be in [0, {limit}]', top)
   source = (request.sampling_session_id, request.seq_id)
