@@ -196,6 +196,14 @@ def test_all_weights_and_exports(start):
   rest.delete_checkpoint_from_tinker_path(saved).result()
   with pytest.raises(tinker.NotFoundError):
     service.create_sampling_client(model_path=saved).result()
+  client.forward_backward([datum()], 'cross_entropy').result()
+  client.optim_step(ADAM).result()
+  assert client.save_weights_for_sampler('one').result().path == saved
+  sampler = service.create_sampling_client(model_path=saved).result()
+  drawn = sampler.sample(prompt(), 1, types.SamplingParams(max_tokens=9))
+  [drawn] = drawn.result().sequences
+  whole = sampler.compute_logprobs(prompt(IDS + drawn.tokens)).result()
+  np.testing.assert_allclose(drawn.logprobs, whole[len(IDS) :], rtol=1e-5)
 
 
 def test_refusals(start):
