@@ -283,7 +283,7 @@ def train(
     from posttrain.hosts import joining
     from posttrain.report import page
     from posttrain.rollout import calls
-    from posttrain.stage import plan, preflight
+    from posttrain.stage import preflight, results
 
     # 1. Join the other processes, which must have the same options.
     stack.enter_context(joining.join(place, os.path.join(workdir, 'hosts')))
@@ -347,7 +347,7 @@ def train(
     is_first = processes.is_first()
   if not is_first:
     return None
-  print('\n'.join(plan.results(run, workdir)), file=sys.stderr)
+  print('\n'.join(results.lines(run, workdir)), file=sys.stderr)
   return final
 
 

@@ -100,23 +100,18 @@ for _x in ('gate', 'up', 'down'):
   NAMES[f'layers/experts/{_x}/kernel'] = (
     f'{LAYER}mlp.experts.{{}}.{_x}_proj.weight'
   )
-for _x, _name in {
-  'layers/layer_mlp/gate/kernel': 'per_layer_input_gate.weight',
-  'layers/layer_mlp/down/kernel': 'per_layer_projection.weight',
-  'layers/layer_mlp_post_norm/scale': 'post_per_layer_input_norm.weight',
-  'layers/scalar': 'layer_scalar',
-}.items():
-  NAMES[_x] = LAYER + _name
-for _x, _name in {
-  'embed/table': 'embed_tokens_per_layer',
-  'projection/kernel': 'per_layer_model_projection',
-  'norm/scale': 'per_layer_projection_norm',
-}.items():
-  NAMES[f'layer_embed/{_x}'] = f'model.{_name}.weight'
-NAMES['layers/experts/router/kernel'] = LAYER + 'mlp.gate.weight'
-NAMES['layers/experts/shared_gate/kernel'] = (
-  LAYER + 'mlp.shared_expert_gate.weight'
-)
+NAMES |= {
+  'layers/experts/router/kernel': LAYER + 'mlp.gate.weight',
+  'layers/experts/shared_gate/kernel': LAYER + 'mlp.shared_expert_gate.weight',
+  'layers/layer_mlp/gate/kernel': LAYER + 'per_layer_input_gate.weight',
+  'layers/layer_mlp/down/kernel': LAYER + 'per_layer_projection.weight',
+  'layers/layer_mlp_post_norm/scale': LAYER
+  + 'post_per_layer_input_norm.weight',
+  'layers/scalar': LAYER + 'layer_scalar',
+  'layer_embed/embed/table': 'model.embed_tokens_per_layer.weight',
+  'layer_embed/projection/kernel': 'model.per_layer_model_projection.weight',
+  'layer_embed/norm/scale': 'model.per_layer_projection_norm.weight',
+}
 # Tensors of vision towers and of the prediction of further tokens; and those,
 # and redundant ones, that a model may do without.
 OTHERS = (

@@ -99,7 +99,7 @@ def tensors(
   by_name, kinds, order = {}, layers.kinds(cfg), [*names]
   for path, leaf in tree.flat(all_shapes(cfg)).items():
     # Layers of several sizes have the same names.
-    named, places = re.sub('(global|query|double)_', '', path), [((), ())]
+    named, places = re.sub('(global|query)_', '', path), [((), ())]
     if path.startswith('layers/'):
       owners = layers.owners(kinds, path.split('/')[1])
       places = [((place,), (i,)) for place, i in enumerate(owners)]

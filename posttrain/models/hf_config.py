@@ -247,12 +247,13 @@ def _parse(text: dict[str, Any]) -> schema.Model:
   packing = c.get('quantization_config') or {}
   if family.alternates and packing.get('quant_method') == 'mxfp4':
     del c['quantization_config']  # `hf` unpacks it
-  overrides = c.pop('per_layer_config', None) if 'global_head_dim' in c else {}
-  if sizes := next(iter((overrides or {}).values()), None):
-    c['global_head_dim'] = sizes.get('head_dim', c['head_dim'])
-    c['num_global_key_value_heads'] = sizes.get('num_key_value_heads')
-  elif 'global_head_dim' in c and not c['attention_k_eq_v']:
-    c['num_global_key_value_heads'] = None
+  if 'global_head_dim' in c:
+    if not c['attention_k_eq_v']:
+      c['num_global_key_value_heads'] = None
+    # Version 5 writes the sizes of each global layer, all alike.
+    for sizes in (c.pop('per_layer_config', None) or {}).values():
+      c['global_head_dim'] = sizes.get('head_dim', c['head_dim'])
+      c['num_global_key_value_heads'] = sizes.get('num_key_value_heads')
   rope, fields = _rope(family, c)
   c |= rope
   fields |= family.fixed
@@ -290,14 +291,6 @@ def _parse(text: dict[str, Any]) -> schema.Model:
   # The layers are counted by now: a list of them is short.
   nope = _nope_layers(c, model.layers) if family.nope else ()
   local = _local_layers(c, model.layers, family.windows, nope)
-  others = {str(i): sizes for i in range(model.layers) if i not in local}
-  if overrides and (
-    overrides != others or sizes.keys() - {'head_dim', 'num_key_value_heads'}
-  ):
-    raise ValueError(
-      'per_layer_config must have one head_dim and num_key_value_heads for all '
-      f'layers of full_attention, and nothing else: got {overrides}'
-    )
   window = c.get('sliding_window') if local else None
   return dataclasses.replace(
     model,

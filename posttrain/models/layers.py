@@ -177,8 +177,9 @@ def project(
 class Attention(nn.Module):
   """Grouped-query self-attention with rotary positions.
 
-  Its name says how, see `kinds`. In a query layer, `cache` is what the layer
-  with its keys and values has returned: with a cache the new one, else them.
+  Its name says how, see `kinds`. In a query layer, `cache` has what the last
+  layers with keys and values returned, by name: with a cache the new one, else
+  them.
   """
 
   cfg: schema.Model
@@ -231,11 +232,11 @@ class Attention(nn.Module):
     if cfg.attention_sinks:
       zeros = nn.initializers.zeros
       options['sinks'] = self.param('sinks', zeros, (cfg.heads,))
-    if not is_query:
+    if is_query:
+      cache = cache[self.name.replace('query_', '')]
+    else:
       new = heads['k'], v
-      if cache is not None:
-        new = append(cache, places, *new)
-      cache = new
+      cache = new if cache is None else append(cache, places, *new)
     if not isinstance(cache, Cached):
       out = attention.attention(q, *cache, *ends, **options)
     else:
@@ -253,8 +254,9 @@ class Attention(nn.Module):
     out = Linear(
       cfg.embed_dim, sharding.ROWS, cfg.output_bias, scale, name='o'
     )(out)
-    returns = cfg.shared_kv_layers or places is not None
-    return sharding.pin_batch(out), cache if returns else None
+    if is_query or not (cfg.shared_kv_layers or places):
+      cache = None
+    return sharding.pin_batch(out), cache
 
 
 class Kernels(nn.Module):
@@ -400,12 +402,12 @@ class MLP(nn.Module):
   """
 
   cfg: schema.Model
-  fused: bool = False
-  hidden: int | None = None  # None = mlp_dim
+  fused: bool
+  hidden: int
 
   @nn.compact
   def __call__(self, x: jax.Array, up: jax.Array | None = None) -> jax.Array:
-    cfg, hidden = self.cfg, self.hidden or self.cfg.mlp_dim
+    cfg, hidden = self.cfg, self.hidden
     names = ('gate', 'up') if up is None else ('gate',)
     widths, fused = dict.fromkeys(names, hidden), 'gate_up' * self.fused
     inputs = {'up': up} | project(x, widths, fused, hidden, cfg.mlp_bias)
@@ -420,18 +422,19 @@ class MLP(nn.Module):
 def kinds(cfg: schema.Model) -> tuple[Kind, ...]:
   """Returns the kind of each layer.
 
-  With `global_head_dim` attention is `global_` in layers that are not local,
-  and `query_` in those without keys and values of their own.
+  With `global_head_dim` attention is `global_` in layers that are not local.
+  Layers without keys and values of their own share no part with the others:
+  their attention and their MLP are `query_`.
   """
 
   def kind(i):
-    is_query, mixer = i >= cfg.own_kv_layers, 'delta'
+    prefix, mixer = 'query_' * (i >= cfg.own_kv_layers), 'delta'
     if i not in cfg.delta_layers:
       is_global = cfg.global_head_dim and i not in cfg.local_layers
-      mixer = 'global_' * bool(is_global) + 'query_' * is_query + 'attention'
+      mixer = 'global_' * bool(is_global) + prefix + 'attention'
     if cfg.experts.count and i not in cfg.dense_layers:
       return mixer, 'experts'
-    return mixer, 'double_' * (is_query and cfg.double_mlp) + 'mlp'
+    return mixer, prefix + 'mlp'
 
   return tuple(map(kind, range(cfg.layers)))
 
@@ -444,14 +447,19 @@ def cached_mixers(cfg: schema.Model) -> tuple[str, ...]:
   )
 
 
-def period(cfg: schema.Model) -> tuple[Kind, ...]:
-  """Returns the shortest pattern of kinds that repeats over all layers."""
-  every = kinds(cfg)
-  count = len(every)
-  size = next(
-    n for n in range(1, count + 1) if every == every[:n] * (count // n)
-  )
-  return every[:size]
+def periods(cfg: schema.Model) -> dict[str, tuple[tuple[Kind, ...], int]]:
+  """Returns the scans of layers: the period of each, and its repetitions.
+
+  A period is the shortest pattern of kinds that repeats. Layers that read the
+  keys and values of others are scanned after those.
+  """
+  every, own, scans = kinds(cfg), cfg.own_kv_layers, {}
+  for name, part in ('layers', every[:own]), ('sharing', every[own:]):
+    for size in range(1, len(part) + 1):
+      if part == part[:size] * (len(part) // size):
+        scans[name] = part[:size], len(part) // size
+        break
+  return scans
 
 
 def owners(kinds: Sequence[Kind], name: str) -> list[int]:
@@ -496,7 +504,8 @@ class Block(nn.Module):
   With a `cache`, keys and values are written to its `places`, those of
   `append`, and queries attend to it; see `Attention` for its other meaning.
   `routes` are those of `Experts`, `embedding` is the layer's own, [B, T, P].
-  Returns the hidden states, the new cache, and the statistics of experts.
+  Returns the hidden states, the new cache by the mixer's name, and the
+  statistics of experts.
   """
 
   cfg: schema.Model
@@ -553,12 +562,12 @@ class Block(nn.Module):
     if cfg.layer_scalars:
       scalar = self.param('scalar', nn.initializers.ones, (1,))
       x *= jax.lax.stop_gradient(scalar[0]).astype(x.dtype)
-    return x, (new, stats)
+    return x, ({mixer: new}, stats)
 
 
 def mlp_width(cfg: schema.Model, name: str) -> int:
   """Returns the hidden width of an MLP, by its name in the tree."""
-  return cfg.mlp_dim * (2 if name == 'double_mlp' else 1)
+  return cfg.mlp_dim * (1 + (name == 'query_mlp' and cfg.double_mlp))
 
 
 class Embed(nn.Module):

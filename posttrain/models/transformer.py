@@ -2,9 +2,9 @@
 
 Pure functions of a params tree: `init` draws it, `trunk` turns tokens into
 hidden states, `head` returns the matrix that turns those into logits. One
-`Block` with two drivers: the full forward scans a period of blocks, the
-shortest repeating pattern of kinds, over the leading axis of their parameters;
-decoding, with a cache, unrolls all blocks over a `decode_view`.
+`Block` with two drivers: the full forward scans periods of blocks, see
+`layers.periods`, over the leading axis of their parameters; decoding, with a
+cache, unrolls all blocks over a `decode_view`.
 
     embed/table                                   [V, D]
     layers/attention_norm/scale                   [L, D]
@@ -61,9 +61,11 @@ Axes: B rows, T tokens, S cache slots, L layers, N query heads, K kv heads,
 H head dim, D model, F mlp, V vocab.
 """
 
+import bisect
 import dataclasses
 import functools
 import math
+import operator
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -163,24 +165,22 @@ class Period(nn.Module):
   kinds: tuple[layers.Kind, ...]
 
   @nn.compact
-  def __call__(self, x, flags, routes, embeddings, ranges, ends, tokens):
+  def __call__(self, x, flags, routes, embeddings, *args):
     # Else XLA would keep what several blocks recompute.
     block = _remat(layers.Block, self.cfg, prevent_cse=True)
-    stats, keys = [], {}
+    new, stats = {}, []
     for i, kind in enumerate(self.kinds):
       own, chosen = tuple(flag[i] for flag in flags), None
       if routes is not None and kind[1] == 'experts':
         chosen = routes[len(stats)]
       x = checkpoint_name(x, 'input')
       layer = block(self.cfg, kind, name=str(i))
-      args = own, chosen, None if embeddings is None else embeddings[i]
-      args += ranges, ends, tokens
-      source = kind[0].replace('query_', '')
-      before = None if source == kind[0] else keys[source]
-      x, (keys[kind[0]], each) = layer(x, *args, cache=before)
+      embedding = None if embeddings is None else embeddings[i]
+      x, (cached, each) = layer(x, own, chosen, embedding, *args)
+      new |= cached
       stats += [each] if each else []
     stats = jax.tree.map(lambda *x: jnp.stack(x), *stats) if stats else None
-    return x, (None, stats)
+    return x, (new, stats)
 
 
 def _stacked(kinds: tuple[layers.Kind, ...]) -> Any:
@@ -232,26 +232,27 @@ class Transformer(nn.Module):
     embeddings = None
     if cfg.layer_embed_dim:
       embeddings = layers.LayerEmbed(cfg, name='layer_embed')(tokens, x)
-    each = flags, routes, embeddings
-    period = layers.period(cfg)
-    body, kind = _remat(layers.Block, cfg), period[0]
-    count = cfg.layers // len(period)
-    if len(period) > 1:
-      # Else each block's parameters would be saved: a copy of all weights.
-      body, kind = _remat(_stacked(period), cfg), period
-      each = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), each)
-    blocks = nn.scan(
-      body,
-      variable_axes={'params': 0},
-      split_rngs={'params': True},
-      in_axes=(0, 0, 0, nn.broadcast, nn.broadcast, nn.broadcast),
-      length=count,
-    )
+    each = {'flags': flags, 'experts': routes, 'embeddings': embeddings}
+    each, keys = _by_scan(each, cfg), None
     k_ends = (k_end,) if ends is None else (k_end, ends)
-    valid = positions, segment_ids != 0
-    x, (_, stats) = blocks(cfg, kind, name='layers')(
-      x, *each, ranges, k_ends, valid
-    )
+    args = ranges, k_ends, (positions, segment_ids != 0), None
+    for name, (period, count) in layers.periods(cfg).items():
+      body, kind = _remat(layers.Block, cfg), period[0]
+      if len(period) > 1:
+        # Else each block's parameters would be saved: a copy of all weights.
+        body, kind = _remat(_stacked(period), cfg), period
+      blocks = nn.scan(
+        body,
+        variable_axes={'params': 0},
+        split_rngs={'params': True},
+        in_axes=(0, 0, 0, *[nn.broadcast] * (len(args) + 1)),
+        length=count,
+      )(cfg, kind, name=name)
+      x, (keys, stats) = blocks(x, *each[name].values(), *args, keys)
+      if len(period) > 1:
+        stats = jax.tree.map(_unfold, stats)
+      # Those of the last layer of each kind.
+      keys = jax.tree.map(operator.itemgetter(-1), keys)
     x = sharding.pin_batch(layers.RMSNorm(cfg, name='final_norm')(x))
     if self.is_initializing() and not cfg.tied_head:
       # `head` reads the kernel.
@@ -275,10 +276,39 @@ def init(key: jax.Array, cfg: schema.Model) -> Params:
   cfg = dataclasses.replace(cfg, attention='xla')
   tokens = jnp.zeros((1, 1), jnp.int32)
   params = Transformer(cfg).init(key, tokens, tokens, tokens)['params']
-  if len(layers.period(cfg)) == 1:
-    return params
-  flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), params['layers'])
-  return {**params, 'layers': flat}
+  parts = {}
+  for name, (period, _) in layers.periods(cfg).items():
+    own = params.pop(name)
+    if len(period) > 1:
+      own = jax.tree.map(_unfold, own)
+    for part, leaves in own.items():
+      parts.setdefault(part, []).append(leaves)
+  join = functools.partial(jax.tree.map, lambda *x: jnp.concatenate(x))
+  return {**params, 'layers': {name: join(*x) for name, x in parts.items()}}
+
+
+def _unfold(x: jax.Array) -> jax.Array:
+  return x.reshape(-1, *x.shape[2:])
+
+
+def _by_scan(tree: Params, cfg: schema.Model) -> Params:
+  """Splits arrays of layers, by their parts, as `layers.periods` do."""
+  scans, kinds, start = {}, layers.kinds(cfg), 0
+  for name, (period, count) in layers.periods(cfg).items():
+    end, scans[name] = start + count * len(period), {}
+    for part, leaves in tree.items():
+      owners = layers.owners(kinds, part)
+      first, last = (bisect.bisect_left(owners, i) for i in (start, end))
+      shape = (count, -1) if len(period) > 1 else (last - first,)
+      if first < last:
+        scans[name][part] = jax.tree.map(
+          lambda x, own=slice(first, last), shape=shape: x[own].reshape(
+            *shape, *x.shape[1:]
+          ),
+          leaves,
+        )
+    start = end
+  return scans
 
 
 def trunk(
@@ -318,18 +348,10 @@ def trunk(
     finite and without meaning.
   """
   if cache is None:
-    if len(period := layers.period(cfg)) > 1:
-      shape = cfg.layers // len(period), -1
-      split = jax.tree.map(
-        lambda x: x.reshape(*shape, *x.shape[1:]), params['layers']
-      )
-      params = {**params, 'layers': split}
-    hidden, stats = Transformer(cfg).apply(
+    params = {**params, **_by_scan(params['layers'], cfg)}
+    return Transformer(cfg).apply(
       {'params': params}, tokens, positions, segment_ids, ends, routes
     )
-    if len(layers.period(cfg)) > 1:
-      stats = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), stats)
-    return hidden, stats
 
   def apply(module, params, *args):
     return module.apply({'params': params}, *args)
@@ -351,21 +373,13 @@ def trunk(
     module = layers.LayerEmbed(cfg, fused=True)
     embeddings = apply(module, params['layer_embed'], tokens, x)
   for i, kind in enumerate(kinds):
-    args = (
-      (ranges[distinct.index(each[i])],),
-      (k_end,),
-      (positions, valid),
-      places,
-    )
+    own = (ranges[distinct.index(each[i])],), (k_end,), (positions, valid)
     block, layer = layers.Block(cfg, kind, fused=True), params['layers'][i]
-    source, args = (
-      kind[0].replace('query_', ''),
-      ((), None, embeddings[i], *args),
-    )
-    has_own = source == kind[0]
-    args += (cache.layer(i) if has_own else by_mixer[source],)
-    x, (by_mixer[source], stats) = apply(block, layer, x, *args)
-    new.append(by_mixer[source] if has_own else layers.Cached(()))
+    before = by_mixer if 'query_' in kind[0] else cache.layer(i)
+    args = (), None, embeddings[i], *own, places, before
+    x, (cached, stats) = apply(block, layer, x, *args)
+    by_mixer |= cached
+    new.append(cached[kind[0]] or layers.Cached(()))
     chosen += [stats['index']] if stats else []
   if cfg.routes != 'own':
     joined = jnp.concatenate(chosen, axis=-1)[:, :, None]

@@ -343,10 +343,11 @@ class Model(bounds.Options):
         'shared_kv_layers',
         not self.shared_kv_layers
         or self.global_head_dim is not None
+        and not self.experts.count
         and {i in local for i in every}
         == {i in local for i in range(self.own_kv_layers)},
         'leave local and global layers with keys and values of their own, in a '
-        'model with global_head_dim',
+        'model with global_head_dim and without experts',
       ),
       (
         'partial_rotary',

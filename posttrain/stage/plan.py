@@ -1,6 +1,6 @@
-"""What a run prints: the plan of each stage, and the results at the end.
+"""The plan of a stage, which a run prints before it.
 
-A plan has batch sizes, parameters, memory and communication. It is printed by
+It has batch sizes, parameters, memory and communication. It is printed by
 `--dry_run` and, in short, at the start of a run, below a head with devices,
 host, versions and seed; quoted when the device runs out of memory. Bytes are
 per device. Nothing is compiled:
@@ -9,17 +9,11 @@ per device. Nothing is compiled:
                 rules: state, gradients, inputs that layers keep, cache, view
     work        of one layer and of the head is one measured term, see `_work`
     transfers   follow from the placement; XLA may fuse, split or reorder them
-
-`results` are the last lines: the main evaluated numbers, and next commands.
 """
 
 import dataclasses
 import functools
-import glob
-import json
 import math
-import os
-import shlex
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,13 +21,10 @@ from typing import Any
 import jax
 
 from posttrain import machine, schema, sharding, tree
-from posttrain.config import checks
 from posttrain.decode import schedule
 from posttrain.evaluation import comparison
-from posttrain.metrics import estimates, statistics, writers
 from posttrain.models import delta, layers, lora, transformer
 from posttrain.stage import learner
-from posttrain.training import objectives
 
 Mesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
@@ -489,7 +480,7 @@ def _head(model: schema.Model, mesh: Mesh) -> int:
 def _work(model: schema.Model, mesh: Mesh, tokens: int, copies: int) -> int:
   """Returns the bytes of a layer's work on some tokens: the measured term."""
   tensor, sizes = mesh.shape[sharding.TENSOR], model.delta
-  mixers, feeds = zip(*layers.period(model), strict=True)
+  feeds = {feed for _, feed in layers.kinds(model)}
   widths = (layers.mlp_width(model, x) for x in feeds if x != 'experts')
   columns = max(widths, default=0) // tensor
   if 'experts' in feeds:  # of all tokens that the device's experts may get
@@ -498,7 +489,8 @@ def _work(model: schema.Model, mesh: Mesh, tokens: int, copies: int) -> int:
     columns = max(columns, choices * own)
   work = copies * tokens * columns * _width(model)
   # XLA makes room for the sums of a period's delta layers before the first one.
-  count = mixers.count('delta')
+  period, _ = layers.periods(model)['layers']
+  count = sum(mixer == 'delta' for mixer, _ in period)
   values = sizes.value_heads * (sizes.key_dim + sizes.value_dim)
   each = 2 * copies * (2 * sizes.key_heads * sizes.key_dim + values)
   if copies == BACKWARD and mesh.shape[sharding.SEQUENCE] > 1:
@@ -539,7 +531,8 @@ def _update_bytes(
     kept *= 2
   gradient = (4 if frozen is None else width) * _head(model, mesh)
   work = _work(model, mesh, local, BACKWARD)
-  if (size := len(layers.period(model))) > 1:
+  size = max(len(period) for period, _ in layers.periods(model).values())
+  if size > 1:
     # The period's weights in the compute dtype.
     numbers = _numbers(whole['layers']) * size // model.layers
     work += width * numbers // (fsdp * tensor)
@@ -752,129 +745,3 @@ def _rows(rows: Mapping[str, Any]) -> list[str]:
 def _indented(rows: Sequence[Sequence[str]]) -> list[str]:
   """Returns the lines of a table whose last column is aligned on the right."""
   return [f'  {line}' for line in comparison.layout(rows, 3)]
-
-
-def results(run: schema.Run, workdir: str) -> list[str]:
-  """Returns the last lines of a finished run.
-
-  Args:
-    run: its options.
-    workdir: its folder.
-  """
-  rows = writers.read_metrics(os.path.join(workdir, 'metrics.jsonl'))
-  printed = evaluated(run, rows, workdir)
-  report = os.path.join(workdir, 'report.html')
-  if os.path.exists(report):
-    printed.append(f'report: {report}')
-  return [*printed, 'next:', *(f'  {x}' for x in commands(run, workdir, rows))]
-
-
-def evaluated(
-  run: schema.Run, rows: list[writers.Row], workdir: str = ''
-) -> list[str]:
-  """Returns a table of the main evaluated numbers; [] without any.
-
-  And sentences on whether those of the first kind changed in the last stage.
-
-  A column for the first evaluation, and one for the weights that each stage
-  hands on.
-
-  Args:
-    run: the run's options.
-    rows: the rows of its metrics.jsonl.
-    workdir: its folder, with the answers.
-  """
-  rows = [row for row in rows if any(x.startswith('eval/') for x in row)]
-  titles, columns = ['start'], rows[:1]
-  for name in run.stages:
-    if own := [row for row in rows if row['stage'] == name]:
-      end = writers.end(own)
-      early = '' if end is own[-1] else f' (step {end["step"]})'
-      titles.append(name + early)
-      columns.append(end)
-  known = {
-    key: None
-    for row in columns
-    for key in row
-    if not estimates.is_bound(key, row)
-  }
-  cells, note = [['held-out evaluation', *titles]], []
-  gains: dict[str, list[str]] = {}
-  if not (keys := statistics.held_out(known)):
-    return []
-  *_, before, after = columns
-  after = after | comparison.within(workdir, after, before)
-  for key in keys:
-    line = [key.removeprefix('eval/')]
-    for row in columns:
-      text, interval = estimates.formatted(row, key, '{:.3f}')
-      if interval:
-        text += f' {interval}'
-        note = ['(in brackets: 95 % intervals, over tasks or pairs)']
-      line.append(text or '-')
-    cells.append(line)
-    if gain := estimates.change(before, after, key):
-      text = '{}: {} changed by {:+.3f} [{:+.3f}, {:+.3f}], {}'
-      text = text.format(titles[-1], line[0], *gain)
-      gains.setdefault(key.split('/')[1], []).append(text)
-  note += [
-    f'every held-out answer of {key.split("/")[-1]} was cut off: see '
-    f'config.{after["stage"]}.eval.max_tokens'
-    for key in after
-    if key.startswith('eval/truncated/') and after[key] == 1
-  ]
-  return comparison.layout(cells, 1) + note + next(iter(gains.values()), [])
-
-
-def commands(
-  run: schema.Run, workdir: str, rows: list[writers.Row]
-) -> list[str]:
-  """Returns the commands that fit the result of a run, three at most.
-
-  Args:
-    run: its options.
-    workdir: its folder.
-    rows: the rows of its metrics.jsonl.
-  """
-  start = 'python -m posttrain.'
-  name, stage = list(run.stages.items())[-1]
-  checkpoint = f'--checkpoint={shlex.quote(workdir)}'
-  if not objectives.TYPES[stage.kind].generates_text:
-    recipe = f'grpo:DIR,PROMPTS.jsonl,reward={os.path.abspath(workdir)}'
-    return [f'{start}main --config={shlex.quote(recipe)} --workdir=WORK']
-  # A question of the last evaluation, if it is one short line, or of the suite.
-  answer, (prompt, *_) = {}, (*stage.eval.suite, 'Hello')
-  pattern = f'{name}_eval_[0-9]*.jsonl'
-  pattern = os.path.join(glob.escape(workdir), 'rollouts', pattern)
-  for path in sorted(glob.glob(pattern))[-1:]:
-    with open(path) as file:
-      answer = json.loads(file.readline() or '{}')
-    question = answer.get('question', '')
-    if question.isprintable() and 0 < len(question) <= 100:
-      prompt = question
-  lines = [f'{start}generate {checkpoint} --prompt={shlex.quote(prompt)}']
-  if answer.get('tools'):  # which only requests to a server have
-    lines = [f'{start}serve {checkpoint}']
-  # `evaluate` compares tasks of environments with the start, if it is known:
-  # metrics eval/METRIC/ENV, eval/reward/NAME/ENV. On held-out pairs a start
-  # that is the reference ranks nothing, and answers to the suite have no grade.
-  keys = {key for row in rows if row['stage'] == name for key in row}
-  if any(
-    key.startswith('eval/') and key.rpartition('/')[2] in stage.envs
-    for key in keys
-    if not key.startswith(('eval/pairs/', 'eval/suite/'))
-  ):
-    kind, _, before = (init := stage.init).partition(':')
-    if kind == 'stage':
-      init = os.path.join(workdir, 'checkpoints', before)
-    against = '' if init == 'random' else f' --against={shlex.quote(init)}'
-    unlogged = dataclasses.replace(run, metrics=schema.Metrics())
-    trusted = ' --trust_config' if checks.untrusted(unlogged) else ''
-    # The command line has no functions of a Python program.
-    lines.append(
-      f'in Python: posttrain.api.evaluate({workdir!r})'
-      if ':KEPT.' in repr(run)
-      else f'{start}evaluate {checkpoint}{against}{trusted}'
-    )
-  folder = shlex.quote(os.path.join(workdir, 'exported'))
-  return [*lines, f'{start}export {checkpoint} --folder={folder}']

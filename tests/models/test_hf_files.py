@@ -247,8 +247,6 @@ def test_an_unsupported_config_is_refused_by_key(copy, key, value):
     ('hidden_size', 32),  # as it is
     ('enable_moe_block', True),
     ('use_bidirectional_attention', 'all'),
-    ('per_layer_config', {'1': {'head_dim': 12}}),
-    ('per_layer_config', {x: {'head_dim': 12, 'k': 1} for x in '13'}),
     ('num_kv_shared_layers', 3),
     ('global_head_dim', 11),
   ],

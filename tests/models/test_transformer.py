@@ -318,7 +318,7 @@ def test_layers_of_several_kinds_equal_those_of_one(monkeypatch):
   kinds = tuple(('attention', x) for x in ('mlp', 'twin')) * 2
   monkeypatch.setattr(layers, 'kinds', lambda _: kinds)
   cfg = dataclasses.replace(cfg, remat='block')  # a key of its own in caches
-  assert layers.period(cfg) == kinds[:2]
+  assert layers.periods(cfg) == {'layers': (kinds[:2], 2)}
   for layer, (_, name) in zip(each, kinds, strict=True):
     layer[name] = layer.pop('mlp')
   params = {**params, 'layers': layers.stack(each, kinds)}

@@ -57,7 +57,7 @@ def test_absurd_scalings_are_refused_by_name(options):
 @pytest.mark.parametrize(
   'preset',
   [
-    # All its layers are one period.
+    # Ten of its blocks are traced, which takes seconds.
     pytest.param(x, marks=pytest.mark.slow) if x.shared_kv_layers else x
     for x in schema.PRESETS.values()
   ],

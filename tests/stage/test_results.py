@@ -7,7 +7,7 @@ import pytest
 
 from posttrain import schema
 from posttrain.metrics import estimates
-from posttrain.stage import plan
+from posttrain.stage import results
 from posttrain.util import imports
 
 SFT = schema.Stage(envs={'sums': schema.EnvEntry()})
@@ -36,7 +36,7 @@ def test_the_table_has_the_start_and_the_end_of_each_stage():
     row('grpo', 4, **rated(0.5, 0.75, 1.0)),
     row('rm', 4, eval__pairs__rewards__accuracies=0.625),
   ]
-  head, *lines, _ = (x.split() for x in plan.evaluated(run, rows))
+  head, *lines, _ = (x.split() for x in results.evaluated(run, rows))
   assert head == 'held-out evaluation start sft (step 2) grpo rm'.split()
   assert lines == [
     'pass_rate/sums 0.125 [0.000, 0.250] 0.500 [0.250, 0.750] '
@@ -73,7 +73,7 @@ def test_a_sentence_says_whether_the_gain_is_outside_chance(
     row('start', i * 2, **rated(*x)) for i, x in enumerate((before, after))
   ]
   # A stage may have the name of the first column.
-  head, *_, last = plan.evaluated(schema.Run(stages={'start': SFT}), rows)
+  head, *_, last = results.evaluated(schema.Run(stages={'start': SFT}), rows)
   assert head.split() == ['held-out', 'evaluation', 'start', 'start']
   assert last.startswith('start: pass_rate/sums changed by ')
   assert last.endswith(sentence)
@@ -82,7 +82,7 @@ def test_a_sentence_says_whether_the_gain_is_outside_chance(
 def test_answers_that_are_all_cut_are_named():
   for share in (0.5, 1.0):
     end = row('sft', 2, **rated(0, 0, 1), eval__truncated__sums=share)
-    text = '\n'.join(plan.evaluated(schema.Run(stages={'sft': SFT}), [end]))
+    text = '\n'.join(results.evaluated(schema.Run(stages={'sft': SFT}), [end]))
     assert ('config.sft.eval.max_tokens' in text) == (share == 1)
 
 
@@ -100,9 +100,9 @@ def test_the_same_tasks_are_compared_pair_by_pair(tmp_path):
     path.write_text(''.join(json.dumps(x) + '\n' for x in answers))
   ends = estimates.paired([1] * 14 + [0] * 6, [1] * 10 + [0] * 10)[1:]
   text = 'changed by +0.200 [{:+.3f}, {:+.3f}]'.format(*ends)
-  assert text in plan.evaluated(run, rows, str(tmp_path))[-1]
+  assert text in results.evaluated(run, rows, str(tmp_path))[-1]
   path.write_text('')
-  assert text not in plan.evaluated(run, rows, str(tmp_path))[-1]
+  assert text not in results.evaluated(run, rows, str(tmp_path))[-1]
 
 
 def test_every_reward_has_a_sentence():
@@ -119,7 +119,7 @@ def test_every_reward_has_a_sentence():
     )
     for step in (0, 2)
   ]
-  lines = plan.evaluated(schema.Run(stages={'sft': SFT}), ends)
+  lines = results.evaluated(schema.Run(stages={'sft': SFT}), ends)
   said = [x.split()[1] for x in lines if 'changed by' in x]
   assert said == ['reward/a/sums', 'reward/b/sums']
 
@@ -131,7 +131,7 @@ def test_a_short_question_of_the_evaluation_is_asked(prompt, tmp_path):
     path = tmp_path / f'rollouts/sft_eval_{step:06d}.jsonl'
     path.write_text(json.dumps({'prompt': 'system', 'question': text}) + '\n')
   run = schema.Run(stages={'sft': SFT})
-  generate, *_ = plan.commands(run, str(tmp_path), [])
+  generate, *_ = results.commands(run, str(tmp_path), [])
   asked = prompt if prompt == '1 + 1?' else 'Hello'
   assert shlex.split(generate)[-1] == f'--prompt={asked}'
 
@@ -140,14 +140,16 @@ def test_a_policy_with_tools_is_served(tmp_path):
   (tmp_path / 'rollouts').mkdir()
   path = tmp_path / 'rollouts/sft_eval_000004.jsonl'
   path.write_text(json.dumps({'question': '1 + 1?', 'tools': True}) + '\n')
-  serve, *_ = plan.commands(schema.Run(stages={'sft': SFT}), str(tmp_path), [])
+  serve, *_ = results.commands(
+    schema.Run(stages={'sft': SFT}), str(tmp_path), []
+  )
   assert serve == f'python -m posttrain.serve --checkpoint={tmp_path}'
 
 
 def test_commands_fit_what_was_trained():
   stages = {'sft': SFT, 'grpo': schema.Stage(init='stage:sft', envs=SFT.envs)}
   ends = [row(name, 4, eval__pass_rate__sums=0.5) for name in ('sft', 'grpo')]
-  generate, evaluate, export = plan.commands(
+  generate, evaluate, export = results.commands(
     schema.Run(stages=stages), 'my runs/a', ends
   )
   start = "python -m posttrain.generate --checkpoint='my runs/a'"
@@ -155,7 +157,7 @@ def test_commands_fit_what_was_trained():
   assert evaluate.endswith("--against='my runs/a/checkpoints/sft'")
   assert export.endswith("--folder='my runs/a/exported'")
   stages = {'sft': SFT, 'rm': RM}
-  (train,) = plan.commands(schema.Run(stages=stages), '/a', ends)
+  (train,) = results.commands(schema.Run(stages=stages), '/a', ends)
   assert 'reward=/a ' in train
 
 
@@ -176,7 +178,7 @@ def test_commands_name_no_function_that_they_cannot_import(
   entry = schema.EnvEntry(rewards={'short': schema.RewardFn(fn=fn)})
   stages = {'grpo': schema.Stage(envs={'sums': entry})}
   ends = [row('grpo', 4, eval__reward__short__sums=0.5)]
-  _, evaluate, _ = plan.commands(schema.Run(stages=stages), 'a', ends)
+  _, evaluate, _ = results.commands(schema.Run(stages=stages), 'a', ends)
   assert evaluate.endswith(words)
 
 
@@ -184,6 +186,6 @@ def test_evaluate_is_named_where_it_measures_held_out_tasks():
   run = schema.Run(stages={'sft': SFT})
   for name, is_named in (('suite__length', False), ('nll__sums', True)):
     ends = [row('sft', 4, **{f'eval__{name}': 0.5})]
-    commands = '\n'.join(plan.commands(run, 'a', ends))
+    commands = '\n'.join(results.commands(run, 'a', ends))
     assert ('evaluate' in commands) == is_named
     assert 'against' not in commands  # the start was random
