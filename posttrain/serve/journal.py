@@ -2,8 +2,8 @@
 
 An SQLite file, in which every write is on the disk when the method returns.
 A request is a row, by its id, so that it is accepted once. After the process
-was killed, the rows that follow a model's last save are carried out again;
-their results are those that were stored, or else the same bits.
+was killed, the requests that follow a model's last save are carried out again.
+A result that was stored before is not replaced.
 """
 
 import sqlite3

@@ -3,7 +3,7 @@
     mine = trainer.Trainer(policy, adapter=schema.Lora(rank=8))
     mine.forward_backward(data, 'importance_sampling')       # gradients add up
     mine.optim_step(optim.Adam(learning_rate=1e-4))
-    sampler.sample(mine.policy(), requests)
+    api.generate(mine.policy(), prompts, temperature=1.0)
 
 Losses, and their sums over tokens, are those of the Tinker API. With log pi and
 log mu of a target under the trained parameters and at sampling time, rho their
@@ -36,7 +36,6 @@ import optax
 from posttrain import schema, scoring, sharding
 from posttrain.checkpoints import policies, store, weights
 from posttrain.data import packing
-from posttrain.decode import engines, requests
 from posttrain.losses import ce, rl
 from posttrain.models import lora
 from posttrain.training import arrays, optim, step
@@ -53,6 +52,7 @@ _NUMBERS = {
   'cispo': {'clip_low_threshold': 0.0, 'clip_high_threshold': 4.0},
   'dro': {'beta': 0.05},
 }
+_STREAMS = 'weights', 'logprobs', 'advantages'  # arrays of a `Datum`
 _OPTIMIZER, _ADAM = optim.adamw(), optim.Adam()
 
 
@@ -151,7 +151,7 @@ def lora_options(
       f'{rank}, {attention} and {mlp}'
     )
   others = r'experts/(router|shared_gate)/'
-  targets = rf'^layers/(?!{others})(\d+/)?({"|".join(parts)})/.*/kernel$'
+  targets = rf'^layers/(?!{others})\w*({"|".join(parts)})/.*/kernel$'
   return schema.Lora(rank=rank, targets=targets)
 
 
@@ -217,7 +217,7 @@ class Trainer:
       `loss:sum`, the loss of all targets).
 
     Raises:
-      ValueError: there is no such loss, or a sequence lacks what it reads.
+      ValueError: the loss is unknown, or a sequence lacks one of its arrays.
     """
     return self._run(data, loss, numbers, backward=True)
 
@@ -348,51 +348,6 @@ class Trainer:
       weights.check_base(path, self.base.params)
 
 
-class Sampler:
-  """Samples from policies of one model; their programs are compiled once."""
-
-  def __init__(
-    self, model: schema.Model, *, slots: int, capacity: int, seed: int = 0
-  ):
-    """Makes an engine without weights.
-
-    Args:
-      model: the model of all policies.
-      slots: sequences decoded at a time.
-      capacity: the most tokens of a sequence, prompt included.
-      seed: of all draws, beside a request's key.
-    """
-    # A completion has the bits that it has alone.
-    options = engines.Options(
-      slots,
-      capacity,
-      prefill_rows=1,
-      prefill_tokens=64,
-      seed=seed,
-      prefix_cache=False,
-      exact=True,
-    )
-    self._engine = engines.Engine(model, options, sharding.one_device())
-    self._policy: policies.Policy | None = None
-
-  def sample(
-    self, policy: policies.Policy, batch: Sequence[requests.Request]
-  ) -> list[requests.Completion]:
-    """Returns the completion of each request.
-
-    Args:
-      policy: whose weights decode; kept until another one samples.
-      batch: requests with different ids.
-
-    Raises:
-      ValueError: a request cannot be decoded, see `engines.Engine.submit`.
-    """
-    if policy is not self._policy:
-      self._engine.set_params(policy.params, 0)
-      self._policy = policy
-    return self._engine.generate(batch)
-
-
 def check(datum: Datum, what: str, vocab_size: Any, options: Any) -> None:
   """Raises ValueError for a sequence that does not fit the loss."""
   ids, targets = np.asarray(datum.ids), np.asarray(datum.targets)
@@ -422,9 +377,6 @@ def check(datum: Datum, what: str, vocab_size: Any, options: Any) -> None:
       raise ValueError(
         f'{what} must have {len(ids)} finite {name}: got {array.shape}'
       )
-
-
-_STREAMS = 'weights', 'logprobs', 'advantages'
 
 
 def _micro_batches(

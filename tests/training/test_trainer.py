@@ -14,9 +14,9 @@ import pytest
 from posttrain import schema
 from posttrain.chat import rendering
 from posttrain.checkpoints import policies, weights
-from posttrain.decode import requests
+from posttrain.decode import engines, requests
 from posttrain.envs import registry
-from posttrain.models import hf, transformer
+from posttrain.models import hf, lora, transformer
 from posttrain.training import optim, trainer
 from tests import fixtures
 
@@ -239,19 +239,34 @@ def test_saves_are_read_as_weights_and_go_on(adapter, tmp_path):
   assert other.step == 0
 
 
+def test_parts_of_a_lora_are_those_of_every_family():
+  gemma = schema.PRESETS['gemma4_e2b']
+  paths = lora.matrices(transformer.shapes(gemma))
+  layers = {x for x in paths if re.match('layers/.*/kernel$', x)}
+
+  def named(**parts):
+    targets = trainer.lora_options(2, **parts).targets
+    return {x for x in paths if re.search(targets, x)}
+
+  mlp, attention = named(attention=False), named(mlp=False)
+  assert mlp | attention == layers and not mlp & attention
+  assert {'layers/query_mlp/up/kernel', 'layers/mlp/up/kernel'} <= mlp
+  assert 'layers/global_attention/q/kernel' in attention
+
+
 @pytest.mark.slow
 def test_samples_have_the_logprobs_of_forward():
   """Of policies of several ranks, by one engine."""
-  sampler = trainer.Sampler(fixtures.MODEL, slots=4, capacity=32)
+  engine = engines.Engine(fixtures.MODEL, engines.Options(4, 32))
   for rank in (2, 3, 0):
-    lora = schema.Lora(rank=rank) if rank else None
-    mine = trainer.Trainer(_base(), adapter=lora)
+    adapter = schema.Lora(rank=rank) if rank else None
+    mine = trainer.Trainer(_base(), adapter=adapter)
     mine.forward_backward(_data(), 'importance_sampling')
     mine.optim_step(optim.Adam(learning_rate=1e-2))
-    policy = mine.policy()
+    engine.set_params(mine.policy().params, 0)
     prompt = np.arange(5, 12, dtype=np.int32)
     batch = [requests.Request(i, prompt, 8) for i in range(3)]
-    for x in sampler.sample(policy, batch):
+    for x in engine.generate(batch):
       ids = np.concatenate([prompt, x.ids])
       scores, _ = mine.forward(
         [trainer.Datum(ids[:-1], ids[1:])], 'cross_entropy'
