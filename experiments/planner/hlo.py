@@ -300,9 +300,11 @@ def _traffic(
   x: Instruction, instructions: dict[str, Instruction]
 ) -> tuple[Array, ...]:
   """Returns the operands' arrays or the result's, which are larger."""
+  # The second operand of a ragged one is what the result replaces.
+  names = x.operands[:1] if x.opcode.startswith('ragged') else x.operands
   operands = [
     array
-    for name in x.operands
+    for name in names
     if name in instructions
     for array in instructions[name].arrays
   ]

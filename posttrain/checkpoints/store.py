@@ -122,7 +122,7 @@ def check_params(path: str, like: State) -> None:
   """
 
   def read_headers(folder) -> None:
-    with _reader(ocp.PyTreeCheckpointHandler()) as reader:
+    with _reader() as reader:
       _check_arrays(
         reader, folder, _read_record(folder), {'params': like}, 'params/'
       )
@@ -166,7 +166,7 @@ def is_sound(folder: str) -> bool:
 
   def shapes() -> State:
     _read_record(step)
-    with _reader(ocp.PyTreeCheckpointHandler()) as reader:
+    with _reader() as reader:
       saved = _saved_tree(reader, step)
     try:
       return jax.tree.map(
@@ -220,7 +220,7 @@ def find(path: str) -> epath.Path:
     except Damaged:
       return 0.0
 
-  last = newest[0] if len(newest) == 1 else max(newest, key=saved_at)
+  last = max(newest, key=saved_at)
   number = best_step(last)
   best = last if number is None else last.parent / str(number)
   if not _is_step(best):
@@ -277,7 +277,7 @@ def read(folder, like: State, prefix='') -> tuple[State, Host]:
 
   def read_arrays() -> tuple[State, dict[str, Any]]:
     record = _read_record(folder)
-    with _reader(ocp.PyTreeCheckpointHandler()) as reader:
+    with _reader() as reader:
       _check_arrays(reader, folder, record, like, prefix)
       state = _attempt(
         reader.restore,
@@ -298,7 +298,7 @@ def read(folder, like: State, prefix='') -> tuple[State, Host]:
   return state, record['host']
 
 
-def _reader(handler) -> ocp.Checkpointer:
+def _reader() -> ocp.Checkpointer:
   """Returns a reader that does not wait for the processes of the run.
 
   One of them may read alone, and a step that is damaged for one would have the
@@ -310,7 +310,9 @@ def _reader(handler) -> ocp.Checkpointer:
     active_processes={own},
     barrier_sync_key_prefix=f'read_{own}',
   )
-  return ocp.Checkpointer(handler, multiprocessing_options=options)
+  return ocp.Checkpointer(
+    ocp.PyTreeCheckpointHandler(), multiprocessing_options=options
+  )
 
 
 def _check_arrays(reader, folder, record, like: State, prefix) -> None:
@@ -426,7 +428,12 @@ class Checkpointer:
         self._manager.delete(old)
     if best := host.get('best'):
       self.wait()  # the latest steps are read
-      self._best.steps = {best['step'], *processes.on(0, self._named)}
+
+      def others() -> list[int | None]:  # of the latest steps that it keeps
+        latest = self.steps()[::-1][: self._keep_last - 1]
+        return [best_step(self._folder / str(x)) for x in latest]
+
+      self._best.steps = {best['step'], *processes.on(0, others)}
     record = {
       'host': json.loads(json.dumps(host)),
       'state_sums': tree.checksums(state),
@@ -441,11 +448,6 @@ class Checkpointer:
         ),
       )
     assert saved, f'Orbax declined to save step {step} to {self._folder}'
-
-  def _named(self) -> list[int | None]:
-    """Returns the best steps of the latest steps that a save keeps."""
-    latest = self.steps()[::-1][: self._keep_last - 1]
-    return [best_step(self._folder / str(x)) for x in latest]
 
   def steps(self) -> list[int]:
     """Returns the steps in the folder, oldest first."""
@@ -476,6 +478,13 @@ class Checkpointer:
     if step is not None:
       return read_named(self._folder / str(step), read, like)
     damaged = []
+
+    def rename() -> None:
+      for number in damaged:
+        target = self._folder / f'{number}.damaged'
+        target.rmtree(missing_ok=True)
+        (self._folder / str(number)).rename(target)
+
     for number in reversed(processes.on(0, self.steps)):
       folder = self._folder / str(number)
       try:
@@ -486,7 +495,9 @@ class Checkpointer:
         )
         damaged.append(number)
       else:
-        self._rename_damaged(damaged)
+        processes.on(0, rename)
+        if damaged:
+          self._manager.reload()
         return state, host
     if damaged:
       raise ValueError(
@@ -510,14 +521,3 @@ class Checkpointer:
 
   def _finish(self) -> None:
     self.seconds = time.monotonic() - self._began
-
-  def _rename_damaged(self, damaged: list[int]) -> None:
-    def rename() -> None:
-      for number in damaged:
-        target = self._folder / f'{number}.damaged'
-        target.rmtree(missing_ok=True)
-        (self._folder / str(number)).rename(target)
-
-    processes.on(0, rename)
-    if damaged:
-      self._manager.reload()

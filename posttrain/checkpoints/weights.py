@@ -229,7 +229,8 @@ def chain(folder: str) -> list[str]:
 def model_text(cfg: schema.Model) -> str:
   """Returns the options of a model's weights as text."""
   options = dataclasses.asdict(cfg)
-  del options['attention'], options['routes']
+  for name in schema.FREE:
+    del options[name]
   return json.dumps(options, sort_keys=True)
 
 
@@ -297,11 +298,11 @@ def check(
   like = transformer.shapes(checkpoint.model)
   while checkpoint.is_adapter:
     if checkpoint.kind == 'peft':
-      base = checkpoint.origin
-      peft.headers(checkpoint.folder, checkpoint.model, base)
+      peft.headers(checkpoint.folder, checkpoint.model, checkpoint.origin)
     else:
-      adapted = lora.shapes(checkpoint.adapter, like)
-      store.check_params(checkpoint.folder, adapted)
+      store.check_params(
+        checkpoint.folder, lora.shapes(checkpoint.adapter, like)
+      )
     start = checkpoint.start()
     if start == 'random':
       return

@@ -575,10 +575,6 @@ def named_model(name: str, path: str, now: Any = None) -> schema.Model:
 def _model_of(start: Any, now: Any) -> schema.Model:
   """Returns the model of weights, with what they leave open as it is `now`."""
   is_run = start.kind == 'run'
-  names = (
-    ('attention', 'routes')
-    if is_run
-    else ('dtype', 'remat', 'rope_length', 'attention', 'routes')
-  )
+  names = schema.FREE if is_run else schema.UNSAVED
   kept = {name: now[name] for name in names if now is not None}
   return dataclasses.replace(start.model, **kept)

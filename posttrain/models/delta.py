@@ -67,7 +67,7 @@ def convolve(
   weight = weight.astype(x.dtype).astype(jnp.float32)
   pieces = sharding.ways(sharding.SEQUENCE)
   if buffer is not None:
-    before = jnp.swapaxes(buffer, 1, 2)
+    before = buffer.mT
   elif pieces == 1:
     before = jnp.zeros((len(x), width - 1, x.shape[2]), x.dtype)
   else:
@@ -88,7 +88,7 @@ def convolve(
     y += shifted.astype(jnp.float32) * weight[None, start, None]
   last = jnp.sum(valid, axis=1)[:, None] + jnp.arange(width - 1)[None]
   buffer = jnp.take_along_axis(inputs, last[..., None], axis=1)
-  return jax.nn.silu(y).astype(x.dtype), jnp.swapaxes(buffer, 1, 2)
+  return jax.nn.silu(y).astype(x.dtype), buffer.mT
 
 
 def normalize(q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -234,12 +234,11 @@ def _chunked(chunk, q, k, v, g, beta, state, in_pieces=False):
   later = jnp.tril(jnp.broadcast_to(g, (*g.shape[:-1], chunk)), -1)
   decay = jnp.tril(jnp.exp(jnp.cumsum(later, axis=-2)))
   start = jnp.exp(jnp.cumsum(g, axis=-2))
-  across = jnp.swapaxes(k, -1, -2)
-  system = jnp.tril(beta * (k @ across) * decay, -1)
+  system = jnp.tril(beta * (k @ k.mT) * decay, -1)
   solution = _inverse(system) @ (beta * jnp.concatenate([v, start * k], -1))
   u, w = jnp.split(solution, [v.shape[-1]], axis=-1)
   # Factors of a chunk: those of S and x in its outputs, and in the next S.
-  reads = start * q, (q @ across) * decay
+  reads = start * q, (q @ k.mT) * decay
   adds = start[..., -1:, :], decay[..., -1, :, None] * k
 
   @functools.partial(jax.checkpoint, prevent_cse=False)
@@ -262,7 +261,7 @@ def _chunked(chunk, q, k, v, g, beta, state, in_pieces=False):
 def _add(state, u, w, decay, k):
   """Returns the state after a chunk, and the chunk's corrections."""
   x = u - w @ state
-  return decay * state + jnp.swapaxes(k, -1, -2) @ x, x
+  return decay * state + k.mT @ x, x
 
 
 def _before(u, w, adds):
@@ -312,14 +311,4 @@ def _inverse(a: jax.Array) -> jax.Array:
   return jnp.block([[first, jnp.zeros_like(low)], [low, last]])
 
 
-def _inverse_forward(a):
-  x = _inverse(a)
-  return x, x
-
-
-def _inverse_backward(x, cotangent):
-  across = jnp.swapaxes(x, -1, -2)
-  return (-across @ cotangent @ across,)
-
-
-_inverse.defvjp(_inverse_forward, _inverse_backward)
+_inverse.defvjp(lambda a: (_inverse(a),) * 2, lambda x, g: (-x.mT @ g @ x.mT,))

@@ -12,7 +12,8 @@
 
 On a mesh, the axis `expert` splits the experts, and the batch like `data`: its
 devices gather their tokens, compute their own experts for all of them, and add
-up the results while each takes its tokens back.
+up the results while each takes its tokens back. Or they send a token to the
+devices of its experts alone: see `exchange`.
 
 Axes: B rows, T tokens of a row, N tokens, E experts, k choices of a token, M =
 N k, D model, F an expert's width.
@@ -23,7 +24,8 @@ arXiv 2101.03961.
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -34,7 +36,7 @@ from jax.sharding import PartitionSpec
 
 from posttrain import sharding
 from posttrain.models import lora
-from posttrain.ops import grouped_matmul, quantized
+from posttrain.ops import dispatch, grouped_matmul, quantized
 
 NAMES = ('gate', 'up', 'down')
 
@@ -86,9 +88,7 @@ def statistics(logits: jax.Array, index: jax.Array) -> Stats:
     load f32[E], choices of each expert; probs f32[E], sums of p; entropy f32[],
     the sum of the entropies of p, nats; tokens f32[].
   """
-  experts = jnp.arange(logits.shape[-1])
-  experts = experts.reshape((1,) * index.ndim + experts.shape)
-  chosen = (index[..., None] == experts).astype(jnp.float32)
+  chosen = jax.nn.one_hot(index, logits.shape[-1])
   valid = (index[..., :1] < logits.shape[-1]).astype(jnp.float32)
   log_p = jax.nn.log_softmax(logits)
   p = jnp.exp(log_p) * valid
@@ -139,8 +139,7 @@ def metrics(stats: Stats) -> dict[str, tuple[jax.Array, jax.Array]]:
   return pairs
 
 
-@dataclasses.dataclass(frozen=True)
-class Order:
+class Order(NamedTuple):
   """The choices of N tokens, sorted by expert."""
 
   rows: jax.Array  # i32[M], the choice, n k + j, at each place
@@ -159,7 +158,7 @@ def sort(index: jax.Array, experts: int) -> Order:
   rows = jnp.argsort(flat, stable=True)
   places = jnp.zeros_like(rows).at[rows].set(jnp.arange(len(rows)))
   ends = jnp.searchsorted(flat[rows], jnp.arange(experts), side='right')
-  return Order(rows, places, jnp.diff(ends, prepend=0).astype(jnp.int32))
+  return Order(rows, places, jnp.diff(ends, prepend=0))
 
 
 # Each other's gradients. A gradient that jax derives adds up rows one by one.
@@ -220,18 +219,19 @@ def apply(
   Args:
     params: `kernel` of `gate`, `up` and `down`, see `product`; and `bias`,
       float[E, out], where they have one.
-    x: float[N, D].
-    index: i32[N, k]; outside [0, E) = no expert.
-    weights: f32[N, k].
+    x: float[..., D].
+    index: i32[..., k]; outside [0, E) = no expert.
+    weights: f32[..., k].
     clamp: see `schema.Experts`.
 
   Returns:
-    float[N, D], 0 for a token without expert.
+    float[..., D], 0 for a token without expert.
   """
+  shape = x.shape
+  x, index, weights = (y.reshape(-1, y.shape[-1]) for y in (x, index, weights))
   kernel = params['gate']['kernel']
   experts = jax.tree.leaves(kernel)[0].shape[0]
-  known = (index >= 0) & (index < experts)
-  index = jnp.where(known, index, experts)
+  index = jnp.where((index >= 0) & (index < experts), index, experts)
   order = sort(index, experts)
 
   def times(y, name):
@@ -253,10 +253,9 @@ def apply(
     gate = jnp.minimum(gate, clamp)
     hidden = gate * nn.sigmoid(ALPHA * gate)
     hidden *= 1 + jnp.clip(up, -clamp, clamp)
-  weights = jnp.where(known, weights, 0).astype(x.dtype)
-  y = checkpoint_name(times(hidden, 'down'), 'kept')
-  y *= weights.reshape(-1)[order.rows, None]
-  return collect(y, order.rows, order.places, len(x))
+  y = checkpoint_name(times(hidden, 'down'), 'kept')  # 0 without an expert
+  y *= weights.astype(x.dtype).reshape(-1)[order.rows, None]
+  return collect(y, order.rows, order.places, len(x)).reshape(shape)
 
 
 def axes(name: str, whole: bool = False) -> tuple[str | None, ...]:
@@ -272,6 +271,55 @@ def axes(name: str, whole: bool = False) -> tuple[str | None, ...]:
   )
 
 
+def exchange(
+  x: jax.Array, index: jax.Array, weights: jax.Array, own: int, ragged: bool
+) -> tuple[tuple[jax.Array, ...], Callable[[jax.Array], jax.Array]]:
+  """Brings tokens to the devices of `expert`, on each of these.
+
+  All tokens to all devices, or, if `ragged`, each token once to every device
+  that has experts of it. A device has a block for the tokens of each other one,
+  so that no token is dropped; where all visit one device, its blocks are full.
+
+  Args:
+    x: float[B, T, D], the device's tokens.
+    index: i32[B, T, k]; E = a pad.
+    weights: f32[B, T, k].
+    own: experts of a device.
+    ragged: see `schema.Model`.
+
+  Returns:
+    (x, index and weights of P B T tokens on P devices, index -1 where none
+    arrives; a function from their results to the sums of these over the
+    devices, [B, T, D], of the device's own tokens).
+  """
+  axis, shape = sharding.EXPERT, x.shape
+  if not ragged:
+    send = functools.partial(lax.all_gather, axis_name=axis, tiled=True)
+    back = functools.partial(lax.psum_scatter, axis_name=axis, tiled=True)
+    return (send(x), send(index), send(weights)), back
+  x, index, weights = (y.reshape(-1, y.shape[-1]) for y in (x, index, weights))
+  ways = lax.axis_size(axis)
+  devices = jnp.arange(ways)
+  visited = jax.nn.one_hot(index // own, ways).any(axis=1)
+  order = sort(jnp.where(visited, devices[None], ways), ways)
+  sizes, blocks = order.sizes, len(x) * devices
+  starts = jnp.cumsum(sizes) - sizes
+  arriving, to_starts, to_blocks = (
+    lax.all_to_all(y, axis, 0, 0) for y in (sizes, starts, blocks)
+  )
+  move = functools.partial(lax.ragged_all_to_all, axis_name=axis)
+
+  def send(y):
+    y = spread(y, order.rows, order.places)
+    return move(y, jnp.full_like(y, -1), starts, sizes, to_blocks, arriving)
+
+  def back(y):
+    y = move(y, jnp.zeros_like(y), blocks, arriving, to_starts, sizes)
+    return collect(y, order.rows, order.places, len(x)).reshape(shape)
+
+  return (send(x), send(index), send(weights)), back
+
+
 def mix(
   params: Any,
   x: jax.Array,
@@ -279,6 +327,7 @@ def mix(
   weights: jax.Array,
   whole: bool = False,
   clamp: float | None = None,
+  ragged: bool = False,
 ) -> jax.Array:
   """Computes `apply` of rows, on the devices of the current mesh.
 
@@ -289,14 +338,10 @@ def mix(
     weights: f32[B, T, k].
     whole: see `axes`.
     clamp: as of `apply`.
+    ragged: see `schema.Model`.
   """
-
-  def flat(params, x, index, weights):
-    args = (y.reshape(-1, y.shape[-1]) for y in (x, index, weights))
-    return apply(params, *args, clamp).reshape(x.shape)
-
   if sharding.current() is None:
-    return flat(params, x, index, weights)
+    return apply(params, x, index, weights, clamp)
 
   def place(kernel, split):
     if not isinstance(kernel, lora.Adapted):
@@ -322,6 +367,7 @@ def mix(
       columns = None if name == 'down' else sharding.TENSOR
       places[name]['bias'] = PartitionSpec(split[0], columns)
   rows = sharding.fitting(x.shape[:1], (sharding.BATCH_AXES,))
+  ragged = ragged and dispatch.platform() != 'cpu'
 
   def gather(w, place):
     for i, axis in enumerate(place):
@@ -336,21 +382,16 @@ def mix(
       is_leaf=lambda w: isinstance(w, quantized.Quantized),
     )
     params = jax.tree.map(gather, params, places)
-    if rows[0]:
-      tokens = [
-        lax.all_gather(y, sharding.EXPERT, axis=0, tiled=True) for y in tokens
-      ]
-    x, index, weights = tokens
     if 'bias' in (down := params['down']):  # is added once
       is_first = lax.axis_index(sharding.TENSOR) == 0
       down['bias'] = jnp.where(is_first, down['bias'], 0)
     own = jax.tree.leaves(params['gate'])[0].shape[0]
+    sums, back = (sharding.EXPERT, sharding.TENSOR), lambda y: y
+    if rows[0]:
+      sums, (tokens, back) = sharding.TENSOR, exchange(*tokens, own, ragged)
+    x, index, weights = tokens
     first = lax.axis_index(sharding.EXPERT) * own
-    y = flat(params, x, index - first, weights)
-    if not rows[0]:
-      return lax.psum(y, (sharding.EXPERT, sharding.TENSOR))
-    y = lax.psum_scatter(y, sharding.EXPERT, scatter_dimension=0, tiled=True)
-    return lax.psum(y, sharding.TENSOR)
+    return lax.psum(back(apply(params, x, index - first, weights, clamp)), sums)
 
   return sharding.split(local, (places, rows, rows, rows), rows)(
     params, x, index, weights

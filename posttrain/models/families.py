@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,7 +82,6 @@ NAMES = {
   'final_norm/scale': 'model.norm.weight',
   'head/kernel': 'lm_head.weight',
   'reward/kernel': 'score.weight',
-  'layers/attention_norm/scale': LAYER + 'input_layernorm.weight',
 }
 for _x in 'qkvo':
   NAMES |= {
@@ -89,7 +89,6 @@ for _x in 'qkvo':
     f'layers/attention/{_x}/bias': f'{LAYER}self_attn.{_x}_proj.bias',
     f'layers/attention/{_x}_norm/scale': f'{LAYER}self_attn.{_x}_norm.weight',
   }
-NAMES['layers/attention/sinks'] = LAYER + 'self_attn.sinks'
 for _x in ('gate', 'up', 'down'):
   NAMES[f'layers/mlp/{_x}/kernel'] = f'{LAYER}mlp.{_x}_proj.weight'
   NAMES[f'layers/experts/shared/{_x}/kernel'] = (
@@ -101,17 +100,30 @@ for _x in ('gate', 'up', 'down'):
     f'{LAYER}mlp.experts.{{}}.{_x}_proj.weight'
   )
 NAMES |= {
-  'layers/experts/router/kernel': LAYER + 'mlp.gate.weight',
-  'layers/experts/shared_gate/kernel': LAYER + 'mlp.shared_expert_gate.weight',
-  'layers/layer_mlp/gate/kernel': LAYER + 'per_layer_input_gate.weight',
-  'layers/layer_mlp/down/kernel': LAYER + 'per_layer_projection.weight',
-  'layers/layer_mlp_post_norm/scale': LAYER
-  + 'post_per_layer_input_norm.weight',
-  'layers/scalar': LAYER + 'layer_scalar',
   'layer_embed/embed/table': 'model.embed_tokens_per_layer.weight',
   'layer_embed/projection/kernel': 'model.per_layer_model_projection.weight',
   'layer_embed/norm/scale': 'model.per_layer_projection_norm.weight',
 }
+for _x, _name in {
+  'attention_norm/scale': 'input_layernorm.weight',
+  'attention/sinks': 'self_attn.sinks',
+  'experts/router/kernel': 'mlp.gate.weight',
+  'experts/shared_gate/kernel': 'mlp.shared_expert_gate.weight',
+  'layer_mlp/gate/kernel': 'per_layer_input_gate.weight',
+  'layer_mlp/down/kernel': 'per_layer_projection.weight',
+  'layer_mlp_post_norm/scale': 'post_per_layer_input_norm.weight',
+  'scalar': 'layer_scalar',
+  'delta/qkv/kernel': 'linear_attn.in_proj_qkv.weight',
+  'delta/z/kernel': 'linear_attn.in_proj_z.weight',
+  'delta/b/kernel': 'linear_attn.in_proj_b.weight',
+  'delta/a/kernel': 'linear_attn.in_proj_a.weight',
+  'delta/taps': 'linear_attn.conv1d.weight',
+  'delta/log_scale': 'linear_attn.A_log',
+  'delta/bias': 'linear_attn.dt_bias',
+  'delta/norm_scale': 'linear_attn.norm.weight',
+  'delta/o/kernel': 'linear_attn.out_proj.weight',
+}.items():
+  NAMES[f'layers/{_x}'] = LAYER + _name
 # Tensors of vision towers and of the prediction of further tokens; and those,
 # and redundant ones, that a model may do without.
 OTHERS = (
@@ -123,36 +135,23 @@ UNUSED = (
   rf'^({OTHERS}|lm_head\.weight$)|rotary_emb\.inv_freq$'
   r'|self_attn\.[kv]_(proj|norm)\.weight$'
 )
-for _x, _name in {
-  'qkv/kernel': 'in_proj_qkv.weight',
-  'z/kernel': 'in_proj_z.weight',
-  'b/kernel': 'in_proj_b.weight',
-  'a/kernel': 'in_proj_a.weight',
-  'taps': 'conv1d.weight',
-  'log_scale': 'A_log',
-  'bias': 'dt_bias',
-  'norm_scale': 'norm.weight',
-  'o/kernel': 'out_proj.weight',
-}.items():
-  NAMES[f'layers/delta/{_x}'] = f'{LAYER}linear_attn.{_name}'
 # Those of the norms of the MLP and after branches, by `pre_norms` and
 # `post_norms`.
-NORMS = {
-  (True, False): {
-    'layers/mlp_norm/scale': LAYER + 'post_attention_layernorm.weight'
-  },
-  (True, True): {
-    'layers/attention_post_norm/scale': LAYER
-    + 'post_attention_layernorm.weight',
-    'layers/mlp_norm/scale': LAYER + 'pre_feedforward_layernorm.weight',
-    'layers/mlp_post_norm/scale': LAYER + 'post_feedforward_layernorm.weight',
-  },
-  (False, True): {
-    'layers/attention_post_norm/scale': LAYER
-    + 'post_attention_layernorm.weight',
-    'layers/mlp_post_norm/scale': LAYER + 'post_feedforward_layernorm.weight',
-  },
+_MLP_NORM, _AFTER = 'layers/mlp_norm/scale', 'post_attention_layernorm.weight'
+_POST_NORMS = {
+  'layers/attention_post_norm/scale': LAYER + _AFTER,
+  'layers/mlp_post_norm/scale': LAYER + 'post_feedforward_layernorm.weight',
 }
+NORMS = {
+  (True, False): {_MLP_NORM: LAYER + _AFTER},
+  (True, True): {
+    **_POST_NORMS,
+    _MLP_NORM: LAYER + 'pre_feedforward_layernorm.weight',
+  },
+  (False, True): _POST_NORMS,
+}
+# A field of `Family` that is empty by default.
+_table: Any = functools.partial(dataclasses.field, default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,15 +160,15 @@ class Family:
 
   architecture: str
   # Fields of `schema.Model` that no key determines.
-  fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  fixed: Mapping[str, Any] = _table()
   # Our fields by further keys; they precede those of KEYS.
-  keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  keys: Mapping[str, str] = _table()
   # Other names of keys.
-  aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  aliases: Mapping[str, str] = _table()
   # Further keys of which only one value is supported.
-  plain: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  plain: Mapping[str, Any] = _table()
   # Values of missing keys.
-  absent: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  absent: Mapping[str, Any] = _table()
   # The layers with a window: '' = none, 'all' = all if `sliding_window`,
   # whatever the other keys. The others, unless `layer_types` lists them:
   # 'upper' = those from `max_window_layers` on, if `use_sliding_window`; 'nope'
@@ -191,10 +190,10 @@ class Family:
   # Names of tensors, as in NAMES; equal names are one tensor, which has our
   # leaves in the order of NAMES one after the other, and in delta layers head
   # by head.
-  names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  names: Mapping[str, str] = _table()
   # Names of further tensors that stand for those of `names` where a directory
   # has them: of all experts together.
-  joined: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  joined: Mapping[str, str] = _table()
   # Whether tensors of all experts are [in, out], and alternate gate and up; and
   # may be packed as MXFP4.
   alternates: bool = False

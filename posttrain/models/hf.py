@@ -82,16 +82,13 @@ def tensors(
       the model is written.
   """
   all_shapes = transformer.reward_shapes if reward else transformer.shapes
-  if folder is not None:
-    family = hf_config.family_of(folder)
-  else:
-    family = hf_config.best_family(cfg)
+  family = hf_config.family_of(folder) if folder else hf_config.best_family(cfg)
   names = {
     **families.NAMES,
     **families.NORMS[cfg.pre_norms, cfg.post_norms],
     **family.names,
   }
-  if folder is not None and family.joined:
+  if folder and family.joined:
     files = filter(pathlib.Path.is_file, _paths(folder, SINGLE))
     known = {re.sub(r'\d+', '{}', x) for y in files for x in tensor_names(y)}
     if known & {*family.joined.values()}:
@@ -182,10 +179,7 @@ def load(
   expected, like = tensors(cfg, folder=folder), like or transformer.shapes(cfg)
   files = find(folder, shapes(cfg, folder=folder))
   places = jax.tree.map(lambda x: x.sharding, like)
-
-  def zeros():
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-
+  zeros = functools.partial(jax.tree.map, jnp.zeros_like, like)
   # Without shardings, the tree of them has no leaves.
   places = places if jax.tree.leaves(places) else None
   params = lora.matrices(jax.jit(zeros, out_shardings=places)())
@@ -232,7 +226,7 @@ def _put(params: dict[str, Any], tensor: Tensor, array: np.ndarray) -> bool:
 @functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
 def _update(leaf, array, index, transposed):
   """Writes a matrix into a leaf; returns it and whether all is finite."""
-  array = jnp.matrix_transpose(array) if transposed else array
+  array = array.mT if transposed else array
   array = quantized.cast(array, leaf)
   finite = [jnp.isfinite(x).all() for x in jax.tree.leaves(array)]
   start = (*index, *(0,) * (leaf.ndim - len(index)))
@@ -298,9 +292,9 @@ def save(
       return read_tensor(files[name][0], name)
     tensor, parts = expected[name], []
     for leaf in map(leaves.get, tensor.paths):
-      place = getattr(leaf, 'sharding', None)
-      if isinstance(place, NamedSharding):  # gathered in every process
-        place = NamedSharding(place.mesh, PartitionSpec())
+      mesh = getattr(getattr(leaf, 'sharding', None), 'mesh', None)
+      # Gathered in every process.
+      place = mesh and NamedSharding(mesh, PartitionSpec())
       array = _get(leaf, tensor.index, tensor.transposed, dtypes[name], place)
       parts.append(np.asarray(array.addressable_data(0)))
     axis = tensor.outputs
@@ -337,11 +331,9 @@ def _get(leaf, index, transposed, dtype, place):
   """Slices, transposes and casts in one program, without temporaries."""
   for i in index:
     leaf = jax.lax.dynamic_index_in_dim(leaf, i, 0, keepdims=False)
-  array = jnp.matrix_transpose(leaf) if transposed else leaf
+  array = leaf.mT if transposed else leaf
   array = array.astype(dtype)
-  if not isinstance(place, NamedSharding):
-    return array
-  return jax.lax.with_sharding_constraint(array, place)
+  return jax.lax.with_sharding_constraint(array, place) if place else array
 
 
 def check_empty(folder: pathlib.Path) -> None:

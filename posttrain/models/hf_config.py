@@ -19,8 +19,6 @@ from posttrain import schema
 from posttrain.models import families
 from posttrain.util import disk
 
-# Fields that do not change a model's function.
-_OURS = ('dtype', 'remat', 'rope_length', 'attention', 'routes')
 _FIELDS = {x.name: x.default for x in dataclasses.fields(schema.Model)}
 _TYPES = typing.get_type_hints(schema.Model)
 _NODES = {'experts': schema.Experts, 'delta': schema.Delta}
@@ -216,15 +214,14 @@ def check_same(theirs: schema.Model, ours: schema.Model, what: str) -> None:
 
 
 def differing(a: schema.Model, b: schema.Model) -> list[str]:
-  """Returns the names of the fields that differ, except those of `_OURS`."""
-  names = [field.name for field in dataclasses.fields(schema.Model)]
-  unread = _OURS
+  """Returns the names of the fields that differ, but for `schema.UNSAVED`."""
+  unread = schema.UNSAVED
   if a.experts.count and not a.dense_layers:
     unread = *unread, 'mlp_dim'
   return [
-    name
-    for name in names
-    if name not in unread and getattr(a, name) != getattr(b, name)
+    x.name
+    for x in dataclasses.fields(schema.Model)
+    if x.name not in unread and getattr(a, x.name) != getattr(b, x.name)
   ]
 
 
@@ -250,8 +247,10 @@ def _parse(text: dict[str, Any]) -> schema.Model:
   if 'global_head_dim' in c:
     if not c['attention_k_eq_v']:
       c['num_global_key_value_heads'] = None
-    # Version 5 writes the sizes of each global layer, all alike.
-    for sizes in (c.pop('per_layer_config', None) or {}).values():
+    # Version 5 writes the sizes of each global layer, all alike; none = they
+    # are those of other layers.
+    each = c.pop('per_layer_config') or {} if 'per_layer_config' in c else None
+    for sizes in () if each is None else ({}, *each.values()):
       c['global_head_dim'] = sizes.get('head_dim', c['head_dim'])
       c['num_global_key_value_heads'] = sizes.get('num_key_value_heads')
   rope, fields = _rope(family, c)

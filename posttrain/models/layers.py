@@ -313,7 +313,9 @@ class Experts(nn.Module):
       'up': Kernels(inner, sizes.bias, name='up')(),
       'down': Kernels(outer, sizes.bias, scale, name='down')(),
     }
-    y = experts.mix(params, x, index, weights, self.fused, sizes.clamp)
+    y = experts.mix(
+      params, x, index, weights, self.fused, sizes.clamp, cfg.ragged
+    )
     y = sharding.pin_batch(y)
     if sizes.shared_dim:
       gate = Linear(1, (sharding.FSDP, None), name='shared_gate')(x)
@@ -528,8 +530,7 @@ class Block(nn.Module):
     cfg, (mixer, ff) = self.cfg, self.kind
     own, *others = layer_ranges
     for flag, other in zip(flags, others, strict=True):
-      pick = functools.partial(jnp.where, flag)
-      own = jax.tree.map(pick, other, own)
+      own = jax.tree.map(functools.partial(jnp.where, flag), other, own)
     table, k_start = own
 
     def enter(name, y):

@@ -271,9 +271,9 @@ def fuse(join: Callable[..., jax.Array], kernels: Sequence[Any]) -> Any:
     join: joins the columns of arrays.
     kernels: matrices of one kind, some of which may have factors.
   """
-  if not any(isinstance(x, Adapted) for x in kernels):
-    return jax.tree.map(join, *kernels)
   adapted = [x for x in kernels if isinstance(x, Adapted)]
+  if not adapted:
+    return jax.tree.map(join, *kernels)
   a = jnp.concatenate([x.a for x in adapted], axis=-1)
   own, b, used = [], [], 0
   for x in kernels:  # of B, the rows of the other kernels' factors are 0

@@ -122,15 +122,14 @@ def rope_table(
 ) -> Rope:
   """Returns the rotations of tokens by positions, in one of `variants`."""
   radians, gain = frequencies(cfg, local)
+  if nope:
+    radians, gain = jnp.zeros_like(radians), 1.0
   if cfg.global_head_dim:  # one shape for all layers
     pairs = max(cfg.head_dim, cfg.global_head_dim) // 2
     radians = jnp.pad(radians, (0, pairs - len(radians)))
-  angles = positions[..., None].astype(jnp.float32) * radians[None, None]
-  cos, sin = jnp.cos(angles)[..., None, :], jnp.sin(angles)[..., None, :]
-  if nope:
-    cos, sin = jnp.ones_like(cos), jnp.zeros_like(sin)
-  elif gain != 1:
-    cos, sin = cos * gain, sin * gain
+  angles = positions[..., None, None].astype(jnp.float32)
+  angles *= radians[None, None, None]
+  cos, sin = jnp.cos(angles) * gain, jnp.sin(angles) * gain
   if not cfg.query_beta:
     return cos, sin, None
   times = positions // cfg.rope_scaling.original_length
@@ -148,7 +147,4 @@ def rotate(x: jax.Array, rope: Rope) -> jax.Array:
   size = 2 * cos.shape[-1]
   a, b = jnp.split(x[..., :size].astype(jnp.float32), 2, axis=-1)
   y = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-  y = y.astype(x.dtype)
-  if size == x.shape[-1]:
-    return y
-  return jnp.concatenate([y, x[..., size:]], axis=-1)
+  return jnp.concatenate([y.astype(x.dtype), x[..., size:]], axis=-1)

@@ -74,8 +74,7 @@ def intervals(
   else:
     roots = jnp.where(positions == 0, index, 0)
     start = jax.lax.cummax(roots, axis=1)
-  start = jnp.where(valid, start, 0)
-  return start, jnp.where(valid, index + 1, 0)
+  return jnp.where(valid, start, 0), jnp.where(valid, index + 1, 0)
 
 
 def ancestors(positions: jax.Array, window: int) -> jax.Array:
@@ -139,12 +138,11 @@ def is_xla(cfg: schema.Model, *, decodes: bool) -> bool:
     decodes: in the decode loop, where XLA reads all keys, not the intervals
       alone; otherwise in training.
   """
-  impl, softcap, chosen = cfg.attention, cfg.attention_softcap, []
-  if decodes and impl == 'cudnn':
-    impl = 'auto'
+  options, chosen = (cfg.attention, cfg.attention_softcap), []
+  trees = None if decodes else False
 
   def choose(q, k, v, start, end):
-    chosen.append(_choose(impl, softcap, q, k, v, decodes))
+    chosen.append(_choose(*options, q, k, v, decodes, trees))
     return q, None
 
   # Within the mesh's devices, as the ops choose.
@@ -202,7 +200,7 @@ def attention(
   ways, kv = sharding.ways(sharding.TENSOR), k.shape[2]
   times = math.lcm(ways, kv) // kv
   if times > 1 and q.shape[2] % ways == 0:
-    k, v = jnp.repeat(k, times, axis=2), jnp.repeat(v, times, axis=2)
+    k, v = (jnp.repeat(x, times, axis=2) for x in (k, v))
   in_pieces = sharding.ways(sharding.SEQUENCE) > 1
 
   def local(q, k, v, *ends):
@@ -210,7 +208,7 @@ def attention(
       k, v = sharding.whole_rows(k), sharding.whole_rows(v)
     if _choose(impl, softcap, q, k, v, trees=len(ends) > 2) == 'cudnn':
       return cudnn.attention(q, k, v, *ends, scale=scale), None
-    k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+    k, v = (x.swapaxes(1, 2) for x in (k, v))
     return _cached(scale, softcap, impl, q, k, v, *ends)
 
   return _on_devices(local, q, k, v, *ends, heads_axes=(2, 2), sinks=sinks)
@@ -242,7 +240,6 @@ def cached(
   Returns:
     float[B, T, N, H] in q's dtype.
   """
-  impl = 'auto' if impl == 'cudnn' else impl
   fn = functools.partial(_cached, scale, softcap, impl)
   return _on_devices(fn, q, k, v, *ends, heads_axes=(2, 1), sinks=sinks)
 
@@ -280,7 +277,6 @@ def decode(
   Returns:
     float[B, N, H] in q's dtype.
   """
-  impl = 'auto' if impl == 'cudnn' else impl
 
   def own(*args):
     dense = _dense(*args)
@@ -293,24 +289,17 @@ def decode(
     members = shared.members
     length = jnp.broadcast_to(shared.length[:, None], members.shape)
     ends = (jnp.maximum(x - shared.base, 0) for x in (start, end))
-    parts = [own(q, k, v, *ends)]
+    first = own(q, k, v, *ends)
     pick = functools.partial(jnp.take, indices=members, axis=0, mode='fill')
     q, start = pick(q, fill_value=0), pick(start, fill_value=0)
-    out, lse = _with_lse(scale, softcap, impl, q, *shared.cache, start, length)
-    parts.append(
-      (
-        jnp.zeros_like(parts[0][0]).at[members].set(out, mode='drop'),
-        jnp.full_like(parts[0][1], tiles.MASKED)
-        .at[members]
-        .set(lse, mode='drop'),
-      )
+    common = _with_lse(scale, softcap, impl, q, *shared.cache, start, length)
+    none = jnp.zeros_like(first[0]), jnp.full_like(first[1], tiles.MASKED)
+    common = jax.tree.map(
+      lambda x, y: x.at[members].set(y, mode='drop'), none, common
     )
-    top = jnp.maximum(parts[0][1], parts[1][1])
-    weights = [jnp.exp(lse - top)[..., None] for _, lse in parts]
-    out = sum(x * out for x, (out, _) in zip(weights, parts, strict=True))
-    total: Any = sum(weights)
-    lse = top + jnp.log(total[..., 0])
-    return (out / total).astype(q.dtype), lse
+    lse = jnp.logaddexp(first[1], common[1])
+    out = sum(jnp.exp(x - lse)[..., None] * y for y, x in (first, common))
+    return jnp.astype(out, q.dtype), lse
 
   fn, args = own if shared is None else both, (q, k, v, *ends)
   return _on_devices(fn, *args, heads_axes=(1, 1), shared=shared, sinks=sinks)
@@ -340,15 +329,8 @@ def _on_devices(
   args = q, k, v, *ends
   if shared is not None:
     args += (shared,)
-    in_specs += (
-      dataclasses.replace(
-        shared,
-        cache=k_spec,
-        members=PartitionSpec(rows),
-        length=PartitionSpec(rows),
-        base=PartitionSpec(rows),
-      ),
-    )
+    by_rows = jax.tree.map(lambda _: PartitionSpec(rows), shared)
+    in_specs += (dataclasses.replace(by_rows, cache=k_spec),)
   out_specs = q_spec, q_spec  # of lse, which lacks the last axis, as well
   out, lse = sharding.split(fn, in_specs, out_specs)(*args)
   if sinks is None:
@@ -371,7 +353,7 @@ def _cached(scale, softcap, impl, q, k, v, *ends):
   impl, args = _choose(impl, softcap, q, k, v), (k, v, *ends)
   if impl != 'xla':
     out, lse = _kernel(kernels.cached, impl, (scale, softcap), q, *args)
-    return out, lse.swapaxes(1, 2)
+    return out, lse.mT
   on_cpu = dispatch.platform() == 'cpu'
   blocks = chunked.CPU_BLOCKS if on_cpu else chunked.BLOCKS
   options = chunked.Options(scale, softcap, blocks)
@@ -399,25 +381,24 @@ def _with_lse(scale, softcap, impl, q, k, v, k_start, k_end):
   return out.reshape(b, t, n, h), lse.reshape(b, t, n)
 
 
-def _choose(impl, softcap, q, k, v, in_loop=False, trees=False):
+def _choose(impl, softcap, q, k, v, in_loop=False, trees=None):
   """Chooses an implementation.
 
   Args:
     in_loop: whether the op is called at every step of a loop that carries k
       and v.
-    trees: whether keys have bounds.
+    trees: whether keys have bounds; None = cuDNN's is 'auto'.
   """
+  impl = 'auto' if trees is None and impl == 'cudnn' else impl
   h = q.shape[-1]
   dtypes = q.dtype, k.dtype, v.dtype
 
   def avoid(backend):
-    if not in_loop:
-      return None
     # The TPU kernel needs H along lanes; XLA chooses another layout in a loop.
     narrow = backend == 'mosaic_tpu' and h % 128
     # Padded heads in the cache itself would cost their memory in every slot;
     # where a named implementation asks for it, each step pads a copy.
-    if narrow or h != _padded(backend, h):
+    if in_loop and (narrow or h != _padded(backend, h)):
       return f'head_dim {h}: the cache would be copied at every step'
     return None
 

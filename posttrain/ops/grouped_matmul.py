@@ -54,7 +54,7 @@ def _ragged_backward(saved, g):
   from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
   x, w, sizes = saved
-  d_x = lax.ragged_dot(g, jnp.swapaxes(w, 1, 2), sizes)
+  d_x = lax.ragged_dot(g, w.mT, sizes)
   pad = ((0, -len(x) % _ROWS), (0, 0))
   x, g = jnp.pad(x, pad), jnp.pad(g, pad)
   tiles = _ROWS, *(min(size, 4 * _ROWS) for size in w.shape[1:])
@@ -138,10 +138,6 @@ def _tiled(x, w, sizes):
   return _times(x, w, sizes, tile(len(x), w.shape[0]), False)
 
 
-def _forward(x, w, sizes):
-  return _tiled(x, w, sizes), (x, w, sizes)
-
-
 def _backward(saved, g):
   x, w, sizes = saved
   rows = tile(len(x), w.shape[0])
@@ -163,4 +159,4 @@ def _backward(saved, g):
   return d_x, d_w, None
 
 
-_tiled.defvjp(_forward, _backward)
+_tiled.defvjp(lambda *args: (_tiled(*args), args), _backward)

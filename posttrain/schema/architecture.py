@@ -57,6 +57,9 @@ Factor = Annotated[float, bounds.within(1e-3, 1e6)]
 
 
 ROUTES = ('own', 'record', 'replay')
+# Fields of a model that are no property of its weights.
+FREE = ('attention', 'routes', 'ragged')
+UNSAVED = ('dtype', 'remat', 'rope_length', *FREE)  # by HuggingFace
 ROPE_KINDS = (
   'none',
   'linear',
@@ -311,6 +314,11 @@ class Model(bounds.Options):
   # the train step computes with them, and weights them by its own router
   # (arXiv 2510.11370). No property of the weights.
   routes: Annotated[str, bounds.one_of(*ROUTES)] = 'own'
+  # Sends tokens over `mesh.expert` to the devices of their experts alone, by
+  # ragged_all_to_all, not to all devices of the axis; on a CPU, which lacks it,
+  # to all. It saves traffic where the axis has many devices for each expert of
+  # a token, and no memory. No property of the weights.
+  ragged: bool = False
 
   def __post_init__(self):
     super().__post_init__()

@@ -1,8 +1,13 @@
 """Kernels and whole programs, compiled for devices that are not here."""
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec
 
-from experiments.planner import aot, kernels, programs
+from experiments.planner import aot, hlo, kernels, programs
+from posttrain import schema, sharding
+from posttrain.models import experts
 
 PRESETS = tuple(f'qwen3_{x}' for x in ('0p6b', '1p7b', '4b', '8b', '14b'))
 FSDP, MIXED, TENSOR, HALF = (1, 8, 1), (1, 2, 4), (1, 1, 8), (1, 4, 1)
@@ -100,3 +105,45 @@ def test_programs(case, record):
   row, wrong = aot.program(case, programs.Sizes())
   record(row)
   assert wrong == []
+
+
+@pytest.mark.parametrize('target', ['h100', 'v5e'])
+def test_tokens_travel_to_the_devices_of_their_experts(target):
+  need(target)
+  mesh = sharding.make_mesh(schema.Mesh(1, 1, 1, 8), aot.devices(target))
+
+  def like(shape, dtype, *axes):
+    place = jax.sharding.NamedSharding(mesh, PartitionSpec(*axes))
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+
+  rows, width, hidden, count = (8, 256), 1024, 128, 32
+  params = {
+    name: {'kernel': like((count, *shape), 'bfloat16', *experts.axes(name))}
+    for name, shape in (
+      ('gate', (width, hidden)),
+      ('up', (width, hidden)),
+      ('down', (hidden, width)),
+    )
+  }
+  x, index, weights = (
+    like((*rows, size), dtype, sharding.BATCH_AXES)
+    for size, dtype in ((width, 'bfloat16'), (8, 'int32'), (8, 'float32'))
+  )
+
+  def step(params, x, index, weights):
+    def loss(params, x, weights):
+      y = experts.mix(params, x, index, weights, ragged=True)
+      return jnp.sum(y.astype(jnp.float32) ** 2)
+
+    return jax.grad(loss, (0, 1, 2))(params, x, weights)
+
+  platforms = (aot.TARGETS[target].platform,)
+  with sharding.use(mesh):
+    traced = jax.jit(step).trace(params, x, index, weights)
+    program = traced.lower(lowering_platforms=platforms).compile()
+  kinds = hlo.parse(program.as_text()).bytes()
+  # Tokens, results and their gradients, of the whole axis at most; a TPU has
+  # 128 numbers for the 8 choices of a token.
+  block = 8 * rows[1] * width * 2
+  assert 4 * block <= kinds['ragged-all-to-all'] <= 5 * block
+  assert 'all-gather' not in kinds

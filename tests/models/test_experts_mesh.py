@@ -1,14 +1,17 @@
 """Experts on several devices compute what one does."""
 
+import dataclasses
 import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.interpreters import mlir
 
 from posttrain import schema, sharding
 from posttrain.models import layers, lora, transformer
+from posttrain.ops import dispatch
 from tests import fixtures
 
 CFG = schema.Model(
@@ -24,7 +27,22 @@ CFG = schema.Model(
   ),
   attention_sinks=True,
   dense_layers=(0,),
+  attention='xla',
 )
+
+
+def sent(x, out, starts, sizes, their_starts, arriving, *, axis_name, **_):
+  """The definition of ragged_all_to_all, from the whole arrays of all."""
+  x, starts, sizes, their_starts = (
+    jax.lax.all_gather(y, axis_name) for y in (x, starts, sizes, their_starts)
+  )
+  me, places = jax.lax.axis_index(axis_name), jnp.arange(len(out))
+  for i in range(len(x)):
+    index = places - their_starts[i, me]
+    arrives = (index >= 0) & (index < sizes[i, me])
+    rows = x[i, jnp.where(arrives, index + starts[i, me], 0)]
+    out = jnp.where(arrives.reshape(-1, *(1,) * (out.ndim - 1)), rows, out)
+  return out
 
 
 def outcome(mesh):
@@ -46,10 +64,12 @@ def outcome(mesh):
   segments[:3, 4:] = 0
 
   def loss(trees, adapted):
+    # One of the two without and one with ragged_all_to_all.
+    cfg = dataclasses.replace(CFG, ragged=not adapted)
     params, adapter = trees
     params = lora.Base(params, 0.5).attach(adapter) if adapted else params
     rows = tokens, positions, segments
-    hidden, stats = transformer.trunk(params, CFG, *rows)
+    hidden, stats = transformer.trunk(params, cfg, *rows)
     weights = jnp.asarray((segments != 0)[..., None], jnp.float32)
     return jnp.sum(weights * hidden**3), (hidden * weights, stats)
 
@@ -65,12 +85,18 @@ def outcome(mesh):
     return hidden * (segments[:rows] != 0)[..., None]
 
   with sharding.use(mesh):
-    out = {
-      f'adapted={x}': jax.jit(
-        jax.value_and_grad(lambda t, x=x: loss(t, x), has_aux=True)
-      )(trees)
+    steps = [
+      jax.jit(jax.value_and_grad(lambda t, x=x: loss(t, x), has_aux=True))
       for x in (False, True)
-    }
+    ]
+    out = {f'adapted={x}': steps[x](trees) for x in (False, True)}
+    # All tokens visit one device alone.
+    bias = trees[0]['layers']['experts']['router']['bias']
+    bias = jax.device_put(
+      jnp.zeros_like(bias).at[..., :2].set(9), bias.sharding
+    )
+    trees[0]['layers']['experts']['router']['bias'] = bias
+    out['together'] = steps[0](trees)
     # Rows that do not divide over the devices as well.
     for rows in (8, 3):
       out[f'decode={rows}'] = jax.jit(lambda p, rows=rows: decode(p, rows))(
@@ -96,4 +122,8 @@ def test_devices_match_one(tmp_path, devices, meshes):
 
 
 if __name__ == '__main__':
+  mlir.register_lowering(
+    jax.lax.ragged_all_to_all_p, mlir.lower_fun(sent, False), 'cpu'
+  )
+  dispatch.platform = lambda: 'gpu'
   fixtures.write_outcomes(outcome, *sys.argv[1:])

@@ -261,6 +261,17 @@ def test_variants_of_gemma4_are_refused_by_key(tmp_path, key, value):
     hf_config.read(tmp_path)
 
 
+@pytest.mark.parametrize('each', [{}, None, {'1': {'head_dim': 6}}])
+def test_sizes_of_gemma4_in_version_5(tmp_path, each):
+  text = hf_config.write(test_transformer.GEMMA4)
+  del text['global_head_dim'], text['num_global_key_value_heads']
+  text['per_layer_config'] = each
+  (tmp_path / 'config.json').write_text(json.dumps(text))
+  cfg = hf_config.read(tmp_path)
+  assert cfg.global_head_dim == (6 if each else cfg.head_dim)
+  assert cfg.global_kv_heads is None
+
+
 @pytest.mark.parametrize(
   'cfg, key',
   [
