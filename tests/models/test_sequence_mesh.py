@@ -40,7 +40,8 @@ SEGMENTS = (
 
 def outcome(mesh):
   """Returns logprobs, entropies, and the gradients of weights and adapter."""
-  params = fixtures.params(CFG)
+  # Those of `fixtures.params` decay less, and round twice as much.
+  params = transformer.init(jax.random.key(0), CFG)
   # B is 0 at first.
   adapter = fixtures.normal(
     jax.eval_shape(
@@ -78,8 +79,9 @@ def outcome(mesh):
 )
 def test_devices_match_one(tmp_path, devices, meshes):
   path = tmp_path / 'arrays.npz'
-  # On one device another chunk of delta layers makes 8e-6.
-  fixtures.assert_devices_match_one(outcome, path, devices, meshes, 2e-5)
+  # On one device another chunk of delta layers makes 1.1e-5, and a piece of a
+  # row is a chunk of its own here.
+  fixtures.assert_devices_match_one(outcome, path, devices, meshes, 4e-5)
 
 
 def test_a_device_gathers_the_keys_of_its_rows():
