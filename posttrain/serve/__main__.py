@@ -29,6 +29,7 @@ import pathlib
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from posttrain.config import names
 from posttrain.util import commands, disk
@@ -148,19 +149,26 @@ def serve(options: Flags) -> int:
   # Until the server installs its own handler: while the model is loaded.
   signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
   key = commands.api_key('--api_key_env', options.api_key_env)
+  extra = 'tinker' if options.train else 'serve'
   try:
     from posttrain import compilation, schema
     from posttrain.checkpoints import policies
     from posttrain.serve import app, sampler, worker
     from posttrain.util import memory
+
+    if options.train:
+      from posttrain.serve import training, training_routes
   except ModuleNotFoundError as error:
-    if error.name not in ('starlette', 'uvicorn'):
+    if error.name not in ('starlette', 'uvicorn', 'tinker'):
       raise
     raise ValueError(
       f'the package {error.name} must be installed to serve: got none; '
-      "pip install 'posttrain[serve]'"
+      f"pip install 'posttrain[{extra}]'"
     ) from error
-  with contextlib.closing(app.bind(options.host, options.port)) as listening:
+  with contextlib.ExitStack() as stack:
+    listening = stack.enter_context(
+      contextlib.closing(app.bind(options.host, options.port))
+    )
     hosts = app.own_hosts(listening, options.allowed_hosts.split(','))
     if key is None and not (app.is_loopback(listening) or options.no_auth):
       raise ValueError(
@@ -188,68 +196,40 @@ def serve(options: Flags) -> int:
       cache=options.compilation_cache,
     )
     folder = pathlib.Path(options.checkpoint).expanduser().resolve()
-    name = options.served_name or folder.name
-    if options.train:
-      return _train(options, policy, name, key, hosts, listening)
-    engine = worker.Worker(
+    engine: Any = worker.Worker(
       policy,
-      name,
+      options.served_name or folder.name,
       slots=options.slots,
       capacity=options.max_model_len,
       chunk=options.chunk,
       max_jobs=options.slots + options.max_queue,
       tool_format=options.tool_format,
+      exact=options.train,
+    )
+    make, what, path = app.make, f'serving {engine.name!r}', '/v1'
+    if options.train:
+      workdir = pathlib.Path(options.workdir).expanduser().resolve()
+      workdir.mkdir(parents=True, exist_ok=True)
+      stack.enter_context(disk.lock(str(workdir), '--workdir'))
+      make, path = training_routes.make, ''
+      what = f'training {engine.name!r}'
+      engine = training.Service(engine, workdir)
+    application = make(
+      engine, api_key=key, hosts=hosts, max_body_bytes=options.max_body_bytes
     )
     engine.start()
     # The collector holds up all threads: it need not look at these again.
     gc.freeze()
     # The event loop waits so long for a busy thread at every system call.
     sys.setswitchinterval(SWITCH)
-    application = app.make(
-      engine, api_key=key, hosts=hosts, max_body_bytes=options.max_body_bytes
-    )
-    print(f'serving {engine.name!r} at {app.address(listening)}/v1', flush=True)
+    print(f'{what} at {app.address(listening)}{path}', flush=True)
     server = app.Server(application, engine)
     server.run(sockets=[listening])
-  if not engine.stop(app.LEAVE):
-    # It may be compiling, which nothing but the end of the process stops.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(server.code)
-  return server.code
-
-
-def _train(options, policy, name, key, hosts, listening) -> int:
-  """Serves as a training service."""
-  try:
-    from posttrain.serve import app, training, training_routes
-  except ModuleNotFoundError as error:
-    if (error.name or '').partition('.')[0] not in ('tinker', 'google'):
-      raise
-    raise ValueError(
-      f'the package {error.name} must be installed for --train: got none; '
-      "pip install 'posttrain[tinker]'"
-    ) from error
-  folder = pathlib.Path(options.workdir).expanduser().resolve()
-  folder.mkdir(parents=True, exist_ok=True)
-  with disk.lock(str(folder), '--workdir'):
-    service = training.Service(
-      policy,
-      name,
-      folder,
-      slots=options.slots,
-      capacity=options.max_model_len,
-      chunk=options.chunk,
-    )
-    application = training_routes.make(
-      service, api_key=key, hosts=hosts, max_body_bytes=options.max_body_bytes
-    )
-    service.start()
-    print(f'training {name!r} at {app.address(listening)}', flush=True)
-    server = app.Server(application, service)
-    server.run(sockets=[listening])
-    if not service.stop(app.LEAVE):
-      os._exit(server.code)  # the device may compile; nothing else ends it
+    if not engine.stop(app.LEAVE):
+      # It may be compiling, which nothing but the end of the process stops.
+      sys.stdout.flush()
+      sys.stderr.flush()
+      os._exit(server.code)
   return server.code
 
 

@@ -185,8 +185,8 @@ def make(
     max_body_bytes: the most bytes of a request's body.
   """
   routes = _Routes(engine, max_body_bytes)
-  return applications.Starlette(
-    routes=[
+  return application(
+    [
       routing.Route('/health', routes.health),
       routing.Route('/v1/models', routes.models),
       routing.Route('/v1/models/{name:path}', routes.model),
@@ -197,10 +197,30 @@ def make(
         for path, x in routes.answers.items()
       ),
     ],
+    api_key,
+    hosts,
+  )
+
+
+def application(
+  routes: Sequence[routing.Route],
+  api_key: str | None,
+  hosts: frozenset[str] | None,
+  on_error: Callable[..., Any] | None = None,
+) -> applications.Starlette:
+  """Builds an application behind a `Guard`.
+
+  Args:
+    routes: its routes.
+    api_key, hosts: those of `Guard`.
+    on_error: what makes a response to an exception; None = `error_response`.
+  """
+  return applications.Starlette(
+    routes=routes,
     middleware=[middleware.Middleware(Guard, api_key=api_key, hosts=hosts)],
     exception_handlers={
-      kind: error_response
-      for kind in (protocol.Refused, exceptions.HTTPException, Exception)
+      kind: on_error or error_response
+      for kind in (ValueError, exceptions.HTTPException, Exception)
     },
   )
 

@@ -160,7 +160,7 @@ async def reward(ids: np.ndarray, engine: worker.Worker) -> float:
   def notify(_, event):  # in the worker's thread
     loop.call_soon_threadsafe(events.put_nowait, event)
 
-  job = worker.ScoreJob(notify, 0, ids, 1.0)
+  job = worker.ScoreJob(notify, 0, engine.policy, ids, 1.0)
   engine.accept([job])
   try:
     event = await events.get()
@@ -223,7 +223,9 @@ class Call:
         )
         streamed = request.stream or bool(request.stop)
         jobs.append(
-          worker.SampleJob(self._notify, index, engine_request, streamed)
+          worker.SampleJob(
+            self._notify, index, engine.policy, engine_request, streamed
+          )
         )
     engine.accept(jobs)
     self._open = set(jobs)
@@ -304,9 +306,9 @@ class Call:
       self._loop.call_soon_threadsafe(self._events.put_nowait, (job, event))
 
   def _score_job(self, index: int, ids: np.ndarray) -> worker.ScoreJob:
-    temperature = self._request.temperature
+    policy, temperature = self._worker.policy, self._request.temperature
     return worker.ScoreJob(
-      self._notify, index, ids.astype(np.int32), temperature
+      self._notify, index, policy, ids.astype(np.int32), temperature
     )
 
   async def _steps(self) -> AsyncIterator[tuple[int, str]]:

@@ -20,6 +20,7 @@ class Row(NamedTuple):
   verb: str
   body: bytes
   kind: str | None = None  # the content type of the result; None = not finished
+  point: bool = False  # whether it is a save that its model can go on from
 
 
 class Journal:
@@ -37,7 +38,6 @@ class Journal:
       'create table if not exists rows (id text primary key, owner text, '
       'number int, verb text, body blob, kind text, result blob, '
       'point int)',
-      'create index if not exists owners on rows (owner, number)',
     ):
       self._db.execute(line)
 
@@ -68,28 +68,12 @@ class Journal:
     )
     self._execute(sql, kind, result, point, id)
 
-  def has(self, id: str) -> bool:
-    """Returns whether a request was accepted."""
-    return bool(self._execute('select 1 from rows where id = ?', id).fetchone())
-
-  def result(self, id: str) -> tuple[str, bytes] | None:
-    """Returns (kind, body); None = not finished.
-
-    Raises:
-      KeyError: there is no such request.
-    """
+  def result(self, id: str) -> tuple[str | None, bytes | None] | None:
+    """Returns (kind, body), None each if not finished; None = no request."""
     sql = 'select kind, result from rows where id = ?'
-    row = self._execute(sql, id).fetchone()
-    if row is None:
-      raise KeyError(id)
-    return row if row[0] else None
+    return self._execute(sql, id).fetchone()
 
   def rows(self) -> list[Row]:
     """Returns all requests, in the order in which they were accepted."""
-    sql = 'select id, owner, number, verb, body, kind from rows order by rowid'
-    return [Row(*row) for row in self._execute(sql)]
-
-  def points(self, owner: str) -> list[int]:
-    """Returns the numbers of the saves of a model that `finish` marked."""
-    sql = 'select number from rows where owner = ? and point'
-    return [number for (number,) in self._execute(sql, owner)]
+    sql = 'select id, owner, number, verb, body, kind, point from rows'
+    return [Row(*row) for row in self._execute(f'{sql} order by rowid')]

@@ -95,7 +95,7 @@ _TYPES = {
 }
 
 
-class Refused(Exception):
+class Refused(ValueError):
   """A refused request, with its HTTP status and error object."""
 
   def __init__(
@@ -331,7 +331,7 @@ def read_scored(content: bytes, served: worker.Worker) -> np.ndarray:
   require(ok, name, "end in an assistant's turn", given)
   # In training, what a template writes after the turn's end is not scored.
   end = 1 + np.flatnonzero(parts[-1].sampled)[-1]
-  return _ids(parts[-1].ids[:end], name, served)
+  return token_ids(parts[-1].ids[:end], name, served)
 
 
 def _body(
@@ -450,7 +450,9 @@ def _conversation(
       values['parallel_tool_calls'],
       tool_calls.THOUGHT * rendered.thinking + rendered.given,
     )
-  return Prompt(_ids(rendered.ids, 'messages', served), rendered.text, called)
+  return Prompt(
+    token_ids(rendered.ids, 'messages', served), rendered.text, called
+  )
 
 
 def _prompt(
@@ -466,7 +468,7 @@ def _prompt(
   """
   policy = served.policy
   if isinstance(item, list) and all(type(x) is int for x in item):
-    ids = _ids(item, 'prompt', served)
+    ids = token_ids(item, 'prompt', served)
     return Prompt(ids, policy.text(ids.tolist()))
   must = 'be a text, if the model has a tokenizer, or token ids'
   require(isinstance(item, str) and policy.renderer, name, must, item)
@@ -478,11 +480,15 @@ def _prompt(
   bos = tokenizer.bos_id
   if specials and bos is not None and ids[:1] != [bos]:
     ids = [bos, *ids]
-  return Prompt(_ids(ids, 'prompt', served), item)
+  return Prompt(token_ids(ids, 'prompt', served), item)
 
 
-def _ids(ids: Any, name: str, served: worker.Worker) -> np.ndarray:
-  """Returns token ids as an array, i32[P]."""
+def token_ids(ids: Any, name: str, served: worker.Worker) -> np.ndarray:
+  """Returns token ids as an array, i32[P].
+
+  Raises:
+    Refused: they do not fit into the context, or are no ids of the vocabulary.
+  """
   size = served.policy.model.vocab_size
   ok = len(ids) <= served.capacity
   require_fit(ok, name, f'{len(ids)} tokens', served.capacity)

@@ -36,14 +36,7 @@ from typing import Any
 import jax
 import numpy as np
 import safetensors
-from starlette import (
-  applications,
-  exceptions,
-  middleware,
-  requests,
-  responses,
-  routing,
-)
+from starlette import applications, requests, responses, routing
 
 import posttrain
 from posttrain import schema, sharding, tree
@@ -81,21 +74,16 @@ class Sampler:
     self, api_key: str | None, hosts: frozenset[str] | None
   ) -> applications.Starlette:
     """Builds the application; the arguments are those of `app.Guard`."""
-    return applications.Starlette(
-      routes=[
+    return app.application(
+      [
         routing.Route('/health', self._health),
         *(
           routing.Route(path, self._respond, methods=['POST'])
           for path in self._routes
         ),
       ],
-      middleware=[
-        middleware.Middleware(app.Guard, api_key=api_key, hosts=hosts)
-      ],
-      exception_handlers={
-        kind: app.error_response
-        for kind in (protocol.Refused, exceptions.HTTPException, Exception)
-      },
+      api_key,
+      hosts,
     )
 
   def stop(self, wait: float) -> bool:

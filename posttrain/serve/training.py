@@ -3,12 +3,11 @@
 1. `accept` checks a request, stores it in the journal, and returns the id of
    its future. A model's requests run in the order of their numbers, those of
    several sessions in turn, and so those of a session's models.
-2. One thread owns the device. Between two chunks of decoding it carries out one
-   request of a model.
-3. Requests to sample the same weights decode together; when those have ended,
-   the next weights get the engine. What a request draws depends on its sampling
-   session and number alone, or on its seed, and its bits on no other request.
-4. A save is a folder that all commands read. After the process was killed,
+2. One thread carries out the requests of models. Samples are drawn beside it
+   by the worker of the server of completions. What a request draws depends on
+   its sampling session and number alone, or on its seed, and its bits on no
+   other request.
+3. A save is a folder that all commands read. After the process was killed,
    `start` loads each model's last save that no gradient preceded, and carries
    out again what followed.
 
@@ -18,7 +17,6 @@ with the number of the request.
 
 import collections
 import dataclasses
-import itertools
 import logging
 import os
 import pathlib
@@ -26,13 +24,12 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from tinker import types
 
-from posttrain import schema, sharding
+from posttrain import schema
 from posttrain.checkpoints import policies
-from posttrain.decode import engines
 from posttrain.models import peft
 from posttrain.serve import call, journal, protocol, wire, worker
 from posttrain.training import optim, trainer
@@ -48,12 +45,11 @@ KINDS = {  # of checkpoints, by the request that writes them
 }
 
 
-@dataclasses.dataclass(eq=False)
-class Job:
+class Job(NamedTuple):
   """An accepted request."""
 
   row: journal.Row
-  request: Any  # of the SDK's type; None = it was refused
+  request: Any = None  # of the SDK's type; None = it was refused
   checked: Any = None  # what the check has made of it
 
 
@@ -68,6 +64,7 @@ class Model:
   trainer: Any = None  # None until its first request runs
   next: int = 0  # the number of the request to run next
   waiting: dict[int, Job] = dataclasses.field(default_factory=dict)
+  unnamed: list['Checkpoint'] = dataclasses.field(default_factory=list)
   has_gradient: bool = False
   used: float = dataclasses.field(default_factory=time.time)
 
@@ -79,67 +76,36 @@ class Checkpoint:
   path: str  # tinker://MODEL/KIND/NAME
   folder: pathlib.Path
   model: Model
-  metadata: dict[str, str] | None
-  is_listed: bool  # not the unnamed weights of a sampling session
-
-
-@dataclasses.dataclass(eq=False)
-class _Sequence:
-  """A sample in the engine."""
-
-  job: Job
-  index: int
-  text: call.Detokenizer
+  request: Any  # the one that saved them
 
 
 class Service:
-  """The models of one folder, and the thread that owns the device."""
+  """The models of one folder, and the thread that trains them."""
 
-  def __init__(
-    self,
-    policy: policies.Policy,
-    name: str,
-    folder: pathlib.Path,
-    *,
-    slots: int,
-    capacity: int,
-    chunk: int,
-  ):
+  def __init__(self, served: worker.Worker, folder: pathlib.Path):
     """Opens the folder's journal.
 
     Args:
-      policy: the base model.
-      name: its public name.
+      served: samples and scores, `exact`; not started. Its policy is the base
+        model.
       folder: an existing folder, locked by the caller.
-      slots: sequences decoded at a time.
-      capacity: tokens of a sequence.
-      chunk: tokens decoded between two requests of models.
     """
-    self.policy, self.name, self.capacity = policy, name, capacity
-    # Called in the device's thread when a request has finished.
+    self.served = served
+    self._base = f'{served.name} of {served.policy.folder}'
+    # Called in any thread when a request has finished.
     self.notify: Callable[[], None] = lambda: None
     self._folder = folder
     self._journal = journal.Journal(str(folder / 'journal.db'))
-    self._options = engines.Options(
-      slots, capacity, chunk, prefill_rows=1, prefill_tokens=64, exact=True
-    )
-    self._engine: Any = None
     self._changed = threading.Condition()  # guards what follows
-    self.sessions: dict[str, bool] = {}  # whether they are open
+    self.sessions: dict[str, float | None] = {}  # last turns; None = finished
     self.models: dict[str, Model] = {}
     # Of sampling sessions; None = the base model's weights.
     self.samplers: dict[str, Checkpoint | None] = {}
     self.checkpoints: dict[str, Checkpoint] = {}
-    self._to_sample: dict[Checkpoint | None, list[Job]] = {}  # by weights
     self._stopped = False
-    # Of the device's thread.
-    self._policies: dict[Checkpoint, policies.Policy] = {}  # last used last
-    self._drawing: dict[int, _Sequence] = {}
-    self._results: dict[Job, list[Any]] = {}
-    self._turns = collections.Counter()  # the last ones of sessions and models
-    self._drawn: Checkpoint | None = None  # whose weights the engine has
-    self._ids = itertools.count(1)
-    self._run_verb = {
+    # The last ones to sample from, of checkpoints.
+    self._policies = collections.deque(maxlen=POLICIES_KEPT)
+    self.verbs = {  # of models
       'create_model': self._create,
       'load_weights': self._load,
       'forward_backward': self._gradient,
@@ -149,60 +115,51 @@ class Service:
     self._thread = threading.Thread(target=self._run, daemon=True)
 
   def start(self) -> None:
-    """Carries out again what the journal asks for, and starts the thread."""
+    """Carries out again what the journal asks for, and starts the threads."""
     for row in self._journal.rows():
       self._restore(row)
     for model in self.models.values():
-      points = self._journal.points(model.id)
-      folders = {x: self._folder_of(model.id, x) for x in points}
-      kept = [x for x in points if folders[x].exists()]
-      if kept and self.sessions[_session_of(model.id)]:
-        point = max(kept)
-        model.trainer = self._open(model.lora, folders[point], True)
-        model.next = point + 1
+      points = [
+        number
+        for number, job in model.waiting.items()
+        if job.row.point and self._folder_of(job.row).exists()
+      ]
+      if points:
+        point = max(points)
+        folder = self._folder_of(model.waiting[point].row)
+        model.trainer, model.next = self._open(model.lora, folder), point + 1
         model.waiting = {k: x for k, x in model.waiting.items() if k > point}
     for saved in list(self.checkpoints.values()):
       if not saved.folder.exists():  # deleted since, or never written
         del self.checkpoints[saved.path]
+    self.served.start()
     self._thread.start()
 
   def stop(self, wait: float) -> bool:
-    """Ends the thread after its request; False if it runs on after `wait` s."""
+    """Ends the threads; False if one runs on after `wait` s."""
     with self._changed:
       self._stopped = True
       self._changed.notify_all()
     self._thread.join(wait)
-    return not self._thread.is_alive()
+    return self.served.stop(wait) and not self._thread.is_alive()
 
   def _restore(self, row: journal.Row) -> None:
     """Takes a row of the journal."""
-    verb, request = row.verb, None
-    owners = self.samplers if verb == 'asample' else self.models
-    if verb == 'asample' and row.kind:
+    job = Job(row)
+    if row.verb == 'asample' and row.kind:
       return
     try:
-      if verb == 'finish':
-        self._finish_session(row.owner)
-      elif verb == 'delete':
-        self._delete(self._folder_of(row.owner, row.number))
-      elif verb == 'create_session':
-        self.sessions[row.id] = True
-      elif verb == 'create_sampling_session':
-        self.samplers[row.id] = self._source(wire.read(verb, row.body))
-      elif verb == 'refused':
-        raise protocol.Refused(422, 'the request was malformed')
-      else:
-        request = wire.read(verb, row.body)
-        if row.number or verb == 'asample':
-          _find(owners, row.owner, 'owner')
-        self._enqueue(Job(row, request, self._check(verb, request)))
-    except protocol.Refused as error:  # what it names was deleted since
-      if row.owner in self.models and row.number:
-        self._enqueue(Job(row, None))
-      elif verb == 'asample':
-        self._fail(Job(row, None), error)
-    if verb in KINDS and row.kind and row.owner in self.models:
-      self._register(row, request)
+      if row.body:
+        request = wire.read(row.verb, row.body)
+        job = Job(row, request, self._check(row, request))
+    except ValueError as error:  # what it names was deleted since
+      if row.verb == 'asample':
+        self._fail(row, error)
+      if row.owner not in self.models:
+        return
+    self._enqueue(job)
+    if row.verb in KINDS and row.kind and job.request:
+      self._register(job)
 
   # --- requests, in any thread ------------------------------------------------
 
@@ -210,29 +167,17 @@ class Service:
     """Returns the id of a new session."""
     with self._changed:
       id = f'session-{len(self.sessions)}'
-      self.sessions[id] = True
-    self._journal.accept(journal.Row(id, '', 0, 'create_session', body))
+      self._add(Job(journal.Row(id, self._base, 0, 'create_session', body)))
     return id
 
-  def open_sampler(self, body: bytes) -> str:
-    """Returns the id of a sampling session of a base model or a checkpoint."""
-    verb = 'create_sampling_session'
-    request = wire.read(verb, body)
-    self.session(request.session_id)
-    id = f'{request.session_id}:sample:{request.sampling_session_seq_id}'
-    self.samplers[id] = self._source(request)
-    self._journal.accept(journal.Row(id, '', 0, verb, body))
-    return id
-
-  def _source(self, request: Any) -> Checkpoint | None:
-    if request.model_path is not None:
-      return self.checkpoint(request.model_path)
-    self._check_base(request.base_model)
-    return None
+  def finish_session(self, id: str) -> None:
+    """Ends a session; its models and unnamed checkpoints go."""
+    self.session(id)
+    self._add(Job(journal.Row(f'finish:{id}', id, 0, 'finish', b'')))
 
   def session(self, id: str) -> None:
     """Raises Refused, with 404, or 410 if the session is over."""
-    if not _find(self.sessions, id, 'session_id'):
+    if _find(self.sessions, id, 'session_id') is None:
       raise protocol.Refused(410, f'session_id must be open: {id} is finished')
 
   def model(self, id: str) -> Model:
@@ -248,141 +193,115 @@ class Service:
     return _find(self.checkpoints, path, 'path')
 
   def accept(self, verb: str, body: bytes) -> types.UntypedAPIFuture:
-    """Takes a request; a second one of its number returns the first's future.
+    """Takes a request, once; returns its future.
 
     Raises:
-      Refused: it is malformed, or names what does not exist.
+      ValueError: it is malformed, or names what does not exist.
     """
     request = wire.read(verb, body)
     owner, number = wire.place(request)
     row = journal.Row(f'{owner}:{number}', owner, number, verb, body)
-    if self._journal.has(row.id):
-      return _future(row.id, request)
-    if verb == 'asample':
-      self.sampler(owner)
-    elif number:
-      self.model(owner)
     self.session(_session_of(owner))
     try:
-      job = Job(row, request, self._check(verb, request))
-    except protocol.Refused:
-      if number and verb != 'asample':  # the next number must not wait for it
-        row = row._replace(verb='refused', body=b'')
-        if self._journal.accept(row):
-          self._enqueue(Job(row, None))
+      job = Job(row, request, self._check(row, request))
+    except ValueError:
+      if owner in self.models:  # the next number must not wait for it
+        self._add(Job(row._replace(verb='refused', body=b'')))
       raise
-    if self._journal.accept(row):
-      self._enqueue(job)
-    return _future(row.id, request)
+    self._add(job)
+    names = None
+    if verb == 'asample':
+      names = [f'{row.id}:{index}' for index in range(request.num_samples)]
+    return types.UntypedAPIFuture(request_id=row.id, sample_sequence_ids=names)
 
-  def result(self, id: str) -> tuple[str, bytes] | None:
+  def result(self, id: str) -> tuple[str | None, bytes | None]:
     """Returns (content type, body) of a future; None = not finished.
 
     Raises:
       Refused: with 404; there is no such request.
     """
-    try:
-      return self._journal.result(id)
-    except KeyError as error:
-      raise protocol.Refused(
-        404, f'request_id must be of a kept request: got {errors.quote(id)}'
-      ) from error
+    result = self._journal.result(id)
+    return _find({id: result} if result else {}, id, 'request_id')
 
-  def finish_session(self, id: str) -> None:
-    """Ends a session; its models and unnamed checkpoints go."""
-    self.session(id)
-    self._journal.accept(journal.Row(f'finish:{id}', id, 0, 'finish', b''))
-    self._finish_session(id)
-
-  def _finish_session(self, id: str) -> None:
-    with self._changed:
-      self.sessions[id] = False
-      for model in self.models.values():
-        if _session_of(model.id) == id:
-          model.trainer, model.waiting = None, {}
-          self._drop_unnamed(model, 0)
-
-  def delete(self, path: str) -> None:
+  def delete(self, saved: Checkpoint) -> None:
     """Deletes a checkpoint."""
-    folder = self.checkpoint(path).folder
-    owner, number = folder.parent.name, int(folder.name)
-    id = f'delete:{owner}:{number}'
-    self._journal.accept(journal.Row(id, owner, number, 'delete', b''))
-    self._delete(folder)
+    shutil.rmtree(saved.folder, ignore_errors=True)
+    if self.checkpoints.get(saved.path) is saved:
+      del self.checkpoints[saved.path]
 
-  def _delete(self, folder: pathlib.Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    for saved in list(self.checkpoints.values()):
-      if saved.folder == folder:
-        del self.checkpoints[saved.path]
+  def _check(self, row: journal.Row, request: Any) -> Any:
+    """Returns what the check of a request has made of it.
 
-  def _drop_unnamed(self, model: Model, kept: int) -> None:
-    """Deletes the unnamed checkpoints of a model, apart from the last ones."""
-    own = [x for x in list(self.checkpoints.values()) if x.model is model]
-    unnamed = [x for x in own if not x.is_listed]
-    for old in unnamed[: max(len(unnamed) - kept, 0)]:
-      self._delete(old.folder)
-
-  def _check_base(self, name: str | None) -> None:
-    names = (self.name, self.name + wire.FULL)
-    wire.require(name in names, 'base_model', f'be one of {names}', name)
-
-  def _check(self, verb: str, request: Any) -> Any:
-    """Returns what the check of a request has made of it."""
-    try:
-      return self._checked(verb, request)
-    except ValueError as error:
-      raise protocol.Refused(422, f'{error}') from error
-
-  def _checked(self, verb: str, request: Any) -> Any:
-    if verb == 'forward_backward':
-      return wire.data(request, self.policy, self.capacity)
+    Raises:
+      ValueError: it is refused.
+    """
+    verb = row.verb
+    wire.check_served(request)
     if verb == 'asample':
-      return wire.sampling(request, self.policy, self.capacity)
-    name = 'optim_params' if verb == 'optim_step' else 'optimizer_config'
-    given = getattr(request, name, None)
-    kinds = types.AdamParams, types.AdamOptimizerConfig, type(None)
-    wire.require(isinstance(given, kinds), name, "be of 'adamw'", given)
-    if verb == 'create_model':
-      self._check_base(request.base_model)
-      if request.base_model.endswith(wire.FULL):
-        return None
-      must = f'be given, or the base model {self.name + wire.FULL!r}'
-      wire.require(request.lora_config, 'lora_config', must, None)
-      return wire.lora(request.lora_config)
+      wanted = wire.sampling(request, self.served)
+      return wanted, self._policy(self.sampler(row.owner))
+    if verb == 'create_sampling_session' and request.model_path is not None:
+      return self.checkpoint(request.model_path)
+    if verb in ('create_sampling_session', 'create_model'):
+      name = self.served.name
+      names, given = (name, name + wire.FULL), request.base_model
+      must = f'be one of {names}'
+      protocol.require(given in names, 'base_model', must, given)
+    if verb in self.verbs and row.number:
+      self.model(row.owner)
+    if verb == 'forward_backward':
+      return wire.data(request, self.served)
     if verb == 'load_weights':
       return self.checkpoint(request.path)
     if verb in KINDS:
-      named = verb != 'save_weights_for_sampler' or request.path is not None
-      if named:
-        wire.check_name(request.path)
-      else:
-        ok = request.sampling_session_seq_id is not None
-        wire.require(ok, 'path', 'be given', None)
-      kind = getattr(request, 'kind', 'snapshot')
-      wire.require(kind == 'snapshot', 'kind', "be 'snapshot'", kind)
-      keys = getattr(request, 'age_encryption_recipients', None)
-      wire.require(not keys, 'age_encryption_recipients', 'be left out', keys)
+      name = request.path or row.number
+      path = f'tinker://{row.owner}/{KINDS[verb]}/{name}'
+      types.ParsedCheckpointTinkerPath.from_tinker_path(path)  # or ValueError
+      return path
+    if verb == 'create_model' and not request.base_model.endswith(wire.FULL):
+      config = request.lora_config
+      protocol.require(config, 'lora_config', 'be given', None)
+      # The head is never corrected: `train_unembed`, by default, is ignored.
+      return trainer.lora_options(
+        config.rank, attention=config.train_attn, mlp=config.train_mlp
+      )
     return None
 
+  def _add(self, job: Job) -> None:
+    """Takes a request if it is new."""
+    if self._journal.accept(job.row):
+      self._enqueue(job)
+
   def _enqueue(self, job: Job) -> None:
-    """Queues a request, and makes the model of a first one."""
-    row = job.row
+    """Takes a request of the journal."""
+    row, request, checked = job
     with self._changed:
-      if row.verb == 'asample':
-        source = self.samplers[row.owner]
-        self._to_sample.setdefault(source, []).append(job)
+      if row.verb == 'create_session':
+        if row.owner != self._base:
+          raise ValueError(
+            f'--workdir must be one of {self._base}: got {row.owner}'
+          )
+        self.sessions[row.id] = 0.0
+      elif row.verb == 'finish':
+        self.sessions[row.owner] = None
+        for model in self.models.values():
+          if _session_of(model.id) == row.owner:
+            model.trainer, model.waiting = None, {}
+            for saved in model.unnamed:
+              self.delete(saved)
+      elif row.verb == 'create_sampling_session':
+        self.samplers[row.id] = checked
+      elif row.verb == 'asample':
+        self._sample(row, *checked)
       else:
         if row.number == 0:
-          base, lora = job.request.base_model, job.checked
+          base, lora = request.base_model, checked
           if row.verb == 'load_weights':
-            base = base or job.checked.model.base
-            lora = job.checked.model.lora
+            base, lora = base or checked.model.base, checked.model.lora
           self.models[row.owner] = Model(
-            row.owner, base, lora, job.request.user_metadata
+            row.owner, base, lora, request.user_metadata
           )
-        model = self.models[row.owner]
-        model.waiting[row.number], model.used = job, time.time()
+        self.models[row.owner].waiting[row.number] = job
       self._changed.notify_all()
 
   # --- the device's thread ----------------------------------------------------
@@ -391,176 +310,132 @@ class Service:
     while True:
       with self._changed:
         while not self._stopped and not (
-          self._drawing
-          or self._to_sample
-          or any(x.next in x.waiting for x in self.models.values())
+          ready := [x for x in self.models.values() if x.next in x.waiting]
         ):
           self._changed.wait()
         if self._stopped:
           return
-        ready = [x for x in self.models.values() if x.next in x.waiting]
-        model = min(ready, key=self._last_turn, default=None)
-        if model is not None:
-          for id in (_session_of(model.id), model.id):
-            self._turns[id] = next(self._ids)
-          job = model.waiting.pop(model.next)
-        source, jobs = next(iter(self._to_sample), None), []
-        if not self._drawing or source is self._drawn:
-          jobs = self._to_sample.pop(source, [])
-      if model is not None:
-        self._try(self._step, job, model)
-        model.next += 1
+        model = min(  # the session, and its model, with the oldest last turn
+          ready, key=lambda x: (self.sessions[_session_of(x.id)], x.used)
+        )
+        model.used = self.sessions[_session_of(model.id)] = time.time()
+        job = model.waiting.pop(model.next)
       try:
-        self._submit(source, jobs)
-        self._decode()
+        self._step(model, job)
       except Exception as error:  # any: no client may wait for ever
-        for job in {*jobs, *self._results}:
-          self._fail(job, error)
-        self._drawing, self._results, self._engine = {}, {}, None
+        self._fail(job.row, error)
+      model.next += 1
 
-  def _last_turn(self, model: Model) -> tuple[int, int]:
-    """Returns when a model's session, and the model, had their last turn."""
-    return self._turns[_session_of(model.id)], self._turns[model.id]
+  def _step(self, model: Model, job: Job) -> None:
+    """Carries out a request of a model."""
+    row = job.row
+    if job.request is None:
+      raise protocol.Refused(422, 'the request was malformed')
+    if model.trainer is None and row.number:
+      raise ValueError(f'{model.id} was not created; its first request failed')
+    if row.kind is None or row.verb not in KINDS:
+      self.verbs[row.verb](model, job)
 
-  def _try(self, run: Callable[..., None], job: Job, *model: Model) -> None:
-    try:
-      run(job, *model)
-    except Exception as error:  # any: no client may wait for ever
-      self._fail(job, error)
-
-  def _fail(self, job: Job, error: Exception) -> None:
+  def _fail(self, row: journal.Row, error: Exception) -> None:
     """Ends a request with an error, of the user or of the server."""
-    is_user = isinstance(error, ValueError | protocol.Refused)
-    text, category = errors.text(error, 600), types.RequestErrorCategory.User
-    if not is_user:
+    text, category = f'{error}', types.RequestErrorCategory.User
+    if not isinstance(error, ValueError):
       logging.getLogger('absl').error('a request failed', exc_info=error)
-      text = f"the server failed; see the server's log: {text}"
+      text = f"the server failed; see the server's log: {text:.600}"
       category = types.RequestErrorCategory.Server
-    self._results.pop(job, None)
     self._finish(
-      job, types.RequestFailedResponse(error=text, category=category)
+      row, types.RequestFailedResponse(error=text, category=category)
     )
 
-  def _finish(self, job: Job, result: Any, point: bool = False) -> None:
+  def _finish(self, row: journal.Row, result: Any, point: bool = False) -> None:
     """Stores a result: protobuf bytes, or a type of the SDK."""
     kind = PROTOBUF
     if not isinstance(result, bytes):
       kind, result = JSON, result.model_dump_json().encode()
-    self._journal.finish(job.row.id, kind, result, point)
+    self._journal.finish(row.id, kind, result, point)
     self.notify()
-
-  def _step(self, job: Job, model: Model) -> None:
-    """Carries out a request of a model."""
-    if job.request is None:
-      raise protocol.Refused(422, 'the request was malformed')
-    if model.trainer is None and job.row.number:
-      raise ValueError(f'{model.id} was not created; its first request failed')
-    if job.row.kind is None or job.row.verb not in KINDS:
-      self._run_verb[job.row.verb](model, job)
 
   def _create(self, model: Model, job: Job) -> None:
     config = job.request.lora_config
     seed = config.seed if config and config.seed is not None else model.id
     model.trainer = trainer.Trainer(
-      self.policy, adapter=model.lora, seed=wire.seed(seed) % 2**31
+      self.served.policy, adapter=model.lora, seed=wire.seed(seed) % 2**31
     )
-    self._finish(job, types.CreateModelResponse(model_id=model.id))
+    self._finish(job.row, types.CreateModelResponse(model_id=model.id))
 
   def _open(
-    self, lora: schema.Lora | None, folder: pathlib.Path, optimizer: bool
-  ) -> Any:
+    self, lora: schema.Lora | None, folder: pathlib.Path, optimizer: bool = True
+  ) -> trainer.Trainer:
     """Returns a trainer with saved weights."""
-    loaded = trainer.Trainer(self.policy, adapter=lora)
+    loaded = trainer.Trainer(self.served.policy, adapter=lora)
     loaded.load(str(folder), optimizer=optimizer)
     return loaded
 
   def _load(self, model: Model, job: Job) -> None:
-    saved = job.checked
-    if saved.model.lora != model.lora:
-      raise ValueError(
-        f'path must be of a model with {model.lora}: got {saved.model.lora}'
-      )
-    model.trainer = self._open(model.lora, saved.folder, job.request.optimizer)
+    folder, optimizer = job.checked.folder, job.request.optimizer
+    model.trainer = self._open(model.lora, folder, optimizer)
     model.has_gradient = False
     # A save of its own, for when the other one is deleted.
-    self._write(model, job)
-    result = types.LoadWeightsResponse(
-      path=saved.path, model_id=model.id, type='load_weights'
-    )
-    self._finish(job, result, True)
+    self._write(model, job.row)
+    result = types.LoadWeightsResponse(path=job.request.path, model_id=model.id)
+    self._finish(job.row, result, True)
 
   def _gradient(self, model: Model, job: Job) -> None:
-    request, (data, options) = job.request, job.checked
-    if request.forward_only:
-      if job.row.kind is not None:
-        return
-      run = model.trainer.forward
-    else:
-      run = model.trainer.forward_backward
-    logprobs, metrics = run(data, request.loss_fn, **options)
-    model.has_gradient |= not request.forward_only
-    self._finish(job, wire.gradient_result(logprobs, metrics))
+    backward = not job.request.forward_only
+    result = model.trainer.run(*job.checked, backward=backward)
+    model.has_gradient |= backward
+    self._finish(job.row, wire.gradient_result(*result))
 
   def _update(self, model: Model, job: Job) -> None:
     numbers = optim.Adam(**job.request.optim_params.model_dump())
     metrics = model.trainer.optim_step(numbers)
     model.has_gradient = False
-    self._finish(job, types.OptimStepResponse(metrics=metrics))
-
-  def _folder_of(self, model: str, number: int) -> pathlib.Path:
-    return self._folder / 'models' / model / str(number)
-
-  def _register(self, row: journal.Row, request: Any) -> Checkpoint:
-    """Lists a checkpoint, and makes the sampler of an unnamed one."""
-    model, name = self.models[row.owner], request.path
-    path = f'tinker://{model.id}/{KINDS[row.verb]}/{name or row.number}'
-    folder = self._folder_of(model.id, row.number)
-    if not folder.exists() and path in self.checkpoints:
-      return self.checkpoints[path]  # the save failed: there was one
-    saved = Checkpoint(
-      path,
-      folder,
-      model,
-      getattr(request, 'user_metadata', None),
-      name is not None,
-    )
-    self.checkpoints[saved.path] = saved
-    if not saved.is_listed:
-      self.samplers[_sampler_of(model, request)] = saved
-    return saved
+    self._finish(job.row, types.OptimStepResponse(metrics=metrics))
 
   def _save(self, model: Model, job: Job) -> None:
-    request, verb = job.request, job.row.verb
-    path = f'tinker://{model.id}/{KINDS[verb]}/{request.path}'
+    path, verb = job.checked, job.row.verb
     old = self.checkpoints.get(path)
-    if old and not getattr(request, 'overwrite', False):
+    if old and not getattr(job.request, 'overwrite', False):
       raise ValueError(f'path must be new: got {path}, which exists')
-    self._write(model, job)
+    self._write(model, job.row)
     if old:
-      self._delete(old.folder)
-    saved = self._register(job.row, request)
-    if is_external := verb == 'save_weights_external':
-      result = types.SaveWeightsExternalResponseInternal(path=saved.path)
-    elif verb == 'save_weights':
-      result = types.SaveWeightsResponse(path=saved.path, type=verb)
-    else:
-      result = types.SaveWeightsForSamplerResponseInternal(
-        path=saved.path,
-        sampling_session_id=_sampler_of(model, request),
-        type=verb,
-      )
-      self._keep(saved, model.trainer.policy())
-      self._drop_unnamed(model, UNNAMED_KEPT)
-    self._finish(job, result, not (model.has_gradient or is_external))
+      self.delete(old)
+    saved, sampler = self._register(job), None
+    if verb == 'save_weights_for_sampler':
+      self._policies.append((saved, model.trainer.policy()))
+      sampler = _sampler_of(job)
+    # What the SDK reads of the results of all three kinds.
+    result = types.SaveWeightsForSamplerResponseInternal(
+      path=path, sampling_session_id=sampler
+    )
+    is_point = verb != 'save_weights_external' and not model.has_gradient
+    self._finish(job.row, result, is_point)
 
-  def _write(self, model: Model, job: Job) -> None:
+  def _register(self, job: Job) -> Checkpoint:
+    """Lists a checkpoint, and makes the sampler of an unnamed one."""
+    row, request, path = job
+    model, folder = self.models[row.owner], self._folder_of(row)
+    saved = Checkpoint(path, folder, model, request)
+    if not folder.exists() and path in self.checkpoints:
+      return saved  # the save failed: there was one
+    self.checkpoints[path] = saved
+    if request.path is None:
+      self.samplers[_sampler_of(job)] = saved
+      model.unnamed.append(saved)
+      if len(model.unnamed) > UNNAMED_KEPT:
+        self.delete(model.unnamed.pop(0))
+    return saved
+
+  def _folder_of(self, row: journal.Row) -> pathlib.Path:
+    return self._folder / 'models' / row.owner / str(row.number)
+
+  def _write(self, model: Model, row: journal.Row) -> None:
     """Writes a model into the folder of a request, all or nothing."""
-    folder = self._folder_of(model.id, job.row.number)
+    folder = self._folder_of(row)
     part = folder.with_name('unfinished')
     for old in (part, folder):  # of a process that was killed
       shutil.rmtree(old, ignore_errors=True)
-    part.parent.mkdir(parents=True, exist_ok=True)
-    if job.row.verb != 'save_weights_external':
+    if row.verb != 'save_weights_external':
       model.trainer.save(str(part))
     elif model.lora is None:
       raise ValueError(
@@ -568,101 +443,68 @@ class Service:
         'weights; python -m posttrain.export reads its checkpoints'
       )
     else:
-      adapter = model.trainer.params
-      peft.save(adapter, model.lora, self.policy.model, str(part), self.name)
+      base, adapter = self.served, model.trainer.params
+      peft.save(adapter, model.lora, base.policy.model, part, base.name)
     os.rename(part, folder)
 
-  def _keep(self, source: Checkpoint, policy: policies.Policy) -> None:
-    self._policies[source] = policy
-    while len(self._policies) > POLICIES_KEPT:
-      del self._policies[next(iter(self._policies))]
+  # --- samples ----------------------------------------------------------------
 
   def _policy(self, source: Checkpoint | None) -> policies.Policy:
     """Returns the policy of a checkpoint; None = the base model."""
     if source is None:
-      return self.policy
-    policy = self._policies.pop(source, None)
-    if policy is None:
-      policy = self._open(source.model.lora, source.folder, False).policy()
-    self._keep(source, policy)
-    return policy
+      return self.served.policy
+    kept = dict(self._policies)
+    if source not in kept:
+      opened = self._open(source.model.lora, source.folder, False)
+      kept[source] = opened.policy()
+      self._policies.append((source, kept[source]))
+    return kept[source]
 
-  def _submit(self, source: Checkpoint | None, jobs: list[Job]) -> None:
-    """Gives requests of the same weights to the engine."""
-    if not jobs:
-      return
-    if self._engine is None:
-      self._engine = engines.Engine(
-        self.policy.model, self._options, sharding.one_device()
-      )
-      self._engine.take_free_slots()
-      self._engine.set_params(self.policy.params, 0)
-      self._drawn = None
-    if source is not self._drawn:
-      self._engine.set_params(self._policy(source).params, 0)
-      self._drawn = source
-    for job in jobs:
-      wanted = job.checked
-      self._results[job] = [None] * len(wanted.requests)
-      decode = self.policy.text if wanted.stops else lambda _: ''
-      for index, request in enumerate(wanted.requests):
-        id = next(self._ids)
-        self._engine.submit(dataclasses.replace(request, id=id))
-        text = call.Detokenizer(decode, wanted.stops)
-        self._drawing[id] = _Sequence(job, index, text)
+  def _sample(
+    self, row: journal.Row, wanted: wire.Sampling, policy: policies.Policy
+  ) -> None:
+    """Gives the jobs of a request to the worker."""
+    texts, scores = [], []
+    decode = policy.text if wanted.stops else lambda _: ''
 
-  def _decode(self) -> None:
-    """Decodes a chunk, and ends the requests that are complete."""
-    if not self._drawing:
-      return
-    for done in self._engine.step():
-      self._append(done.id, done.ids, done.logprobs, done.stop_reason)
-    if any(x.job.checked.stops for x in self._drawing.values()):
-      for id, (ids, logprobs, _) in self._engine.partial().items():
-        if self._append(id, ids, logprobs, None):
-          self._engine.cancel(id)
+    def notify(job: worker.Job, event: worker.Event) -> None:
+      """Takes a result; in the threads of the worker."""
+      if isinstance(event, worker.Failed):
+        if not self._stopped:
+          self._fail(row, RuntimeError(event.message))
+        return
+      if isinstance(event, worker.TokenLogprobs):
+        scores.append(event)
+      else:
+        text = texts[job.index]
+        text.append(event.ids, event.logprobs, event.stop_reason)
+        if text.finish is None:
+          return
+        self.served.drop([job])
+      left.discard(job)
+      if not left:
+        self._finish(row, wire.sample_result(texts, wanted, *scores))
 
-  def _append(self, id: int, ids, logprobs, reason: str | None) -> bool:
-    """Appends the tokens of a sequence; returns whether it has ended."""
-    drawn = self._drawing[id]
-    new = slice(len(drawn.text.ids), None)
-    drawn.text.append(ids[new].tolist(), logprobs[new].tolist(), reason)
-    if drawn.text.finish is None:
-      return False
-    del self._drawing[id]
-    job, text = drawn.job, drawn.text
-    results = self._results[job]
-    results[drawn.index] = text.ids, text.logprobs, text.finish == 'stop'
-    if all(results):
-      self._try(self._complete, job)
-    return True
-
-  def _complete(self, job: Job) -> None:
-    """Finishes a request all of whose samples are there."""
-    wanted, scores = job.checked, None
+    jobs: list[worker.Job] = []
+    for index, request in enumerate(wanted.requests):
+      texts.append(call.Detokenizer(decode, wanted.stops))
+      streamed = bool(wanted.stops)
+      jobs.append(worker.SampleJob(notify, index, policy, request, streamed))
     if wanted.scores or wanted.top:
       ids = wanted.requests[0].ids
-      prompt = worker.ScoreJob(lambda *_: None, 0, ids, 1.0)
-      [scores] = worker.score(self._policy(self._drawn), [prompt])
-    result = wire.sample_result(self._results[job], wanted, scores)
-    del self._results[job]
-    self._finish(job, result)
+      jobs.append(worker.ScoreJob(notify, 0, policy, ids, 1.0))
+    left = set(jobs)
+    self.served.accept(jobs, more=True)
 
 
 def _session_of(id: str) -> str:
   return id.partition(':')[0]
 
 
-def _sampler_of(model: Model, request: Any) -> str:
+def _sampler_of(job: Job) -> str:
   """Returns the id of the sampling session that unnamed weights open."""
-  return f'{_session_of(model.id)}:sample:{request.sampling_session_seq_id}'
-
-
-def _future(id: str, request: Any) -> types.UntypedAPIFuture:
-  names = None
-  if isinstance(request, types.SampleRequest):
-    names = [f'{id}:{index}' for index in range(request.num_samples)]
-  return types.UntypedAPIFuture(request_id=id, sample_sequence_ids=names)
+  number = getattr(job.request, 'sampling_session_seq_id', None)
+  return f'{_session_of(job.row.owner)}:sample:{number}'
 
 
 def _find(items: dict[str, Any], id: str, name: str) -> Any:

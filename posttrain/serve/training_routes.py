@@ -2,23 +2,18 @@
 
 Under /api/v1. A request that takes time is answered with the id of a future
 once the journal has it; /retrieve_future waits for the result, and is answered
-408 while there is none. What is not served is a 404 that names the path.
+408 while there is none. What is not served is a 404 that names the path; what
+is malformed is a 422, as the SDK repeats requests with status 400.
 """
 
 import asyncio
-import datetime
+import contextlib
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
-from starlette import (
-  applications,
-  exceptions,
-  middleware,
-  requests,
-  responses,
-  routing,
-)
+from starlette import applications, exceptions, requests, responses, routing
 from tinker import types
 from tinker.types import try_again_response
 
@@ -26,6 +21,7 @@ from posttrain.serve import app, protocol, training, wire
 
 WAIT = 20.0  # seconds until a request for a result is answered 408
 PARALLEL = 128  # samples that a client requests at a time
+_SAVED = 'training_runs/{id}/checkpoints/{kind}/{name}'
 
 
 class _Routes:
@@ -35,46 +31,41 @@ class _Routes:
     self._service, self._max_body_bytes = service, max_body_bytes
     self._loop: asyncio.AbstractEventLoop | None = None
     self._finished = asyncio.Event()  # replaced when a request has finished
-    self.posts: dict[str, Callable[[bytes], Any]] = {
-      'client/config': lambda _: types.ClientConfigResponse(
+    # By method and path: (request, body) -> a type of the SDK, or None.
+    self.table: dict[str, Callable[..., Any]] = {
+      'POST client/config': lambda *_: types.ClientConfigResponse(
         pjwt_auth_enabled=False,
         use_pyqwest_transport=False,
         sample_max_concurrent_requests=PARALLEL,
         fwdbwd_max_chunk_bytes_count=max_body_bytes // 2,
       ),
-      'client/dynamic_config': lambda _: types.ClientDynamicConfigResponse(),
-      'telemetry': lambda _: types.TelemetryResponse(status='accepted'),
-      'create_session': lambda body: types.CreateSessionResponse(
+      'POST client/dynamic_config': lambda *_: (
+        types.ClientDynamicConfigResponse()
+      ),
+      'POST telemetry': lambda *_: types.TelemetryResponse(status='accepted'),
+      'POST create_session': lambda _, body: types.CreateSessionResponse(
         session_id=service.open_session(body)
       ),
-      'session_heartbeat': self._heartbeat,
-      'create_sampling_session': lambda body: (
-        types.CreateSamplingSessionResponse(
-          sampling_session_id=service.open_sampler(body)
-        )
+      'POST session_heartbeat': self._heartbeat,
+      'POST sessions/{id}/finish': lambda request, _: service.finish_session(
+        request.path_params['id']
       ),
-      'get_info': self._info,
+      'POST create_sampling_session': self._open_sampler,
+      'POST get_info': self._info,
       **{
-        verb: functools.partial(service.accept, verb)
-        for verb in (
-          'create_model',
-          'forward_backward',
-          'optim_step',
-          'load_weights',
-          'asample',
-          *training.KINDS,
-        )
+        f'POST {verb}': lambda _, body, verb=verb: service.accept(verb, body)
+        for verb in ('asample', *service.verbs)
       },
-    }
-    self.gets: dict[str, Callable[[requests.Request], Any]] = {
-      'healthz': lambda _: types.HealthResponse(status='ok'),
-      'get_server_capabilities': self._capabilities,
-      'samplers/{id}': self._sampler,
-      'training_runs/{id}': self._run,
-      'training_runs/{id}/checkpoints': self._checkpoints,
-      'checkpoints': self._checkpoints,
-      'training_runs/{id}/checkpoints/{kind}/{name}/external_weights_urls': (
-        self._urls
+      'GET healthz': lambda *_: types.HealthResponse(status='ok'),
+      'GET get_server_capabilities': self._capabilities,
+      'GET samplers/{id}': self._sampler,
+      'GET training_runs/{id}': self._run,
+      'GET training_runs/{id}/checkpoints': self._checkpoints,
+      'GET checkpoints': self._checkpoints,
+      f'GET {_SAVED}/external_weights_urls': self._urls,
+      f'GET {_SAVED}/files/{{file}}': self._file,
+      f'DELETE {_SAVED}': lambda request, _: service.delete(
+        self._saved(request)
       ),
     }
 
@@ -88,14 +79,17 @@ class _Routes:
     self._finished = asyncio.Event()
 
   async def answer(
-    self, request: requests.Request, respond: Callable[[Any], Any]
+    self, request: requests.Request, respond: Callable[..., Any]
   ) -> responses.Response:
-    """Answers with what `respond` returns for a body, or for a GET request."""
-    given: Any = request
+    """Answers with what a function of the table returns."""
+    body = b''
     if request.method == 'POST':
       kinds = training.JSON, training.PROTOBUF
-      given = await app.read_body(request, self._max_body_bytes, kinds)
-    return _json(await asyncio.to_thread(respond, given))
+      body = await app.read_body(request, self._max_body_bytes, kinds)
+    value = await asyncio.to_thread(respond, request, body)
+    if value is None:
+      return responses.Response(status_code=204)
+    return value if isinstance(value, responses.Response) else _json(value)
 
   async def retrieve(self, request: requests.Request) -> responses.Response:
     """Waits for a result; 408 if there is none yet."""
@@ -103,51 +97,36 @@ class _Routes:
     body = await app.read_body(request, self._max_body_bytes)
     id = wire.read('retrieve_future', body).request_id
     end = self._loop.time() + WAIT
-    while (result := self._service.result(id)) is None:
+    while True:
+      kind, content = self._service.result(id)
       left = end - self._loop.time()
+      if kind is not None:
+        return responses.Response(content, media_type=kind)
       if left <= 0:
         waiting = try_again_response.TryAgainResponse(
           request_id=id, queue_state='active'
         )
         return _json(waiting, 408)
-      try:
+      with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(self._finished.wait(), left)
-      except TimeoutError:
-        pass
-    kind, content = result
-    return responses.Response(content, media_type=kind)
 
-  async def finish(self, request: requests.Request) -> responses.Response:
-    """Ends a session."""
-    await app.read_body(request, self._max_body_bytes)
-    id = request.path_params['id']
-    await asyncio.to_thread(self._service.finish_session, id)
-    return responses.Response(status_code=204)
-
-  async def delete(self, request: requests.Request) -> responses.Response:
-    """Deletes a checkpoint."""
-    await asyncio.to_thread(self._service.delete, _path(request))
-    return responses.Response(status_code=204)
-
-  async def file(self, request: requests.Request) -> responses.Response:
-    """Sends a file of an exported adapter."""
-    folder = self._service.checkpoint(_path(request)).folder
-    file = folder / request.path_params['file']
-    if not file.is_file():
-      raise exceptions.HTTPException(404)
-    return responses.FileResponse(file)
-
-  def _heartbeat(self, body: bytes) -> Any:
+  def _heartbeat(self, _: requests.Request, body: bytes) -> Any:
     self._service.session(wire.read('session_heartbeat', body).session_id)
     return types.SessionHeartbeatResponse()
 
-  def _capabilities(self, _: requests.Request) -> Any:
-    service = self._service
+  def _open_sampler(self, _: requests.Request, body: bytes) -> Any:
+    future = self._service.accept('create_sampling_session', body)
+    return types.CreateSamplingSessionResponse(
+      sampling_session_id=future.request_id
+    )
+
+  def _capabilities(self, *_: Any) -> Any:
+    served = self._service.served
     return types.GetServerCapabilitiesResponse(
       supported_models=[
         types.SupportedModel(
-          model_name=service.name + suffix,
-          max_context_length=service.capacity,
+          model_name=served.name + suffix,
+          max_context_length=served.capacity,
           trainable=True,
           sampleable=True,
         )
@@ -155,7 +134,7 @@ class _Routes:
       ]
     )
 
-  def _info(self, body: bytes) -> Any:
+  def _info(self, _: requests.Request, body: bytes) -> Any:
     model = self._service.model(wire.read('get_info', body).model_id)
     return types.GetInfoResponse(
       type='get_info',
@@ -166,53 +145,60 @@ class _Routes:
       lora_rank=model.lora and model.lora.rank,
     )
 
-  def _sampler(self, request: requests.Request) -> Any:
+  def _sampler(self, request: requests.Request, _: bytes) -> Any:
     id = request.path_params['id']
     saved = self._service.sampler(id)
     return types.GetSamplerResponse(
       sampler_id=id,
-      base_model=saved.model.base if saved else self._service.name,
+      base_model=saved.model.base if saved else self._service.served.name,
       model_path=saved and saved.path,
     )
 
-  def _run(self, request: requests.Request) -> Any:
-    id = request.path_params['id']
-    model = self._service.model(id)
+  def _run(self, request: requests.Request, _: bytes) -> Any:
+    model = self._service.model(request.path_params['id'])
     return types.TrainingRun(
-      training_run_id=id,
+      training_run_id=model.id,
       base_model=model.base,
       model_owner='posttrain',
       is_lora=model.lora is not None,
       lora_rank=model.lora and model.lora.rank,
-      last_request_time=_time(model.used),
+      last_request_time=model.used,
       user_metadata=model.metadata,
     )
 
-  def _checkpoints(self, request: requests.Request) -> Any:
-    """Returns the checkpoints of a model, or all, in the order of saving."""
+  def _checkpoints(self, request: requests.Request, _: bytes) -> Any:
+    """Returns the named checkpoints of a model, or all, in order of saving."""
     model, result = request.path_params.get('id'), []
     for path, saved in list(self._service.checkpoints.items()):
-      if saved.is_listed and model in (None, saved.model.id):
+      if saved.request.path and model in (None, saved.model.id):
         parsed = types.ParsedCheckpointTinkerPath.from_tinker_path(path)
         result.append(
           types.Checkpoint(
-            checkpoint_id=parsed.checkpoint_id,
-            checkpoint_type=parsed.checkpoint_type,
-            time=_time(saved.folder.stat().st_mtime),
-            tinker_path=path,
-            user_metadata=saved.metadata,
+            **parsed.model_dump(),
+            time=saved.folder.stat().st_mtime,
+            user_metadata=getattr(saved.request, 'user_metadata', None),
           )
         )
     return types.CheckpointsListResponse(checkpoints=result)
 
-  def _urls(self, request: requests.Request) -> Any:
-    folder = self._service.checkpoint(_path(request)).folder
+  def _saved(self, request: requests.Request) -> training.Checkpoint:
+    path = 'tinker://{id}/{kind}/{name}'.format_map(request.path_params)
+    return self._service.checkpoint(path)
+
+  def _urls(self, request: requests.Request, _: bytes) -> Any:
     base = str(request.url).removesuffix('external_weights_urls')
-    now = datetime.datetime.now(datetime.UTC)
+    files = sorted(self._saved(request).folder.iterdir())
     return types.ExternalWeightsUrlsResponse(
-      urls={x.name: f'{base}files/{x.name}' for x in sorted(folder.iterdir())},
-      expires=now + datetime.timedelta(days=1),
+      urls={x.name: f'{base}files/{x.name}' for x in files},
+      expires=time.time() + 86400,
     )
+
+  def _file(self, request: requests.Request, _: bytes) -> responses.Response:
+    """Sends a file of an exported adapter."""
+    file = self._saved(request).folder / request.path_params['file']
+    if not file.is_file():
+      raise exceptions.HTTPException(404)
+    return responses.FileResponse(file)
 
 
 def make(
@@ -225,40 +211,30 @@ def make(
   """Builds the application; see `app.make` for the arguments."""
   routes = _Routes(service, max_body_bytes)
   service.notify = routes.notify
-  one = 'training_runs/{id}/checkpoints/{kind}/{name}'
-
-  def route(path, handler, methods):
-    return routing.Route(f'/api/v1/{path}', handler, methods=methods)
-
-  return applications.Starlette(
-    routes=[
-      route('retrieve_future', routes.retrieve, ['POST']),
-      route('sessions/{id}/finish', routes.finish, ['POST']),
-      route(one, routes.delete, ['DELETE']),
-      route(f'{one}/files/{{file}}', routes.file, ['GET']),
-      *(
-        route(path, functools.partial(routes.answer, respond=respond), [method])
-        for method, handlers in (('POST', routes.posts), ('GET', routes.gets))
-        for path, respond in handlers.items()
-      ),
+  table = {
+    route: functools.partial(routes.answer, respond=respond)
+    for route, respond in routes.table.items()
+  }
+  table['POST retrieve_future'] = routes.retrieve
+  return app.application(
+    [
+      routing.Route(f'/api/v1/{path}', handler, methods=[method])
+      for (method, path), handler in (
+        (route.split(), x) for route, x in table.items()
+      )
     ],
-    middleware=[middleware.Middleware(app.Guard, api_key=api_key, hosts=hosts)],
-    exception_handlers={
-      kind: app.error_response
-      for kind in (protocol.Refused, exceptions.HTTPException, Exception)
-    },
+    api_key,
+    hosts,
+    _error_response,
   )
+
+
+async def _error_response(request, error: Exception) -> responses.Response:
+  if isinstance(error, ValueError) and getattr(error, 'status', 400) == 400:
+    error = protocol.Refused(422, f'{error}')
+  return await app.error_response(request, error)
 
 
 def _json(value: Any, status: int = 200) -> responses.Response:
   content = value.model_dump_json(exclude_none=True)
   return responses.Response(content, status, media_type=training.JSON)
-
-
-def _path(request: requests.Request) -> str:
-  """Returns the tinker path of a checkpoint's route."""
-  return 'tinker://{id}/{kind}/{name}'.format_map(request.path_params)
-
-
-def _time(seconds: float) -> datetime.datetime:
-  return datetime.datetime.fromtimestamp(seconds, datetime.UTC)

@@ -2,8 +2,9 @@
 
 1. `accept` takes jobs from any thread: tokens to sample, or to score.
 2. The engine's thread submits sampling jobs to the engine, where they join the
-   requests that decode. The scoring thread scores a batch at a time; while it
-   compiles a program for a new shape, decoding goes on.
+   requests that decode. Jobs of another policy wait until these have ended.
+   The scoring thread scores a batch at a time; while it compiles a program for
+   a new shape, decoding goes on.
 3. Results of a job are passed to its `notify`, in the thread of its kind;
    `drop` cancels a job, and the next chunk frees its slot.
 4. An exception of the engine fails all open jobs, and later jobs run on a new
@@ -36,10 +37,9 @@ from posttrain.decode import engines, requests
 from posttrain.models import transformer
 from posttrain.util import memory
 
-ROWS = 8  # sequences scored at a time, if there are several
+ROWS = 8  # sequences scored, or prefilled, at a time
 MAX_ALTERNATIVES = 20  # per token, as in OpenAI's API
 _LOGITS = 2**24  # the most f32 logits of a block
-_PREFILL = {'prefill_rows': 8, 'prefill_tokens': 64}
 
 
 class NewTokens(NamedTuple):
@@ -77,6 +77,7 @@ class Job:
 
   notify: Callable[['Job', Event], None]
   index: int  # the submitter's own
+  policy: policies.Policy
 
 
 @dataclasses.dataclass(eq=False)
@@ -113,21 +114,26 @@ class Worker:
     chunk: int,
     max_jobs: int,
     tool_format: str = 'auto',
+    exact: bool = False,
   ):
     """Makes a worker without starting its threads.
 
     Args:
-      policy: the model to serve.
+      policy: the model to serve; jobs may have others of its shapes.
       name: its name in requests and responses.
       slots: sequences decoded at a time.
       capacity: tokens of a sequence.
       chunk: tokens decoded between two looks at new and dropped jobs.
       max_jobs: the most open jobs, waiting ones included.
       tool_format: how the policy writes calls of tools, see `types.Tools`.
+      exact: whether the bits of a job depend on no other job; programs are
+        compiled at their first use.
     """
     self.policy, self.name = policy, name
     self.slots, self.capacity, self.max_jobs = slots, capacity, max_jobs
     self.tool_format = tool_format
+    self._rows = 1 if exact else ROWS
+    self._engine: Any = None  # made for the first job
     self.is_reward = 'reward' in policy.params
     # Why no more jobs are accepted; None while they are.
     self.failure: Failed | None = None
@@ -141,6 +147,7 @@ class Worker:
       ('accepted', 'finished', 'dropped', 'prompt_tokens', 'cached_tokens'), 0
     )
     self._sampling: dict[int, SampleJob] = {}  # submitted, by id
+    self._drawn: policies.Policy | None = None  # whose weights the engine has
     loops = {'engine': self._run, 'score': self._run_scoring}
     if self.is_reward:
       del loops['engine']
@@ -150,13 +157,13 @@ class Worker:
     ]
 
   def start(self) -> None:
-    """Compiles the decoding programs, and starts the threads.
+    """Compiles the decoding programs, unless `exact`, and starts the threads.
 
     Raises:
       Exception: the engine cannot decode.
     """
-    if not self.is_reward:
-      self._engine = self._make_engine()
+    if not self.is_reward and self._rows > 1:
+      self._set_policy(self.policy)
       self._engine.warm_up()
       # Twice: some programs have other inputs once there is a state.
       for _ in range(2):
@@ -221,15 +228,22 @@ class Worker:
         **self._counts,
       }
 
-  def _make_engine(self) -> engines.Engine:
-    options = engines.Options(
-      self.slots, self.capacity, self._chunk, **_PREFILL
-    )
-    mesh = sharding.one_device()
-    engine = engines.Engine(self.policy.model, options, mesh)
-    engine.take_free_slots()
-    engine.set_params(self.policy.params, 0)
-    return engine
+  def _set_policy(self, policy: policies.Policy) -> None:
+    """Gives the engine the weights of a policy; makes the engine first."""
+    if self._engine is None:
+      options = engines.Options(
+        self.slots,
+        self.capacity,
+        self._chunk,
+        prefill_rows=self._rows,
+        prefill_tokens=64,
+        exact=self._rows == 1,
+      )
+      mesh = sharding.one_device()
+      self._engine = engines.Engine(self.policy.model, options, mesh)
+      self._engine.take_free_slots()
+    self._engine.set_params(policy.params, 0)
+    self._drawn = policy
 
   def _run(self) -> None:
     while self.failure is None:
@@ -239,24 +253,26 @@ class Worker:
       except Exception as error:  # any: no client may wait for ever
         _log('the engine failed', error)
         self._fail(Failed(500, "the engine failed; see the server's log"))
-        self._sampling, self._engine = {}, None
-        try:
-          self._engine = self._make_engine()
-        except Exception:
-          logging.getLogger('absl').exception('no engine can be made')
-          final = 'the engine failed for good; start it again'
-          self._fail(Failed(500, final), True)
+        self._sampling, self._engine, self._drawn = {}, None, None
 
   def _receive(self) -> None:
     """Waits for work; submits new jobs, and frees the slots of dropped ones."""
     with self._changed:
       while not (self._to_sample or self._sampling or self.failure):
         self._changed.wait()
-      accepted, self._to_sample = self._to_sample, []
+      policy, waiting = self._drawn, self._to_sample
+      if waiting and not self._sampling:
+        policy = waiting[0].policy
+      accepted = []
+      if waiting and waiting[0].policy is policy:
+        accepted = [x for x in waiting if x.policy is policy]
+        self._to_sample = [x for x in waiting if x.policy is not policy]
       dropped, self._dropped = self._dropped, []
     for job in dropped:
       if isinstance(job, SampleJob) and self._sampling.pop(job.request.id, 0):
         self._engine.cancel(job.request.id)
+    if policy is not self._drawn:
+      self._set_policy(policy)
     for job in accepted:
       job.request = dataclasses.replace(job.request, id=next(self._ids))
       self._engine.submit(job.request)
@@ -269,10 +285,12 @@ class Worker:
           self._changed.wait()
         if self.failure is not None:
           return
-        batch = self._to_score[:ROWS]  # the oldest ones share a forward
-        del self._to_score[:ROWS]
+        waiting = self._to_score  # the oldest ones share a forward
+        same = [x for x in waiting if x.policy is waiting[0].policy]
+        batch = same[: self._rows]
+        self._to_score = [x for x in waiting if x not in batch]
       try:
-        results = score(self.policy, batch)
+        results = score(batch)
       except Exception as error:  # any: no client may wait for ever
         _log('scoring failed', error)
         failure = Failed(500, "scoring failed; see the server's log")
@@ -334,8 +352,13 @@ def _new_tokens(
   return NewTokens(ids[new].tolist(), logprobs[new].tolist(), reason, cached)
 
 
-def score(policy: policies.Policy, batch: Sequence[ScoreJob]):
-  """Returns the `TokenLogprobs` of at most `ROWS` jobs, or their rewards."""
+def score(batch: Sequence[ScoreJob]):
+  """Returns the `TokenLogprobs` of jobs of one policy, or their rewards.
+
+  Args:
+    batch: at most `ROWS` jobs.
+  """
+  policy = batch[0].policy
   # The smallest power of two that is no less than the longest, at least 32.
   longest = max(len(job.ids) for job in batch)
   shape = (

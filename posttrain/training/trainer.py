@@ -200,7 +200,7 @@ class Trainer:
     self, data: Sequence[Datum], loss: str, **numbers: float
   ) -> tuple[list[np.ndarray], dict[str, float]]:
     """Computes `forward_backward`, and no gradients."""
-    return self._run(data, loss, numbers, backward=False)
+    return self.run(*self._checked(data, loss, numbers), backward=False)
 
   def forward_backward(
     self, data: Sequence[Datum], loss: str, **numbers: float
@@ -219,24 +219,40 @@ class Trainer:
     Raises:
       ValueError: the loss is unknown, or a sequence lacks one of its arrays.
     """
-    return self._run(data, loss, numbers, backward=True)
+    return self.run(*self._checked(data, loss, numbers))
 
-  def _run(self, data, loss, numbers, backward):
-    options, model = loss_options(loss, **numbers), self.base.model
-    for index, datum in enumerate(data):
-      check(datum, f'datum {index}', model.vocab_size, options)
+  def _checked(self, data, loss, numbers):
+    options = loss_options(loss, **numbers)
+    check(data, options, self.base.model.vocab_size)
+    return data, options
+
+  def run(
+    self,
+    data: Sequence[Datum],
+    options: schema.RlLoss | None,
+    backward: bool = True,
+  ) -> tuple[list[np.ndarray], dict[str, float]]:
+    """Computes `forward_backward` of data that `check` has seen.
+
+    Args:
+      data: the sequences.
+      options: those of the loss, from `loss_options`.
+      backward: whether to add gradients; if it fails, none are added.
+    """
+    model, grads = self.base.model, self._grads
     logprobs: list[Any] = [None] * len(data)
     total = 0.0
     for places, micro in _micro_batches(model, data):
       args = self._state.params, self._frozen, micro, model, options
       if backward:
-        self._grads, outputs = _add_grads(self._grads, *args)
+        grads, outputs = _add_grads(grads, *args)
       else:
         outputs = _forward(*args)
       scores, terms = jax.device_get(outputs)
       for index, place in places:
         logprobs[index] = scores[place]
         total += float(terms[place].sum(dtype=np.float64))
+    self._grads = grads
     return logprobs, {'loss:sum': total}
 
   def optim_step(self, numbers: optim.Adam = _ADAM) -> dict[str, float]:
@@ -313,7 +329,7 @@ class Trainer:
     """Reads parameters; gradients are 0 then.
 
     Args:
-      folder: any that `weights` reads, of the same model and kind of training.
+      folder: one of `save`, of the same model and options of LoRA.
       optimizer: whether to read the optimizer's state of a `save` too; it is
         new otherwise.
 
@@ -322,61 +338,64 @@ class Trainer:
     """
     path = weights.find(folder)
     checkpoint = weights.read(path)
-    what = f'{path} must hold weights of this model'
-    if weights.model_text(checkpoint.model) != weights.model_text(
-      self.base.model
-    ):
-      raise ValueError(f'{what}: got those of another')
-    like = self._state
+    got, own = (
+      (weights.model_text(model), adapter)
+      for model, adapter in (
+        (checkpoint.model, checkpoint.adapter),
+        (self.base.model, self.adapter),
+      )
+    )
+    if got != own:
+      raise ValueError(f'{path} must hold weights of {own}: got those of {got}')
+    state = self._state
     if optimizer:
-      state, _ = store.read_named(store.find(path), store.read, like)
+      state, _ = store.read_named(store.find(path), store.read, state)
       self._start(state.params)
       self._state = state
-    elif self.adapter is None:
-      self._start(weights.load(path, jax.tree.map(jnp.copy, like.params)))
     else:
-      stored = weights.adapter(path)
-      if stored is None or jax.tree.map(jnp.shape, stored[0]) != jax.tree.map(
-        jnp.shape, like.params
-      ):
-        got = 'whole weights' if stored is None else f'{stored[1]}'
-        raise ValueError(
-          f'{path} must hold an adapter of {self.adapter}: got {got}'
-        )
-      self._start(stored[0])
+      self._start(store.restore_params(path, state.params))
     if self.adapter is not None:
       weights.check_base(path, self.base.params)
 
 
-def check(datum: Datum, what: str, vocab_size: Any, options: Any) -> None:
-  """Raises ValueError for a sequence that does not fit the loss."""
-  ids, targets = np.asarray(datum.ids), np.asarray(datum.targets)
-  if not (ids.ndim == 1 and 0 < len(ids) and ids.shape == targets.shape):
-    raise ValueError(
-      f'{what} must have as many targets as ids, at least one: got '
-      f'{targets.shape} and {ids.shape}'
-    )
-  if not np.array_equal(ids[1:], targets[:-1]):
-    raise ValueError(
-      f'{what} must have the next ids as targets: got others; the last target '
-      'is free'
-    )
-  every = np.append(ids, targets[-1])
-  if not ((every >= 0) & (every < vocab_size)).all():
-    raise ValueError(
-      f'{what} must have ids in [0, {vocab_size}): got '
-      f'{every.min()} to {every.max()}'
-    )
-  fields = ('weights',) if options is None else _STREAMS
-  for name in fields:
-    values = getattr(datum, name)
-    if values is None and name == 'weights':
-      continue
-    array = np.array([]) if values is None else np.asarray(values)
-    if array.shape != ids.shape or not np.isfinite(array).all():
+def check(data: Sequence[Datum], options: Any, vocab_size: Any) -> None:
+  """Checks whether sequences fit a loss.
+
+  Args:
+    data: the sequences.
+    options: those of the loss, from `loss_options`.
+    vocab_size: the model's.
+
+  Raises:
+    ValueError: there are none, or one is wrong.
+  """
+  if not data:
+    raise ValueError('data must not be empty: got none')
+  names = _STREAMS[:1] if options is None else _STREAMS
+  for index, datum in enumerate(data):
+    what = f'data[{index}] must have'
+    ids, targets = np.asarray(datum.ids), np.asarray(datum.targets)
+    if not (ids.ndim == 1 and 0 < len(ids) and ids.shape == targets.shape):
       raise ValueError(
-        f'{what} must have {len(ids)} finite {name}: got {array.shape}'
+        f'{what} as many targets as ids, at least one: got {targets.shape} '
+        f'and {ids.shape}'
       )
+    if not np.array_equal(ids[1:], targets[:-1]):
+      raise ValueError(
+        f'{what} the next ids as targets: got others; the last target is free'
+      )
+    every = np.append(ids, targets[-1])
+    if every.min() < 0 or every.max() >= vocab_size:
+      raise ValueError(
+        f'{what} ids in [0, {vocab_size}): got {every.min()} to {every.max()}'
+      )
+    for name in names:
+      values = getattr(datum, name)
+      if values is None and name == 'weights':
+        continue
+      shape = np.shape(values)
+      if shape != ids.shape or not np.isfinite(values).all():
+        raise ValueError(f'{what} {len(ids)} finite {name}: got {shape}')
 
 
 def _micro_batches(
@@ -385,11 +404,11 @@ def _micro_batches(
   """Yields (places of targets in rows, by sequence; arrays [B, T])."""
   lengths = [len(datum.ids) + 1 for datum in data]
   rows = _ROWS
-  most = max(_TOKENS // rows, max(lengths, default=0))
+  most = max(_TOKENS // rows, *lengths)
   if model.is_large and jax.default_backend() == 'cpu':
     rows, most = 1, max(_TOKENS_OF_LARGE, most)
   width = min(  # with the least padding
-    packing.ladder(max(lengths, default=1), most, 4),
+    packing.ladder(max(lengths), most, 4),
     key=lambda width: width * packing.micro_batches(lengths, rows, width),
   )
   bins, _ = packing.first_fit(lengths, width, len(lengths))
@@ -445,9 +464,7 @@ def _forward(params, base, micro, model, options):
   return _scores(params, base, micro, model, options)[1]
 
 
-@functools.partial(
-  jax.jit, static_argnames=('model', 'options'), donate_argnums=0
-)
+@functools.partial(jax.jit, static_argnames=('model', 'options'))
 def _add_grads(sums, params, base, micro, model, options):
   (grads, _), outputs = step.micro_batch_grads(
     lambda params, micro: _scores(params, base, micro, model, options),

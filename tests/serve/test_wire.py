@@ -7,7 +7,15 @@ pytest.importorskip('tinker')
 from tinker import types
 from tinker.proto import request_conv, response_conv
 
-from posttrain.serve import protocol, wire, worker
+from posttrain.serve import call, wire, worker
+
+
+@pytest.fixture
+def served(policy):
+  """Returns a worker that accepts 16 tokens."""
+  return worker.Worker(
+    policy, 'tiny', slots=1, capacity=16, chunk=1, max_jobs=1, exact=True
+  )
 
 
 def gradient(loss='cross_entropy', config=None, ids=(5, 6, 7), **arrays):
@@ -27,18 +35,18 @@ def gradient(loss='cross_entropy', config=None, ids=(5, 6, 7), **arrays):
   return wire.read('forward_backward', proto.SerializeToString())
 
 
-def test_data(policy):
+def test_data(served):
   request = gradient()
   assert wire.place(request) == ('a', 3)
-  [datum], options = wire.data(request, policy, 8)
+  [datum], options = wire.data(request, served)
   np.testing.assert_array_equal(datum.ids, [5, 6, 7])
   np.testing.assert_array_equal(datum.targets, [6, 7, 8])
   np.testing.assert_array_equal(datum.weights, np.float32([1, -0.5, 0]))
-  assert datum.ids.dtype == datum.targets.dtype == np.int32
+  assert datum.ids.dtype == np.int32
   arrays = {'weights': None, 'logprobs': [0.0] * 3, 'advantages': [1.0] * 3}
   request = gradient('ppo', {'clip_low_threshold': 0.9}, **arrays)
-  [datum], options = wire.data(request, policy, 8)
-  assert datum.weights is None and options == {'clip_low_threshold': 0.9}
+  [datum], options = wire.data(request, served)
+  assert datum.weights is None and options.low == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
@@ -52,13 +60,19 @@ def test_data(policy):
     ('next ids', {'target_tokens': [7, 8, 9]}),
     ('data.0. must have', {'ids': (5, 6, 10**6)}),
     ('targets', {'ids': range(9)}),
+    (
+      'fit',
+      {
+        'ids': range(17),
+        'target_tokens': [*range(1, 18)],
+        'weights': [1.0] * 17,
+      },
+    ),
   ],
 )
-def test_refuses_data(policy, field, changes):
-  with pytest.raises((protocol.Refused, ValueError), match=field):
-    wire.data(gradient(**changes), policy, 8)
-  with pytest.raises(protocol.Refused, match='at most 2 tokens'):
-    wire.data(gradient(), policy, 2)
+def test_refuses_data(served, field, changes):
+  with pytest.raises(ValueError, match=field):
+    wire.data(gradient(**changes), served)
 
 
 def sample(**changes):
@@ -72,18 +86,16 @@ def sample(**changes):
   return wire.read('asample', request.model_dump_json().encode())
 
 
-def test_sampling(policy):
-  one = wire.sampling(sample(num_samples=2), policy, 16)
+def test_sampling(served):
+  one = wire.sampling(sample(num_samples=2), served)
   keys = [x.key for x in one.requests]
   assert len(set(keys)) == 2
-  other = wire.sampling(sample(seq_id=1, num_samples=2), policy, 16)
+  other = wire.sampling(sample(seq_id=1, num_samples=2), served)
   assert not {*keys} & {x.key for x in other.requests}
-  assert one.requests[0].stop_ids == tuple(policy.stop_ids)
-  for stop, ids in (([], ()), ([9], (*policy.stop_ids, 9))):
+  assert one.requests[0].stop_ids == tuple(served.policy.stop_ids)
+  for stop, ids in (([], ()), ([9], (*served.policy.stop_ids, 9))):
     params = types.SamplingParams(max_tokens=99, stop=stop, seed=1)
-    [request] = wire.sampling(
-      sample(sampling_params=params), policy, 16
-    ).requests
+    [request] = wire.sampling(sample(sampling_params=params), served).requests
     assert request.stop_ids == ids and request.max_tokens == 13
 
 
@@ -97,12 +109,14 @@ def test_sampling(policy):
     ('top_p', {'sampling_params': types.SamplingParams(top_p=2.0)}),
   ],
 )
-def test_refuses_sampling(policy, field, changes):
-  with pytest.raises((protocol.Refused, ValueError), match=field):
-    wire.sampling(sample(**changes), policy, 16)
+def test_refuses_sampling(served, field, changes):
+  with pytest.raises(ValueError, match=field):
+    request = sample(**changes)
+    wire.check_served(request)
+    wire.sampling(request, served)
 
 
-def test_results_are_read_by_the_sdk(policy):
+def test_results_are_read_by_the_sdk(served):
   rows = [np.float32([-1.5, -2.5]), np.float32([-0.25])]
   output = response_conv.deserialize_forward_backward_output(
     wire.gradient_result(rows, {'loss:sum': 4.25})
@@ -118,9 +132,11 @@ def test_results_are_read_by_the_sdk(policy):
   )
   last = {'prompt_logprobs': True, 'topk_prompt_logprobs': 2}
   expected = [None, -1.0, -2.0]
-  asked = wire.sampling(sample(**last), policy, 16)
+  asked = wire.sampling(sample(**last), served)
+  text = call.Detokenizer(lambda _: '')
+  text.append([1, 2], [-1.0, -2.0], 'eos')
   result = response_conv.deserialize_sample_response(
-    wire.sample_result([([1, 2], [-1.0, -2.0], True)], asked, scores)
+    wire.sample_result([text], asked, scores)
   )
   assert result.prompt_logprobs == expected
   top = result.topk_prompt_logprobs
