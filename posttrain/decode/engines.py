@@ -426,11 +426,13 @@ class Engine:
 
     Until none waits or no slot is free; next to active slots, which must not
     wait long, at most a chunk of all rows, unless the slots that are fed are
-    more than these, and of episodes.
+    more than these, and of episodes, or the engine is exact: its decoding costs
+    as much for few sequences as for all.
     """
     self._state, plan, shapes = self._fit(), self._schedule, self._shapes
     most = shapes.row_counts[-1]
-    left = most if plan.num_active else math.inf
+    waits = plan.num_active and not self._options.exact
+    left = most if waits else math.inf
     while True:
       plan.assign_slots()
       if copies := plan.copy():

@@ -39,6 +39,7 @@ from posttrain.util import memory
 
 ROWS = 8  # sequences scored, or prefilled, at a time
 MAX_ALTERNATIVES = 20  # per token, as in OpenAI's API
+GATHER = 0.01  # seconds without a new job until an exact engine begins
 _LOGITS = 2**24  # the most f32 logits of a block
 
 
@@ -260,6 +261,11 @@ class Worker:
     with self._changed:
       while not (self._to_sample or self._sampling or self.failure):
         self._changed.wait()
+      if self._rows == 1 and not self._sampling:
+        # A token of one sequence costs as much as that of all slots. It ends,
+        # as clients wait for what they have requested.
+        while self._changed.wait(GATHER):
+          pass
       policy, waiting = self._drawn, self._to_sample
       if waiting and not self._sampling:
         policy = waiting[0].policy

@@ -25,3 +25,16 @@ def test_bits_alone():
     [alone] = engine.generate([request])
     np.testing.assert_array_equal(alone.ids, expected.ids)
     np.testing.assert_array_equal(alone.logprobs, expected.logprobs)
+
+
+def test_all_that_wait_are_prefilled_between_two_chunks():
+  options = engines.Options(4, 64, chunk=2, prefill_rows=1, exact=True)
+  engine = engines.Engine(fixtures.MODEL, options)
+  engine.take_free_slots()
+  engine.set_params(helpers.params(fixtures.MODEL), 0)
+  for batch in (range(1), range(1, 4)):
+    for i in batch:
+      ids = np.arange(1, 4 + i, dtype=np.int32)
+      engine.submit(requests.Request(i, ids, 40))
+    assert engine.step() == []
+  assert all(len(ids) for ids, *_ in engine.partial().values())
