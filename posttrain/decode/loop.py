@@ -343,14 +343,13 @@ def first(
   return _pin(state, layout)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 6, 8), donate_argnums=2)
+@functools.partial(jax.jit, static_argnums=(1, 5, 7), donate_argnums=2)
 def decode(
   view: Any,
   cfg: schema.Model,
   state: State,
   slots: Slots,
-  steps: jax.Array,
-  min_active: jax.Array,
+  until: tuple[jax.Array, jax.Array],
   layout: NamedSharding | None,
   shared: attention.Shared | None = None,
   exact: bool = False,
@@ -362,8 +361,8 @@ def decode(
     cfg: model options.
     state: the state of all slots.
     slots: options of the requests.
-    steps: i32[], the most tokens of a slot.
-    min_active: i32[], ends once no more slots than these are active.
+    until: i32[] each: the most tokens of a slot; and ends once no more slots
+      than these are active.
     layout: the state's sharding.
     shared: the slots of the prompts that are stored once, of the first ones of
       each device, without a cache; None = no slot that decodes has one.
@@ -410,7 +409,7 @@ def decode(
     # Kernels skip what a slot does not hold.
     reads_all = attention.is_xla(cfg, decodes=True) and not exact
     for tokens in lengths(capacity) if reads_all else [capacity]:
-      carry = _decode_up_to(base, tokens, steps, min_active, step, carry)
+      carry = _decode_up_to(base, tokens, until, step, carry)
   return _pin(dataclasses.replace(carry[1], prompts=prompts), layout)
 
 
@@ -423,13 +422,13 @@ def lengths(capacity: int) -> list[int]:
   return [*sizes, capacity]
 
 
-def _decode_up_to(base, tokens, steps, min_active, step, carry):
+def _decode_up_to(base, tokens, until, step, carry):
   """Decodes while all active slots hold fewer than `tokens` from `base` on.
 
   The cache of so many tokens is a copy, which is read at every step instead of
   the whole cache, and written back at the end.
   """
-  capacity = cached_shape(carry[1])[2]
+  capacity, (steps, min_active) = cached_shape(carry[1])[2], until
   whole = tokens == capacity
   # To copy a part, and back, reads and writes it twice.
   is_cheaper = steps * (capacity - tokens) > 4 * tokens

@@ -7,7 +7,6 @@ A result that was stored before is not replaced.
 """
 
 import sqlite3
-import threading
 from typing import NamedTuple
 
 
@@ -28,7 +27,7 @@ class Journal:
 
   def __init__(self, path: str):
     """Opens the file, or creates it."""
-    self._lock = threading.Lock()
+    # Threads share it: SQLite has locks of its own.
     self._db = sqlite3.connect(
       path, check_same_thread=False, isolation_level=None
     )
@@ -41,14 +40,10 @@ class Journal:
     ):
       self._db.execute(line)
 
-  def _execute(self, sql: str, *values) -> sqlite3.Cursor:
-    with self._lock:
-      return self._db.execute(sql, values)
-
   def accept(self, row: Row) -> bool:
     """Stores a request; returns whether it is new."""
     sql = 'insert or ignore into rows values (?, ?, ?, ?, ?, null, null, 0)'
-    return self._execute(sql, *row[:5]).rowcount > 0
+    return self._db.execute(sql, row[:5]).rowcount > 0
 
   def finish(
     self, id: str, kind: str, result: bytes, point: bool = False
@@ -66,14 +61,14 @@ class Journal:
       'update rows set kind = ?, result = ?, point = ? '
       'where id = ? and kind is null'
     )
-    self._execute(sql, kind, result, point, id)
+    self._db.execute(sql, (kind, result, point, id))
 
   def result(self, id: str) -> tuple[str | None, bytes | None] | None:
     """Returns (kind, body), None each if not finished; None = no request."""
     sql = 'select kind, result from rows where id = ?'
-    return self._execute(sql, id).fetchone()
+    return self._db.execute(sql, (id,)).fetchone()
 
   def rows(self) -> list[Row]:
     """Returns all requests, in the order in which they were accepted."""
     sql = 'select id, owner, number, verb, body, kind, point from rows'
-    return [Row(*row) for row in self._execute(f'{sql} order by rowid')]
+    return [Row(*row) for row in self._db.execute(f'{sql} order by rowid')]

@@ -30,6 +30,7 @@ import concurrent.futures
 import json
 import logging
 import secrets
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -94,13 +95,11 @@ class Sampler:
     return responses.JSONResponse({'status': 'ok', 'version': self.version})
 
   async def _respond(self, request: requests.Request) -> responses.Response:
-    kind = request.headers.get('content-type', '').partition(';')[0]
-    if kind not in (_JSON, _BYTES):  # other kinds may be of a web page
-      raise protocol.Refused(415, f'Content-Type must be {_JSON}: got {kind!r}')
-    data, path = await request.body(), request.url.path
+    data = await app.read_body(request, sys.maxsize, (_JSON, _BYTES))
+    path, is_json = request.url.path, request.headers['content-type'] == _JSON
     session = request.query_params.get('session', '')
     result = await asyncio.get_running_loop().run_in_executor(
-      self._thread, self._answer, path, session, data, kind == _JSON
+      self._thread, self._answer, path, session, data, is_json
     )
     # With NaN, which logprobs of a policy that has diverged may be.
     text = json.dumps(result, default=engine_client.plain)

@@ -177,20 +177,8 @@ class Service:
 
   def session(self, id: str) -> None:
     """Raises Refused, with 404, or 410 if the session is over."""
-    if _find(self.sessions, id, 'session_id') is None:
+    if find(self.sessions, id) is None:
       raise protocol.Refused(410, f'session_id must be open: {id} is finished')
-
-  def model(self, id: str) -> Model:
-    """Returns a model; raises Refused, with 404."""
-    return _find(self.models, id, 'model_id')
-
-  def sampler(self, id: str) -> Checkpoint | None:
-    """Returns what a sampling session reads; raises Refused, with 404."""
-    return _find(self.samplers, id, 'sampling_session_id')
-
-  def checkpoint(self, path: str) -> Checkpoint:
-    """Returns a checkpoint; raises Refused, with 404."""
-    return _find(self.checkpoints, path, 'path')
 
   def accept(self, verb: str, body: bytes) -> types.UntypedAPIFuture:
     """Takes a request, once; returns its future.
@@ -215,13 +203,13 @@ class Service:
     return types.UntypedAPIFuture(request_id=row.id, sample_sequence_ids=names)
 
   def result(self, id: str) -> tuple[str | None, bytes | None]:
-    """Returns (content type, body) of a future; None = not finished.
+    """Returns (content type, body) of a future; None each if not finished.
 
     Raises:
       Refused: with 404; there is no such request.
     """
     result = self._journal.result(id)
-    return _find({id: result} if result else {}, id, 'request_id')
+    return find({} if result is None else {id: result}, id)
 
   def delete(self, saved: Checkpoint) -> None:
     """Deletes a checkpoint."""
@@ -238,21 +226,21 @@ class Service:
     verb = row.verb
     wire.check_served(request)
     if verb == 'asample':
-      wanted = wire.sampling(request, self.served)
-      return wanted, self._policy(self.sampler(row.owner))
+      jobs = wire.sampling(request, self.served)
+      return jobs, self._policy(find(self.samplers, row.owner))
     if verb == 'create_sampling_session' and request.model_path is not None:
-      return self.checkpoint(request.model_path)
+      return find(self.checkpoints, request.model_path)
     if verb in ('create_sampling_session', 'create_model'):
       name = self.served.name
       names, given = (name, name + wire.FULL), request.base_model
       must = f'be one of {names}'
       protocol.require(given in names, 'base_model', must, given)
     if verb in self.verbs and row.number:
-      self.model(row.owner)
+      find(self.models, row.owner)
     if verb == 'forward_backward':
       return wire.data(request, self.served)
     if verb == 'load_weights':
-      return self.checkpoint(request.path)
+      return find(self.checkpoints, request.path)
     if verb in KINDS:
       name = request.path or row.number
       path = f'tinker://{row.owner}/{KINDS[verb]}/{name}'
@@ -292,7 +280,7 @@ class Service:
       elif row.verb == 'create_sampling_session':
         self.samplers[row.id] = checked
       elif row.verb == 'asample':
-        self._sample(row, *checked)
+        self._sample(job)
       else:
         if row.number == 0:
           base, lora = request.base_model, checked
@@ -331,8 +319,6 @@ class Service:
     row = job.row
     if job.request is None:
       raise protocol.Refused(422, 'the request was malformed')
-    if model.trainer is None and row.number:
-      raise ValueError(f'{model.id} was not created; its first request failed')
     if row.kind is None or row.verb not in KINDS:
       self.verbs[row.verb](model, job)
 
@@ -460,12 +446,10 @@ class Service:
       self._policies.append((source, kept[source]))
     return kept[source]
 
-  def _sample(
-    self, row: journal.Row, wanted: wire.Sampling, policy: policies.Policy
-  ) -> None:
+  def _sample(self, accepted: Job) -> None:
     """Gives the jobs of a request to the worker."""
+    row, request, ((sequences, stops), policy) = accepted
     texts, scores = [], []
-    decode = policy.text if wanted.stops else lambda _: ''
 
     def notify(job: worker.Job, event: worker.Event) -> None:
       """Takes a result; in the threads of the worker."""
@@ -483,15 +467,14 @@ class Service:
         self.served.drop([job])
       left.discard(job)
       if not left:
-        self._finish(row, wire.sample_result(texts, wanted, *scores))
+        self._finish(row, wire.sample_result(texts, request, *scores))
 
     jobs: list[worker.Job] = []
-    for index, request in enumerate(wanted.requests):
-      texts.append(call.Detokenizer(decode, wanted.stops))
-      streamed = bool(wanted.stops)
-      jobs.append(worker.SampleJob(notify, index, policy, request, streamed))
-    if wanted.scores or wanted.top:
-      ids = wanted.requests[0].ids
+    for index, x in enumerate(sequences):
+      texts.append(call.Detokenizer(policy.text, stops))
+      jobs.append(worker.SampleJob(notify, index, policy, x, bool(stops)))
+    if request.prompt_logprobs or request.topk_prompt_logprobs:
+      ids = sequences[0].ids
       jobs.append(worker.ScoreJob(notify, 0, policy, ids, 1.0))
     left = set(jobs)
     self.served.accept(jobs, more=True)
@@ -507,9 +490,8 @@ def _sampler_of(job: Job) -> str:
   return f'{_session_of(job.row.owner)}:sample:{number}'
 
 
-def _find(items: dict[str, Any], id: str, name: str) -> Any:
+def find(items: dict[str, Any], id: str) -> Any:
+  """Returns the item of an id; raises Refused, with 404."""
   if id not in items:
-    raise protocol.Refused(
-      404, f'{name} must exist: got {errors.quote(id)}', name
-    )
+    raise protocol.Refused(404, f'the id must be known: got {errors.quote(id)}')
   return items[id]

@@ -96,19 +96,16 @@ class _Routes:
     self._loop = asyncio.get_running_loop()
     body = await app.read_body(request, self._max_body_bytes)
     id = wire.read('retrieve_future', body).request_id
-    end = self._loop.time() + WAIT
-    while True:
-      kind, content = self._service.result(id)
-      left = end - self._loop.time()
-      if kind is not None:
-        return responses.Response(content, media_type=kind)
-      if left <= 0:
-        waiting = try_again_response.TryAgainResponse(
-          request_id=id, queue_state='active'
-        )
-        return _json(waiting, 408)
-      with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(self._finished.wait(), left)
+    with contextlib.suppress(TimeoutError):
+      async with asyncio.timeout(WAIT):
+        while (result := self._service.result(id))[0] is None:
+          await self._finished.wait()
+      kind, content = result
+      return responses.Response(content, media_type=kind)
+    waiting = try_again_response.TryAgainResponse(
+      request_id=id, queue_state='active'
+    )
+    return _json(waiting, 408)
 
   def _heartbeat(self, _: requests.Request, body: bytes) -> Any:
     self._service.session(wire.read('session_heartbeat', body).session_id)
@@ -135,10 +132,11 @@ class _Routes:
     )
 
   def _info(self, _: requests.Request, body: bytes) -> Any:
-    model = self._service.model(wire.read('get_info', body).model_id)
+    model = training.find(
+      self._service.models, wire.read('get_info', body).model_id
+    )
     return types.GetInfoResponse(
-      type='get_info',
-      model_data=types.ModelData(arch='posttrain', model_name=model.base),
+      model_data=types.ModelData(model_name=model.base),
       model_id=model.id,
       model_name=model.base,
       is_lora=model.lora is not None,
@@ -147,7 +145,7 @@ class _Routes:
 
   def _sampler(self, request: requests.Request, _: bytes) -> Any:
     id = request.path_params['id']
-    saved = self._service.sampler(id)
+    saved = training.find(self._service.samplers, id)
     return types.GetSamplerResponse(
       sampler_id=id,
       base_model=saved.model.base if saved else self._service.served.name,
@@ -155,7 +153,7 @@ class _Routes:
     )
 
   def _run(self, request: requests.Request, _: bytes) -> Any:
-    model = self._service.model(request.path_params['id'])
+    model = training.find(self._service.models, request.path_params['id'])
     return types.TrainingRun(
       training_run_id=model.id,
       base_model=model.base,
@@ -183,7 +181,7 @@ class _Routes:
 
   def _saved(self, request: requests.Request) -> training.Checkpoint:
     path = 'tinker://{id}/{kind}/{name}'.format_map(request.path_params)
-    return self._service.checkpoint(path)
+    return training.find(self._service.checkpoints, path)
 
   def _urls(self, request: requests.Request, _: bytes) -> Any:
     base = str(request.url).removesuffix('external_weights_urls')

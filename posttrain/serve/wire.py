@@ -9,9 +9,9 @@ have is refused by name.
 Axes: T tokens, A alternatives.
 """
 
-import hashlib
+import random
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from google.protobuf import message
@@ -57,15 +57,6 @@ _NEUTRAL = {
   'kind': 'snapshot',
   'age_encryption_recipients': None,
 }
-
-
-class Sampling(NamedTuple):
-  """A prompt to continue, and to score."""
-
-  requests: list[requests.Request]  # one per sample; without ids
-  stops: tuple[str, ...]
-  scores: bool  # whether logprobs of the prompt are returned
-  top: int  # alternatives per token of the prompt
 
 
 def read(verb: str, body: bytes) -> Any:
@@ -114,8 +105,7 @@ def check_served(request: Any) -> None:
 
 def seed(*parts: Any) -> int:
   """Returns a number below 2**63 that depends on the parts alone."""
-  digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-  return int.from_bytes(digest) >> 1
+  return random.Random(repr(parts)).getrandbits(63)
 
 
 def data(
@@ -162,8 +152,10 @@ def data(
   return result, options
 
 
-def sampling(request: types.SampleRequest, served: worker.Worker) -> Sampling:
-  """Returns a request's sequences to sample, and what to score.
+def sampling(
+  request: types.SampleRequest, served: worker.Worker
+) -> tuple[list[requests.Request], tuple[str, ...]]:
+  """Returns a request's sequences to sample, without ids, and its stop texts.
 
   Args:
     request: its types are checked.
@@ -201,15 +193,11 @@ def sampling(request: types.SampleRequest, served: worker.Worker) -> Sampling:
   law = requests.Sampling(
     params.temperature, max(params.top_k, 0), params.top_p
   )
-  return Sampling(
-    [
-      requests.Request(0, ids, most, stop_ids, law, key=seed(*source, index))
-      for index in range(count)
-    ],
-    stops,
-    bool(request.prompt_logprobs),
-    top,
-  )
+  sequences = [
+    requests.Request(0, ids, most, stop_ids, law, key=seed(*source, index))
+    for index in range(count)
+  ]
+  return sequences, stops
 
 
 def gradient_result(
@@ -232,14 +220,14 @@ def gradient_result(
 
 def sample_result(
   texts: Sequence[call.Detokenizer],
-  wanted: Sampling,
+  request: types.SampleRequest,
   scores: worker.TokenLogprobs | None = None,
 ) -> bytes:
   """Writes the result of sampling.
 
   Args:
     texts: the samples, which have ended.
-    wanted: the request.
+    request: the request.
     scores: those of the prompt; None = not requested.
   """
   result = tinker_public_pb2.SampleResponse(
@@ -253,9 +241,9 @@ def sample_result(
     ]
   )
   if scores is not None:
-    logprobs, top = scores.logprobs, wanted.top
+    logprobs, top = scores.logprobs, request.topk_prompt_logprobs
     logprobs[0] = np.nan  # no token precedes it
-    if wanted.scores:
+    if request.prompt_logprobs:
       result.prompt_logprobs = logprobs.tobytes()
     if top:
       ids, values = scores.top_ids[:, :top], scores.top_logprobs[:, :top]

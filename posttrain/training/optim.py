@@ -37,7 +37,7 @@ class Optimizer(NamedTuple):
 
   init: Callable[[Any], Any]
   update: Callable[..., tuple[Any, Any]]
-  numbers: Any  # `Numbers`; with a critic a dict of them; or `Adam`
+  numbers: Any  # `Numbers`; with a critic a dict of them
 
 
 def numbers(cfg: schema.Optim, steps: int) -> Numbers:
@@ -153,32 +153,24 @@ class Adam(NamedTuple):
   grad_clip_norm: float = 0.0  # 0 = gradients are not scaled down
 
 
-def adamw() -> Optimizer:
-  """Builds clipping by global norm, then AdamW, with numbers of each update.
+def adamw(n: Adam) -> optax.GradientTransformation:
+  """Builds clipping by global norm, then AdamW, with numbers of one update.
 
   Weights that `schema.Optim.no_decay` matches do not decay.
   """
-
-  default = Adam()
-
-  def update(grads, state, params, numbers=default):
-    n, norm = numbers, optax.tree.norm(grads)
-    clips = (n.grad_clip_norm > 0) & (norm > n.grad_clip_norm)
-    scale = jnp.where(clips, n.grad_clip_norm / norm, 1.0)
-    grads = jax.tree.map(lambda x: x * scale, grads)
-    return chain(n).update(grads, state, params)
-
-  def chain(n: Adam) -> optax.GradientTransformation:
-    return optax.adamw(
+  return optax.chain(
+    optax.clip_by_global_norm(
+      jnp.where(n.grad_clip_norm == 0, jnp.inf, n.grad_clip_norm)
+    ),
+    optax.adamw(
       n.learning_rate,
       n.beta1,
       n.beta2,
       n.eps,
       weight_decay=n.weight_decay,
       mask=functools.partial(_decayed, schema.Optim.no_decay),
-    )
-
-  return Optimizer(chain(default).init, update, default)
+    ),
+  )
 
 
 def _decayed(no_decay: str, params: Any) -> Any:

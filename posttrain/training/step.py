@@ -125,7 +125,7 @@ def _make(
 
 def init_state(
   params: Any,
-  optimizer: optim.Optimizer,
+  optimizer: optim.Optimizer | optax.GradientTransformation,
   *,
   average: bool,
   ema_and_snapshots: Sequence[str] = (),
@@ -134,7 +134,7 @@ def init_state(
 
   Args:
     params: the parameters that train.
-    optimizer: from `optim.make`.
+    optimizer: from `optim`.
     average: whether to keep a moving average of them.
     ema_and_snapshots: names of the references to keep, see
       `update_ema_and_snapshots`.
@@ -247,7 +247,8 @@ def make_train_step(
       bad = ~(jnp.isfinite(norm) & jnp.isfinite(loss))
       empty = batch.members == 0
       ok = ~bad & ~empty
-      new, opt_state = optimize(optimizer, state, grads, ok, numbers, average)
+      change = functools.partial(optimizer.update, numbers=numbers)
+      new, opt_state = optimize(change, state, grads, ok, average)
       new = dataclasses.replace(
         new,
         skipped=state.skipped + bad,
@@ -295,26 +296,22 @@ def make_train_step(
 
 
 def optimize(
-  optimizer: optim.Optimizer,
+  change: Callable[..., tuple[Any, Any]],
   state: arrays.TrainState,
   grads: Any,
   ok: jax.Array,
-  numbers: Any,
   average: float | None = None,
 ) -> tuple[arrays.TrainState, Any]:
   """Returns the state after an update, and the optimizer's new state.
 
   Args:
-    optimizer: from `optim`.
+    change: the `update` of an optimizer.
     state: the state before the update.
     grads: the gradients, like the parameters.
     ok: bool[]; if False, the state stays as it is.
-    numbers: the optimizer's, see `optim.Optimizer`.
     average: as in `make_train_step`.
   """
-  changes, opt_state = optimizer.update(
-    grads, state.opt_state, state.params, numbers=numbers
-  )
+  changes, opt_state = change(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, changes)
   averaged = state.average
   if averaged is not None and average is not None:
@@ -358,21 +355,16 @@ def accumulate(
     batch: the batch.
     like: a tree whose dtypes the sums have; None = the parameters'.
   """
-  (grads, loss), metrics = _sum_over_micro_batches(
-    lambda micro: micro_batch_grads(objective, params, micro, like), batch
-  )
-  return grads, metrics, loss
-
-
-def micro_batch_grads(
-  objective: Callable, params: Any, micro: Any, like: Any = None
-) -> tuple[tuple[Any, jax.Array], Any]:
-  """Returns ((gradients, loss), metrics); arguments as in `accumulate`."""
   grad_fn = jax.value_and_grad(objective, has_aux=True)
-  (loss, metrics), grads = grad_fn(params, micro)
   like = params if like is None else like
-  grads = jax.tree.map(lambda x, y: x.astype(y.dtype), grads, like)
-  return (grads, loss), metrics
+
+  def micro_batch_grads(micro):
+    (loss, metrics), grads = grad_fn(params, micro)
+    grads = jax.tree.map(lambda x, y: x.astype(y.dtype), grads, like)
+    return (grads, loss), metrics
+
+  (grads, loss), metrics = _sum_over_micro_batches(micro_batch_grads, batch)
+  return grads, metrics, loss
 
 
 def accumulate_once(

@@ -44,16 +44,22 @@ STAGE = 'trainer'  # name of the stage in a trainer's checkpoints
 # The most tokens of a micro-batch, unless a sequence is longer; of a large
 # model on a CPU they are one row, and otherwise `_ROWS` of them.
 _TOKENS, _TOKENS_OF_LARGE, _ROWS = 4096, 2048, 8
-# Loss -> its numbers by default.
-_NUMBERS = {
-  'cross_entropy': {},
-  'importance_sampling': {},
-  'ppo': {'clip_low_threshold': 0.8, 'clip_high_threshold': 1.2},
-  'cispo': {'clip_low_threshold': 0.0, 'clip_high_threshold': 4.0},
-  'dro': {'beta': 0.05},
+# Loss -> (its options, its numbers by default).
+_LOSSES: dict[str, tuple[Any, dict[str, float]]] = {
+  'cross_entropy': (None, {}),
+  'importance_sampling': (
+    functools.partial(schema.Dppo, low=1.0, high=1.0, kl_tau=0.0),
+    {},
+  ),
+  'ppo': (schema.Clip, {'clip_low_threshold': 0.8, 'clip_high_threshold': 1.2}),
+  'cispo': (
+    schema.Cispo,
+    {'clip_low_threshold': 0.0, 'clip_high_threshold': 4.0},
+  ),
+  'dro': (schema.Dro, {'beta': 0.05}),
 }
 _STREAMS = 'weights', 'logprobs', 'advantages'  # arrays of a `Datum`
-_OPTIMIZER, _ADAM = optim.adamw(), optim.Adam()
+_ADAM = optim.Adam()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,14 +89,13 @@ def sampled(
     logprobs: f32[n], nats.
     advantage: of each of them; the prompt's tokens have a weight of 0.
   """
-  every = np.concatenate([prompt, ids])
-  before = np.zeros(len(prompt) - 1, np.float32)
-  own = np.concatenate([before, np.ones(len(ids), np.float32)])
+  every, before = np.concatenate([prompt, ids]), (len(prompt) - 1, 0)
+  own = np.pad(np.ones(len(ids), np.float32), before)
   return Datum(
     every[:-1],
     every[1:],
     weights=own,
-    logprobs=np.concatenate([before, logprobs]),
+    logprobs=np.pad(logprobs, before),
     advantages=advantage * own,
   )
 
@@ -106,29 +111,25 @@ def loss_options(loss: str, **numbers: float) -> schema.RlLoss | None:
   Raises:
     ValueError: there is no such loss, or it has no such number.
   """
-  if loss not in _NUMBERS:
-    raise ValueError(f'loss must be one of {[*_NUMBERS]}: got {loss!r}')
-  if unknown := numbers.keys() - _NUMBERS[loss]:
+  if loss not in _LOSSES:
+    raise ValueError(f'loss must be one of {[*_LOSSES]}: got {loss!r}')
+  kind, own = _LOSSES[loss]
+  if unknown := numbers.keys() - own:
     raise ValueError(
-      f'loss {loss} must have numbers of {[*_NUMBERS[loss]]}: got '
-      f'{sorted(unknown)}'
+      f'loss {loss} must have numbers of {[*own]}: got {sorted(unknown)}'
     )
-  numbers = {k: float(x) for k, x in {**_NUMBERS[loss], **numbers}.items()}
-  bound: Any = {'max_log_ratio': 80.0}  # the most that float32 carries
-  if loss == 'cross_entropy':
+  if kind is None:
     return None
-  if loss == 'importance_sampling':
-    return schema.Dppo(low=1.0, high=1.0, kl_tau=0.0, **bound)
-  if loss == 'dro':
-    return schema.Dro(**numbers, **bound)
-  low, high = numbers.values()
-  kind = {'ppo': schema.Clip, 'cispo': schema.Cispo}[loss]
-  if not 0 <= low <= 1 <= high:
-    raise ValueError(
-      'clip_low_threshold and clip_high_threshold must be in [0, 1] and >= 1: '
-      f'got {low:g} and {high:g}'
-    )
-  return kind(low=1 - low, high=high - 1, **bound)
+  own = own | {k: float(x) for k, x in numbers.items()}
+  if 'clip_low_threshold' in own:
+    low, high = own.values()
+    if not 0 <= low <= 1 <= high:
+      raise ValueError(
+        'clip_low_threshold and clip_high_threshold must be in [0, 1] and '
+        f'>= 1: got {low:g} and {high:g}'
+      )
+    own = {'low': 1 - low, 'high': high - 1}
+  return kind(**own, max_log_ratio=80.0)  # the most that float32 carries
 
 
 def lora_options(
@@ -188,7 +189,7 @@ class Trainer:
     self._start(params)
 
   def _start(self, params: Any) -> None:
-    self._state = step.init_state(params, _OPTIMIZER, average=False)
+    self._state = step.init_state(params, optim.adamw(_ADAM), average=False)
     self._grads = jax.tree.map(jnp.zeros_like, params)
 
   @property
@@ -264,7 +265,7 @@ class Trainer:
       `optim/grad_norm`, before clipping, and `optim/skipped`, 0 or 1.
     """
     self._state, self._grads, metrics = _update(
-      self._state, self._grads, jax.tree.map(np.float32, numbers)
+      self._state, self._grads, numbers
     )
     return {k: float(x) for k, x in jax.device_get(metrics).items()}
 
@@ -338,15 +339,12 @@ class Trainer:
     """
     path = weights.find(folder)
     checkpoint = weights.read(path)
-    got, own = (
-      (weights.model_text(model), adapter)
-      for model, adapter in (
-        (checkpoint.model, checkpoint.adapter),
-        (self.base.model, self.adapter),
+    got = weights.model_text(checkpoint.model), checkpoint.adapter
+    if got != (weights.model_text(self.base.model), self.adapter):
+      raise ValueError(
+        f'{path} must hold weights of this model, with {self.adapter}: got '
+        f'those of another, or {checkpoint.adapter}'
       )
-    )
-    if got != own:
-      raise ValueError(f'{path} must hold weights of {own}: got those of {got}')
     state = self._state
     if optimizer:
       state, _ = store.read_named(store.find(path), store.read, state)
@@ -375,14 +373,12 @@ def check(data: Sequence[Datum], options: Any, vocab_size: Any) -> None:
   for index, datum in enumerate(data):
     what = f'data[{index}] must have'
     ids, targets = np.asarray(datum.ids), np.asarray(datum.targets)
-    if not (ids.ndim == 1 and 0 < len(ids) and ids.shape == targets.shape):
+    if not (
+      ids.ndim == 1 and len(ids) and np.array_equal(ids[1:], targets[:-1])
+    ):
       raise ValueError(
-        f'{what} as many targets as ids, at least one: got {targets.shape} '
-        f'and {ids.shape}'
-      )
-    if not np.array_equal(ids[1:], targets[:-1]):
-      raise ValueError(
-        f'{what} the next ids as targets: got others; the last target is free'
+        f'{what} ids, and the next ids as targets, of which the last is free: '
+        f'got shapes {ids.shape} and {targets.shape}'
       )
     every = np.append(ids, targets[-1])
     if every.min() < 0 or every.max() >= vocab_size:
@@ -403,8 +399,7 @@ def _micro_batches(
 ) -> Iterator[tuple[list[tuple[int, tuple[int, slice]]], dict[str, Any]]]:
   """Yields (places of targets in rows, by sequence; arrays [B, T])."""
   lengths = [len(datum.ids) + 1 for datum in data]
-  rows = _ROWS
-  most = max(_TOKENS // rows, *lengths)
+  rows, most = _ROWS, max(_TOKENS // _ROWS, *lengths)
   if model.is_large and jax.default_backend() == 'cpu':
     rows, most = 1, max(_TOKENS_OF_LARGE, most)
   width = min(  # with the least padding
@@ -413,27 +408,25 @@ def _micro_batches(
   )
   bins, _ = packing.first_fit(lengths, width, len(lengths))
   for first in range(0, len(bins), rows):
-    ids, positions, segments = np.zeros((3, rows, width), np.int32)
-    streams = dict(
-      zip(_STREAMS, np.zeros((3, rows, width), np.float32), strict=True)
-    )
+    names = 'ids', 'positions', 'segment_ids'
+    micro = {x: np.zeros((rows, width), np.int32) for x in names}
+    micro |= {x: np.zeros((rows, width), np.float32) for x in _STREAMS}
     places = []
     for row, members in enumerate(bins[first : first + rows]):
       end = 0
       for segment, index in enumerate(members, 1):
         datum, start, end = data[index], end, end + lengths[index]
-        own, place = slice(start, end), (row, slice(start + 1, end))
-        ids[row, own] = [datum.ids[0], *datum.targets]
-        positions[row, own] = np.arange(end - start)
-        segments[row, own] = segment
-        for name, stream in streams.items():
+        own, place = (row, slice(start, end)), (row, slice(start + 1, end))
+        micro['ids'][own] = [datum.ids[0], *datum.targets]
+        micro['positions'][own] = np.arange(lengths[index])
+        micro['segment_ids'][own] = segment
+        for name in _STREAMS:
           values = getattr(datum, name)
           if values is None:
             values = float(name == 'weights')
-          stream[place] = values
+          micro[name][place] = values
         places.append((index, place))
-    rest = {'ids': ids, 'positions': positions, 'segment_ids': segments}
-    yield places, {**rest, **streams}
+    yield places, micro
 
 
 def _scores(params, base, micro, model, options):
@@ -466,10 +459,8 @@ def _forward(params, base, micro, model, options):
 
 @functools.partial(jax.jit, static_argnames=('model', 'options'))
 def _add_grads(sums, params, base, micro, model, options):
-  (grads, _), outputs = step.micro_batch_grads(
-    lambda params, micro: _scores(params, base, micro, model, options),
-    params,
-    micro,
+  grads, outputs = jax.grad(_scores, has_aux=True)(
+    params, base, micro, model, options
   )
   return jax.tree.map(jnp.add, sums, grads), outputs
 
@@ -480,7 +471,7 @@ def _update(
 ) -> tuple[arrays.TrainState, Any, dict[str, jax.Array]]:
   norm = optax.tree.norm(grads)
   ok = jnp.isfinite(norm)
-  new, _ = step.optimize(_OPTIMIZER, state, grads, ok, numbers)
+  new, _ = step.optimize(optim.adamw(numbers).update, state, grads, ok)
   new = dataclasses.replace(new, step=state.step + 1)
   metrics = {'optim/grad_norm': norm, 'optim/skipped': ~ok}
   return new, jax.tree.map(jnp.zeros_like, grads), metrics

@@ -78,7 +78,7 @@ def test_decode_chunk_lowers_with_a_kernel_per_layer(target, dtype):
   view, state, slots = shapes(cfg)
 
   def chunk(view, state, slots, count):
-    return loop.decode(view, cfg, state, slots, count, count, None)
+    return loop.decode(view, cfg, state, slots, (count, count), None)
 
   count = jax.ShapeDtypeStruct((), jnp.int32)
   text = lowering.lower(chunk, view, state, slots, count, target=target)
@@ -94,7 +94,7 @@ def test_shared_prompts_lower_with_two_kernels_per_layer(target):
 
   def chunk(view, state, slots, count, *groups):
     shared = attention.Shared(None, *groups, longest=256)
-    return loop.decode(view, cfg, state, slots, count, count, None, shared)
+    return loop.decode(view, cfg, state, slots, (count, count), None, shared)
 
   count = jax.ShapeDtypeStruct((), jnp.int32)
   members = jax.ShapeDtypeStruct((4, 8), jnp.int32)
@@ -137,8 +137,7 @@ def test_cpu_program_has_no_kernel():
     view,
     state,
     slots,
-    jax.ShapeDtypeStruct((), jnp.int32),
-    jax.ShapeDtypeStruct((), jnp.int32),
+    (jax.ShapeDtypeStruct((), jnp.int32),) * 2,
     target='cpu',
   )
   assert not any(call in text for call in lowering.CUSTOM_CALLS.values())

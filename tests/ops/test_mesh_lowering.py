@@ -94,7 +94,7 @@ def test_a_decode_chunk_runs_kernels_on_every_device():
     view, state, slots = decoding.shapes(cfg)
 
   def chunk(view, state, slots, count):
-    return loop.decode(view, cfg, state, slots, count, count, place)
+    return loop.decode(view, cfg, state, slots, (count, count), place)
 
   count = jax.ShapeDtypeStruct((), jnp.int32)
   types = kernels(jax.jit(chunk), (view, state, slots, count), 'h200')

@@ -87,15 +87,15 @@ def sample(**changes):
 
 
 def test_sampling(served):
-  one = wire.sampling(sample(num_samples=2), served)
-  keys = [x.key for x in one.requests]
+  one, _ = wire.sampling(sample(num_samples=2), served)
+  keys = [x.key for x in one]
   assert len(set(keys)) == 2
-  other = wire.sampling(sample(seq_id=1, num_samples=2), served)
-  assert not {*keys} & {x.key for x in other.requests}
-  assert one.requests[0].stop_ids == tuple(served.policy.stop_ids)
+  other, _ = wire.sampling(sample(seq_id=1, num_samples=2), served)
+  assert not {*keys} & {x.key for x in other}
+  assert one[0].stop_ids == tuple(served.policy.stop_ids)
   for stop, ids in (([], ()), ([9], (*served.policy.stop_ids, 9))):
     params = types.SamplingParams(max_tokens=99, stop=stop, seed=1)
-    [request] = wire.sampling(sample(sampling_params=params), served).requests
+    [request], _ = wire.sampling(sample(sampling_params=params), served)
     assert request.stop_ids == ids and request.max_tokens == 13
 
 
@@ -116,7 +116,7 @@ def test_refuses_sampling(served, field, changes):
     wire.sampling(request, served)
 
 
-def test_results_are_read_by_the_sdk(served):
+def test_results_are_read_by_the_sdk():
   rows = [np.float32([-1.5, -2.5]), np.float32([-0.25])]
   output = response_conv.deserialize_forward_backward_output(
     wire.gradient_result(rows, {'loss:sum': 4.25})
@@ -132,11 +132,10 @@ def test_results_are_read_by_the_sdk(served):
   )
   last = {'prompt_logprobs': True, 'topk_prompt_logprobs': 2}
   expected = [None, -1.0, -2.0]
-  asked = wire.sampling(sample(**last), served)
   text = call.Detokenizer(lambda _: '')
   text.append([1, 2], [-1.0, -2.0], 'eos')
   result = response_conv.deserialize_sample_response(
-    wire.sample_result([text], asked, scores)
+    wire.sample_result([text], sample(**last), scores)
   )
   assert result.prompt_logprobs == expected
   top = result.topk_prompt_logprobs
