@@ -206,21 +206,19 @@ def application(
   routes: Sequence[routing.Route],
   api_key: str | None,
   hosts: frozenset[str] | None,
-  on_error: Callable[..., Any] | None = None,
 ) -> applications.Starlette:
   """Builds an application behind a `Guard`.
 
   Args:
     routes: its routes.
     api_key, hosts: those of `Guard`.
-    on_error: what makes a response to an exception; None = `error_response`.
   """
   return applications.Starlette(
     routes=routes,
     middleware=[middleware.Middleware(Guard, api_key=api_key, hosts=hosts)],
     exception_handlers={
-      kind: on_error or error_response
-      for kind in (ValueError, exceptions.HTTPException, Exception)
+      kind: error_response
+      for kind in (protocol.Refused, exceptions.HTTPException, Exception)
     },
   )
 

@@ -12,7 +12,7 @@
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -263,28 +263,12 @@ def read(content: bytes, served: worker.Worker, *, chat: bool) -> ApiRequest:
     max_tokens = [x if chat else min(x, COMPLETION_TOKENS) for x in left]
 
   # What ends a choice.
-  stop, extra = body.get('stop', []), body.get('stop_token_ids', [])
-  stop = [stop] if isinstance(stop, str) else stop
-  require(
-    isinstance(stop, list)
-    and len(stop) <= STOPS
-    and all(isinstance(x, str) and x for x in stop)
-    and sum(map(len, stop)) <= STOP_CHARACTERS
-    and not (stop and served.policy.renderer is None),
-    'stop',
-    f'be at most {STOPS} texts of at most {STOP_CHARACTERS} characters in all, '
-    'of a model with a tokenizer',
-    stop,
-  )
-  size, most = served.policy.model.vocab_size, schedule.STOP_IDS
-  own = () if values['ignore_eos'] else served.policy.stop_ids
-  ok = isinstance(extra, list) and all(type(i) is int for i in extra)
-  stop_ids = tuple(dict.fromkeys((*own, *extra))) if ok else ()
-  require(
-    ok and len(stop_ids) <= most and all(0 <= i < size for i in extra),
-    'stop_token_ids',
-    f"be a list of ids in [0, {size}), at most {most} with the model's own",
-    extra,
+  stop = body.get('stop', [])
+  texts, stop_ids = stops(
+    [stop] if isinstance(stop, str) else stop,
+    body.get('stop_token_ids', []),
+    () if values['ignore_eos'] else served.policy.stop_ids,
+    served,
   )
   temperature = values['temperature']
   return ApiRequest(
@@ -300,7 +284,7 @@ def read(content: bytes, served: worker.Worker, *, chat: bool) -> ApiRequest:
       top_p=float(values['top_p']),
       min_p=float(values['min_p']),
     ),
-    stop=tuple(stop),
+    stop=texts,
     stop_ids=stop_ids,
     logprobs=logprobs,
     prompt_logprobs=prompt_logprobs,
@@ -481,6 +465,43 @@ def _prompt(
   if specials and bos is not None and ids[:1] != [bos]:
     ids = [bos, *ids]
   return Prompt(token_ids(ids, 'prompt', served), item)
+
+
+def stops(
+  texts: Any, ids: Any, own: Sequence[int], served: worker.Worker
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+  """Returns what ends a completion: texts, and token ids.
+
+  Args:
+    texts, ids: what was sent.
+    own: the model's own ids.
+    served: the model, and the limits.
+
+  Raises:
+    Refused: they are no lists of texts and ids, or too many.
+  """
+  require(
+    isinstance(texts, list)
+    and len(texts) <= STOPS
+    and all(isinstance(x, str) and x for x in texts)
+    and sum(map(len, texts)) <= STOP_CHARACTERS
+    and not (texts and served.policy.renderer is None),
+    'stop',
+    f'be at most {STOPS} texts of at most {STOP_CHARACTERS} characters in all, '
+    'of a model with a tokenizer',
+    texts,
+  )
+  size, most = served.policy.model.vocab_size, schedule.STOP_IDS
+  ok = isinstance(ids, list)
+  ok = ok and all(type(x) is int and 0 <= x < size for x in ids)
+  stop_ids = tuple(dict.fromkeys((*own, *ids))) if ok else ()
+  require(
+    ok and len(stop_ids) <= most,
+    'stop_token_ids',
+    f"be a list of ids in [0, {size}), at most {most} with the model's own",
+    ids,
+  )
+  return tuple(texts), stop_ids
 
 
 def token_ids(ids: Any, name: str, served: worker.Worker) -> np.ndarray:

@@ -20,6 +20,7 @@ import dataclasses
 import logging
 import os
 import pathlib
+import random
 import shutil
 import threading
 import time
@@ -58,7 +59,7 @@ class Model:
   """A trained model."""
 
   id: str
-  base: str  # the name that the client gave
+  base: str  # the name of its base model
   lora: schema.Lora | None  # None = all weights
   metadata: dict[str, str] | None
   trainer: Any = None  # None until its first request runs
@@ -127,7 +128,7 @@ class Service:
       if points:
         point = max(points)
         folder = self._folder_of(model.waiting[point].row)
-        model.trainer, model.next = self._open(model.lora, folder), point + 1
+        model.trainer, model.next = self._open(model, folder), point + 1
         model.waiting = {k: x for k, x in model.waiting.items() if k > point}
     for saved in list(self.checkpoints.values()):
       if not saved.folder.exists():  # deleted since, or never written
@@ -163,11 +164,11 @@ class Service:
 
   # --- requests, in any thread ------------------------------------------------
 
-  def open_session(self, body: bytes) -> str:
+  def open_session(self) -> str:
     """Returns the id of a new session."""
     with self._changed:
       id = f'session-{len(self.sessions)}'
-      self._add(Job(journal.Row(id, self._base, 0, 'create_session', body)))
+      self._add(Job(journal.Row(id, self._base, 0, 'create_session', b'')))
     return id
 
   def finish_session(self, id: str) -> None:
@@ -197,9 +198,8 @@ class Service:
         self._add(Job(row._replace(verb='refused', body=b'')))
       raise
     self._add(job)
-    names = None
-    if verb == 'asample':
-      names = [f'{row.id}:{index}' for index in range(request.num_samples)]
+    count = getattr(request, 'num_samples', 0)
+    names = [f'{row.id}:{index}' for index in range(count)]
     return types.UntypedAPIFuture(request_id=row.id, sample_sequence_ids=names)
 
   def result(self, id: str) -> tuple[str | None, bytes | None]:
@@ -214,8 +214,7 @@ class Service:
   def delete(self, saved: Checkpoint) -> None:
     """Deletes a checkpoint."""
     shutil.rmtree(saved.folder, ignore_errors=True)
-    if self.checkpoints.get(saved.path) is saved:
-      del self.checkpoints[saved.path]
+    self.checkpoints.pop(saved.path, None)
 
   def _check(self, row: journal.Row, request: Any) -> Any:
     """Returns what the check of a request has made of it.
@@ -236,7 +235,9 @@ class Service:
       must = f'be one of {names}'
       protocol.require(given in names, 'base_model', must, given)
     if verb in self.verbs and row.number:
-      find(self.models, row.owner)
+      model = find(self.models, row.owner)
+      ok = model.lora or verb != 'save_weights_external'
+      protocol.require(ok, 'model_id', 'be of a LoRA', model.base)
     if verb == 'forward_backward':
       return wire.data(request, self.served)
     if verb == 'load_weights':
@@ -248,7 +249,6 @@ class Service:
       return path
     if verb == 'create_model' and not request.base_model.endswith(wire.FULL):
       config = request.lora_config
-      protocol.require(config, 'lora_config', 'be given', None)
       # The head is never corrected: `train_unembed`, by default, is ignored.
       return trainer.lora_options(
         config.rank, attention=config.train_attn, mlp=config.train_mlp
@@ -267,14 +267,14 @@ class Service:
       if row.verb == 'create_session':
         if row.owner != self._base:
           raise ValueError(
-            f'--workdir must be one of {self._base}: got {row.owner}'
+            f'--workdir must be one with {self._base}: got {row.owner}'
           )
         self.sessions[row.id] = 0.0
       elif row.verb == 'finish':
         self.sessions[row.owner] = None
         for model in self.models.values():
           if _session_of(model.id) == row.owner:
-            model.trainer, model.waiting = None, {}
+            model.trainer, model.waiting, model.next = None, {}, -1
             for saved in model.unnamed:
               self.delete(saved)
       elif row.verb == 'create_sampling_session':
@@ -283,16 +283,17 @@ class Service:
         self._sample(job)
       else:
         if row.number == 0:
-          base, lora = request.base_model, checked
-          if row.verb == 'load_weights':
-            base, lora = base or checked.model.base, checked.model.lora
+          is_load = row.verb == 'load_weights'
+          lora = checked.model.lora if is_load else checked
+          base = self.served.name + wire.FULL * (lora is None)
           self.models[row.owner] = Model(
             row.owner, base, lora, request.user_metadata
           )
-        self.models[row.owner].waiting[row.number] = job
+        if model := self.models.get(row.owner):
+          model.waiting[row.number] = job
       self._changed.notify_all()
 
-  # --- the device's thread ----------------------------------------------------
+  # --- the thread of models ---------------------------------------------------
 
   def _run(self) -> None:
     while True:
@@ -308,26 +309,24 @@ class Service:
         )
         model.used = self.sessions[_session_of(model.id)] = time.time()
         job = model.waiting.pop(model.next)
+      row = job.row
       try:
-        self._step(model, job)
+        if job.request is None:
+          raise protocol.Refused(422, 'the request was malformed')
+        if row.kind is None or row.verb not in KINDS:
+          result = self.verbs[row.verb](model, job)
+          is_export = row.verb == 'save_weights_external'
+          self._finish(row, result, not (model.has_gradient or is_export))
       except Exception as error:  # any: no client may wait for ever
-        self._fail(job.row, error)
+        self._fail(row, error)
       model.next += 1
-
-  def _step(self, model: Model, job: Job) -> None:
-    """Carries out a request of a model."""
-    row = job.row
-    if job.request is None:
-      raise protocol.Refused(422, 'the request was malformed')
-    if row.kind is None or row.verb not in KINDS:
-      self.verbs[row.verb](model, job)
 
   def _fail(self, row: journal.Row, error: Exception) -> None:
     """Ends a request with an error, of the user or of the server."""
     text, category = f'{error}', types.RequestErrorCategory.User
     if not isinstance(error, ValueError):
       logging.getLogger('absl').error('a request failed', exc_info=error)
-      text = f"the server failed; see the server's log: {text:.600}"
+      text = f"the server failed; see the server's log: {text}"
       category = types.RequestErrorCategory.Server
     self._finish(
       row, types.RequestFailedResponse(error=text, category=category)
@@ -341,61 +340,56 @@ class Service:
     self._journal.finish(row.id, kind, result, point)
     self.notify()
 
-  def _create(self, model: Model, job: Job) -> None:
-    config = job.request.lora_config
-    seed = config.seed if config and config.seed is not None else model.id
-    model.trainer = trainer.Trainer(
-      self.served.policy, adapter=model.lora, seed=wire.seed(seed) % 2**31
-    )
-    self._finish(job.row, types.CreateModelResponse(model_id=model.id))
+  def _create(self, model: Model, job: Job) -> Any:
+    seed = job.request.lora_config.seed
+    draw = random.Random(model.id if seed is None else seed)
+    seed = draw.getrandbits(31)
+    policy = self.served.policy
+    model.trainer = trainer.Trainer(policy, adapter=model.lora, seed=seed)
+    return types.CreateModelResponse(model_id=model.id)
 
   def _open(
-    self, lora: schema.Lora | None, folder: pathlib.Path, optimizer: bool = True
+    self, model: Model, folder: pathlib.Path, optimizer: bool = True
   ) -> trainer.Trainer:
-    """Returns a trainer with saved weights."""
-    loaded = trainer.Trainer(self.served.policy, adapter=lora)
+    """Returns a trainer like that of a model, with saved weights."""
+    loaded = trainer.Trainer(self.served.policy, adapter=model.lora)
     loaded.load(str(folder), optimizer=optimizer)
     return loaded
 
-  def _load(self, model: Model, job: Job) -> None:
-    folder, optimizer = job.checked.folder, job.request.optimizer
-    model.trainer = self._open(model.lora, folder, optimizer)
+  def _load(self, model: Model, job: Job) -> Any:
+    model.trainer = self._open(model, job.checked.folder, job.request.optimizer)
     model.has_gradient = False
     # A save of its own, for when the other one is deleted.
     self._write(model, job.row)
-    result = types.LoadWeightsResponse(path=job.request.path, model_id=model.id)
-    self._finish(job.row, result, True)
+    path = job.request.path
+    return types.LoadWeightsResponse(path=path, model_id=model.id)
 
-  def _gradient(self, model: Model, job: Job) -> None:
+  def _gradient(self, model: Model, job: Job) -> bytes:
     backward = not job.request.forward_only
     result = model.trainer.run(*job.checked, backward=backward)
     model.has_gradient |= backward
-    self._finish(job.row, wire.gradient_result(*result))
+    return wire.gradient_result(*result)
 
-  def _update(self, model: Model, job: Job) -> None:
+  def _update(self, model: Model, job: Job) -> Any:
     numbers = optim.Adam(**job.request.optim_params.model_dump())
     metrics = model.trainer.optim_step(numbers)
     model.has_gradient = False
-    self._finish(job.row, types.OptimStepResponse(metrics=metrics))
+    return types.OptimStepResponse(metrics=metrics)
 
-  def _save(self, model: Model, job: Job) -> None:
-    path, verb = job.checked, job.row.verb
-    old = self.checkpoints.get(path)
+  def _save(self, model: Model, job: Job) -> Any:
+    path, old = job.checked, self.checkpoints.get(job.checked)
     if old and not getattr(job.request, 'overwrite', False):
       raise ValueError(f'path must be new: got {path}, which exists')
     self._write(model, job.row)
     if old:
       self.delete(old)
-    saved, sampler = self._register(job), None
-    if verb == 'save_weights_for_sampler':
+    saved = self._register(job)
+    if job.row.verb == 'save_weights_for_sampler':
       self._policies.append((saved, model.trainer.policy()))
-      sampler = _sampler_of(job)
-    # What the SDK reads of the results of all three kinds.
-    result = types.SaveWeightsForSamplerResponseInternal(
-      path=path, sampling_session_id=sampler
+    # It has what the SDK reads of the results of all three kinds.
+    return types.SaveWeightsForSamplerResponseInternal(
+      path=path, sampling_session_id=_sampler_of(job)
     )
-    is_point = verb != 'save_weights_external' and not model.has_gradient
-    self._finish(job.row, result, is_point)
 
   def _register(self, job: Job) -> Checkpoint:
     """Lists a checkpoint, and makes the sampler of an unnamed one."""
@@ -421,27 +415,20 @@ class Service:
     part = folder.with_name('unfinished')
     for old in (part, folder):  # of a process that was killed
       shutil.rmtree(old, ignore_errors=True)
-    if row.verb != 'save_weights_external':
-      model.trainer.save(str(part))
-    elif model.lora is None:
-      raise ValueError(
-        f'save_weights_external must be of a LoRA: got {model.base}, all '
-        'weights; python -m posttrain.export reads its checkpoints'
-      )
-    else:
+    if row.verb == 'save_weights_external':
       base, adapter = self.served, model.trainer.params
       peft.save(adapter, model.lora, base.policy.model, part, base.name)
+    else:
+      model.trainer.save(str(part))
     os.rename(part, folder)
 
   # --- samples ----------------------------------------------------------------
 
   def _policy(self, source: Checkpoint | None) -> policies.Policy:
     """Returns the policy of a checkpoint; None = the base model."""
-    if source is None:
-      return self.served.policy
-    kept = dict(self._policies)
+    kept = {None: self.served.policy, **dict(self._policies)}
     if source not in kept:
-      opened = self._open(source.model.lora, source.folder, False)
+      opened = self._open(source.model, source.folder, optimizer=False)
       kept[source] = opened.policy()
       self._policies.append((source, kept[source]))
     return kept[source]

@@ -2,8 +2,7 @@
 
 Under /api/v1. A request that takes time is answered with the id of a future
 once the journal has it; /retrieve_future waits for the result, and is answered
-408 while there is none. What is not served is a 404 that names the path; what
-is malformed is a 422, as the SDK repeats requests with status 400.
+408 while there is none. What is not served is a 404 that names the path.
 """
 
 import asyncio
@@ -13,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from google.protobuf import message
 from starlette import applications, exceptions, requests, responses, routing
 from tinker import types
 from tinker.types import try_again_response
@@ -31,32 +31,31 @@ class _Routes:
     self._service, self._max_body_bytes = service, max_body_bytes
     self._loop: asyncio.AbstractEventLoop | None = None
     self._finished = asyncio.Event()  # replaced when a request has finished
-    # By method and path: (request, body) -> a type of the SDK, or None.
+    # By method and path: a request, whose body is in `state`, -> a type of the
+    # SDK, or None.
     self.table: dict[str, Callable[..., Any]] = {
-      'POST client/config': lambda *_: types.ClientConfigResponse(
+      'POST client/config': lambda _: types.ClientConfigResponse(
         pjwt_auth_enabled=False,
         use_pyqwest_transport=False,
         sample_max_concurrent_requests=PARALLEL,
         fwdbwd_max_chunk_bytes_count=max_body_bytes // 2,
       ),
-      'POST client/dynamic_config': lambda *_: (
-        types.ClientDynamicConfigResponse()
-      ),
-      'POST telemetry': lambda *_: types.TelemetryResponse(status='accepted'),
-      'POST create_session': lambda _, body: types.CreateSessionResponse(
-        session_id=service.open_session(body)
+      'POST telemetry': lambda _: types.TelemetryResponse(status='accepted'),
+      'POST create_session': lambda _: types.CreateSessionResponse(
+        session_id=service.open_session()
       ),
       'POST session_heartbeat': self._heartbeat,
-      'POST sessions/{id}/finish': lambda request, _: service.finish_session(
+      'POST sessions/{id}/finish': lambda request: service.finish_session(
         request.path_params['id']
       ),
       'POST create_sampling_session': self._open_sampler,
       'POST get_info': self._info,
       **{
-        f'POST {verb}': lambda _, body, verb=verb: service.accept(verb, body)
+        f'POST {verb}': lambda request, verb=verb: service.accept(
+          verb, request.state.body
+        )
         for verb in ('asample', *service.verbs)
       },
-      'GET healthz': lambda *_: types.HealthResponse(status='ok'),
       'GET get_server_capabilities': self._capabilities,
       'GET samplers/{id}': self._sampler,
       'GET training_runs/{id}': self._run,
@@ -64,9 +63,7 @@ class _Routes:
       'GET checkpoints': self._checkpoints,
       f'GET {_SAVED}/external_weights_urls': self._urls,
       f'GET {_SAVED}/files/{{file}}': self._file,
-      f'DELETE {_SAVED}': lambda request, _: service.delete(
-        self._saved(request)
-      ),
+      f'DELETE {_SAVED}': lambda request: service.delete(self._saved(request)),
     }
 
   def notify(self) -> None:
@@ -82,11 +79,16 @@ class _Routes:
     self, request: requests.Request, respond: Callable[..., Any]
   ) -> responses.Response:
     """Answers with what a function of the table returns."""
-    body = b''
     if request.method == 'POST':
-      kinds = training.JSON, training.PROTOBUF
-      body = await app.read_body(request, self._max_body_bytes, kinds)
-    value = await asyncio.to_thread(respond, request, body)
+      kinds, most = (training.JSON, training.PROTOBUF), self._max_body_bytes
+      request.state.body = await app.read_body(request, most, kinds)
+    try:
+      value = await asyncio.to_thread(respond, request)
+    except (ValueError, message.DecodeError) as error:
+      if getattr(error, 'status', 400) != 400:
+        raise
+      # The SDK repeats requests with status 400.
+      raise protocol.Refused(422, f'{error}') from error
     if value is None:
       return responses.Response(status_code=204)
     return value if isinstance(value, responses.Response) else _json(value)
@@ -95,7 +97,7 @@ class _Routes:
     """Waits for a result; 408 if there is none yet."""
     self._loop = asyncio.get_running_loop()
     body = await app.read_body(request, self._max_body_bytes)
-    id = wire.read('retrieve_future', body).request_id
+    id = types.FutureRetrieveRequest.model_validate_json(body).request_id
     with contextlib.suppress(TimeoutError):
       async with asyncio.timeout(WAIT):
         while (result := self._service.result(id))[0] is None:
@@ -107,17 +109,18 @@ class _Routes:
     )
     return _json(waiting, 408)
 
-  def _heartbeat(self, _: requests.Request, body: bytes) -> Any:
-    self._service.session(wire.read('session_heartbeat', body).session_id)
+  def _heartbeat(self, request: requests.Request) -> Any:
+    kind, body = types.SessionHeartbeatRequest, request.state.body
+    self._service.session(kind.model_validate_json(body).session_id)
     return types.SessionHeartbeatResponse()
 
-  def _open_sampler(self, _: requests.Request, body: bytes) -> Any:
-    future = self._service.accept('create_sampling_session', body)
+  def _open_sampler(self, request: requests.Request) -> Any:
+    future = self._service.accept('create_sampling_session', request.state.body)
     return types.CreateSamplingSessionResponse(
       sampling_session_id=future.request_id
     )
 
-  def _capabilities(self, *_: Any) -> Any:
+  def _capabilities(self, _: requests.Request) -> Any:
     served = self._service.served
     return types.GetServerCapabilitiesResponse(
       supported_models=[
@@ -131,10 +134,9 @@ class _Routes:
       ]
     )
 
-  def _info(self, _: requests.Request, body: bytes) -> Any:
-    model = training.find(
-      self._service.models, wire.read('get_info', body).model_id
-    )
+  def _info(self, request: requests.Request) -> Any:
+    id = types.GetInfoRequest.model_validate_json(request.state.body).model_id
+    model = training.find(self._service.models, id)
     return types.GetInfoResponse(
       model_data=types.ModelData(model_name=model.base),
       model_id=model.id,
@@ -143,7 +145,7 @@ class _Routes:
       lora_rank=model.lora and model.lora.rank,
     )
 
-  def _sampler(self, request: requests.Request, _: bytes) -> Any:
+  def _sampler(self, request: requests.Request) -> Any:
     id = request.path_params['id']
     saved = training.find(self._service.samplers, id)
     return types.GetSamplerResponse(
@@ -152,7 +154,7 @@ class _Routes:
       model_path=saved and saved.path,
     )
 
-  def _run(self, request: requests.Request, _: bytes) -> Any:
+  def _run(self, request: requests.Request) -> Any:
     model = training.find(self._service.models, request.path_params['id'])
     return types.TrainingRun(
       training_run_id=model.id,
@@ -164,7 +166,7 @@ class _Routes:
       user_metadata=model.metadata,
     )
 
-  def _checkpoints(self, request: requests.Request, _: bytes) -> Any:
+  def _checkpoints(self, request: requests.Request) -> Any:
     """Returns the named checkpoints of a model, or all, in order of saving."""
     model, result = request.path_params.get('id'), []
     for path, saved in list(self._service.checkpoints.items()):
@@ -183,7 +185,7 @@ class _Routes:
     path = 'tinker://{id}/{kind}/{name}'.format_map(request.path_params)
     return training.find(self._service.checkpoints, path)
 
-  def _urls(self, request: requests.Request, _: bytes) -> Any:
+  def _urls(self, request: requests.Request) -> Any:
     base = str(request.url).removesuffix('external_weights_urls')
     files = sorted(self._saved(request).folder.iterdir())
     return types.ExternalWeightsUrlsResponse(
@@ -191,7 +193,7 @@ class _Routes:
       expires=time.time() + 86400,
     )
 
-  def _file(self, request: requests.Request, _: bytes) -> responses.Response:
+  def _file(self, request: requests.Request) -> responses.Response:
     """Sends a file of an exported adapter."""
     file = self._saved(request).folder / request.path_params['file']
     if not file.is_file():
@@ -223,14 +225,7 @@ def make(
     ],
     api_key,
     hosts,
-    _error_response,
   )
-
-
-async def _error_response(request, error: Exception) -> responses.Response:
-  if isinstance(error, ValueError) and getattr(error, 'status', 400) == 400:
-    error = protocol.Refused(422, f'{error}')
-  return await app.error_response(request, error)
 
 
 def _json(value: Any, status: int = 200) -> responses.Response:

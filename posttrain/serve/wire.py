@@ -14,19 +14,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from google.protobuf import message
 from tinker import types
 from tinker.proto import tinker_public_pb2
 from tinker.types import topk_logprobs
 
 from posttrain import schema
-from posttrain.decode import requests, schedule
+from posttrain.decode import requests
 from posttrain.serve import call, protocol, worker
 from posttrain.training import trainer
 
-# JSON bodies; forward_backward is protobuf.
+# JSON bodies that are kept; forward_backward is protobuf.
 TYPES = {
-  'create_session': types.CreateSessionRequest,
   'create_sampling_session': types.CreateSamplingSessionRequest,
   'create_model': types.CreateModelRequest,
   'optim_step': types.OptimStepRequest,
@@ -35,9 +33,6 @@ TYPES = {
   'save_weights_external': types.SaveWeightsExternalRequest,
   'load_weights': types.LoadWeightsRequest,
   'asample': types.SampleRequest,
-  'get_info': types.GetInfoRequest,
-  'retrieve_future': types.FutureRetrieveRequest,
-  'session_heartbeat': types.SessionHeartbeatRequest,
 }
 FULL = ':full'  # ends the name of a base model all of whose weights are trained
 _DTYPES = {
@@ -63,14 +58,11 @@ def read(verb: str, body: bytes) -> Any:
   """Parses the body of a route as the SDK's type.
 
   Raises:
-    ValueError: the body is malformed.
+    ValueError, DecodeError: the body is malformed.
   """
-  if verb != 'forward_backward':
-    return TYPES[verb].model_validate_json(body)
-  try:
+  if verb == 'forward_backward':
     return tinker_public_pb2.ForwardBackwardRequest.FromString(body)
-  except message.DecodeError as error:
-    raise ValueError(f'the body must be a {error}') from error
+  return TYPES[verb].model_validate_json(body)
 
 
 def place(request: Any) -> tuple[str, int]:
@@ -101,11 +93,6 @@ def check_served(request: Any) -> None:
   for name in ('optim_params', 'optimizer_config'):
     kind = getattr(getattr(request, name, None), 'type', 'adamw')
     protocol.require(kind == 'adamw', name, "be of 'adamw'", kind)
-
-
-def seed(*parts: Any) -> int:
-  """Returns a number below 2**63 that depends on the parts alone."""
-  return random.Random(repr(parts)).getrandbits(63)
 
 
 def data(
@@ -172,30 +159,26 @@ def sampling(
   got = f'{most} tokens after a prompt of {len(ids)}'
   protocol.require_fit(most > 0, 'max_tokens', got, served.capacity)
   stop = [params.stop] if isinstance(params.stop, str) else params.stop
-  stops = tuple(x for x in stop or () if isinstance(x, str))
-  # An empty list disables the end of the model's turn, too.
-  own = served.policy.stop_ids if stop is None or stop else ()
-  given = (x for x in stop or () if isinstance(x, int))
-  stop_ids = tuple(dict.fromkeys((*own, *given)))
-  ok = all(stops) and len(stops) <= protocol.STOPS
-  ok = ok and len(stop_ids) <= schedule.STOP_IDS
-  must = (
-    f'be at most {protocol.STOPS} texts, or {schedule.STOP_IDS} ids with the '
-    "model's own"
+  stops, stop_ids = protocol.stops(
+    [x for x in stop or () if isinstance(x, str)],
+    [x for x in stop or () if isinstance(x, int)],
+    # An empty list disables the end of the model's turn, too.
+    served.policy.stop_ids if stop is None or stop else (),
+    served,
   )
-  protocol.require(ok, 'sampling_params.stop', must, params.stop)
   top, limit = request.topk_prompt_logprobs, worker.MAX_ALTERNATIVES
   must = f'be in [0, {limit}]'
   protocol.require(0 <= top <= limit, 'topk_prompt_logprobs', must, top)
-  source = request.sampling_session_id, request.seq_id
+  source = f'{request.sampling_session_id}:{request.seq_id}'
   if params.seed is not None:
-    source = (params.seed,)
+    source = params.seed
   law = requests.Sampling(
     params.temperature, max(params.top_k, 0), params.top_p
   )
+  draw = random.Random(source)
   sequences = [
-    requests.Request(0, ids, most, stop_ids, law, key=seed(*source, index))
-    for index in range(count)
+    requests.Request(0, ids, most, stop_ids, law, key=draw.getrandbits(63))
+    for _ in range(count)
   ]
   return sequences, stops
 

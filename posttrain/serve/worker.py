@@ -266,18 +266,16 @@ class Worker:
         # as clients wait for what they have requested.
         while self._changed.wait(GATHER):
           pass
-      policy, waiting = self._drawn, self._to_sample
-      if waiting and not self._sampling:
-        policy = waiting[0].policy
-      accepted = []
-      if waiting and waiting[0].policy is policy:
+      accepted, waiting = [], self._to_sample
+      policy = waiting[0].policy if waiting else None
+      if policy is self._drawn or not self._sampling:
         accepted = [x for x in waiting if x.policy is policy]
         self._to_sample = [x for x in waiting if x.policy is not policy]
       dropped, self._dropped = self._dropped, []
     for job in dropped:
       if isinstance(job, SampleJob) and self._sampling.pop(job.request.id, 0):
         self._engine.cancel(job.request.id)
-    if policy is not self._drawn:
+    if accepted and policy is not self._drawn:
       self._set_policy(policy)
     for job in accepted:
       job.request = dataclasses.replace(job.request, id=next(self._ids))

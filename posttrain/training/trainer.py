@@ -72,10 +72,10 @@ class Datum:
 
   ids: np.ndarray  # i32[T]
   targets: np.ndarray  # i32[T]
-  weights: np.ndarray | None = None  # f32[T], may be negative; None = 1
-  # Of all losses but cross_entropy:
-  logprobs: np.ndarray | None = None  # f32[T], at sampling time, nats
-  advantages: np.ndarray | None = None  # f32[T]
+  weights: np.ndarray | float = 1.0  # f32[T], may be negative
+  # Of all losses but cross_entropy, where they must be given:
+  logprobs: np.ndarray | float = 0.0  # f32[T], at sampling time, nats
+  advantages: np.ndarray | float = 0.0  # f32[T]
 
 
 def sampled(
@@ -337,23 +337,15 @@ class Trainer:
     Raises:
       ValueError: the folder does not hold them.
     """
-    path = weights.find(folder)
-    checkpoint = weights.read(path)
-    got = weights.model_text(checkpoint.model), checkpoint.adapter
-    if got != (weights.model_text(self.base.model), self.adapter):
-      raise ValueError(
-        f'{path} must hold weights of this model, with {self.adapter}: got '
-        f'those of another, or {checkpoint.adapter}'
-      )
-    state = self._state
+    path = store.find(folder)
     if optimizer:
-      state, _ = store.read_named(store.find(path), store.read, state)
+      state, _ = store.read_named(path, store.read, self._state)
       self._start(state.params)
       self._state = state
     else:
-      self._start(store.restore_params(path, state.params))
+      self._start(store.restore_params(str(path), self._state.params))
     if self.adapter is not None:
-      weights.check_base(path, self.base.params)
+      weights.check_base(str(path), self.base.params)
 
 
 def check(data: Sequence[Datum], options: Any, vocab_size: Any) -> None:
@@ -387,10 +379,8 @@ def check(data: Sequence[Datum], options: Any, vocab_size: Any) -> None:
       )
     for name in names:
       values = getattr(datum, name)
-      if values is None and name == 'weights':
-        continue
-      shape = np.shape(values)
-      if shape != ids.shape or not np.isfinite(values).all():
+      shape, ok = np.shape(values), () if name == 'weights' else ids.shape
+      if shape not in (ids.shape, ok) or not np.isfinite(values).all():
         raise ValueError(f'{what} {len(ids)} finite {name}: got {shape}')
 
 
@@ -421,10 +411,7 @@ def _micro_batches(
         micro['positions'][own] = np.arange(lengths[index])
         micro['segment_ids'][own] = segment
         for name in _STREAMS:
-          values = getattr(datum, name)
-          if values is None:
-            values = float(name == 'weights')
-          micro[name][place] = values
+          micro[name][place] = getattr(datum, name)
         places.append((index, place))
     yield places, micro
 
@@ -452,12 +439,15 @@ def _scores(params, base, micro, model, options):
 
 
 # At module level, so that all trainers of a shape share one program.
-@functools.partial(jax.jit, static_argnames=('model', 'options'))
+_compiled = functools.partial(jax.jit, static_argnames=('model', 'options'))
+
+
+@_compiled
 def _forward(params, base, micro, model, options):
   return _scores(params, base, micro, model, options)[1]
 
 
-@functools.partial(jax.jit, static_argnames=('model', 'options'))
+@_compiled
 def _add_grads(sums, params, base, micro, model, options):
   grads, outputs = jax.grad(_scores, has_aux=True)(
     params, base, micro, model, options

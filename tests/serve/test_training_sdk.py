@@ -34,7 +34,7 @@ class Server:
     with socket.create_server(('127.0.0.1', 0)) as free:
       port = free.getsockname()[1]
     self.url = f'http://127.0.0.1:{port}'
-    self._command = [
+    self.command = [
       sys.executable,
       '-m',
       'posttrain.serve',
@@ -50,7 +50,7 @@ class Server:
 
   def start(self):
     self.process = subprocess.Popen(
-      self._command, stdout=subprocess.PIPE, text=True
+      self.command, stdout=subprocess.PIPE, text=True
     )
     assert self.process.stdout.readline().startswith('training ')
 
@@ -146,6 +146,21 @@ def test_killed(start):
   check_equal(whole, killed)
 
 
+def test_another_name_is_refused(start):
+  """Not all models of the folder would be found."""
+  server = start()
+  tinker.ServiceClient(base_url=server.url)
+  server.process.kill()
+  server.process.wait()
+  process = subprocess.run(
+    [*server.command, '--served_name=Org/other'],
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert process.returncode == 2 and '--workdir' in process.stderr
+
+
 def test_clients_do_not_mix(start):
   server = start()
   alone = train(server, seed=7)
@@ -161,7 +176,7 @@ def test_all_weights_and_exports(start):
   rest = tinker.RestClient(base_url=url)
   full = service.create_lora_training_client(f'{NAME}:full', rank=4).result()
   assert not full.get_info().is_lora
-  with pytest.raises(tinker.RequestFailedError, match='LoRA'):
+  with pytest.raises(tinker.UnprocessableEntityError, match='LoRA'):
     full.save_weights_external('adapter').result()
   client = service.create_lora_training_client(NAME, rank=4).result()
   base = service.create_sampling_client(base_model=NAME).result()

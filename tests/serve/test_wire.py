@@ -46,7 +46,7 @@ def test_data(served):
   arrays = {'weights': None, 'logprobs': [0.0] * 3, 'advantages': [1.0] * 3}
   request = gradient('ppo', {'clip_low_threshold': 0.9}, **arrays)
   [datum], options = wire.data(request, served)
-  assert datum.weights is None and options.low == pytest.approx(0.1)
+  assert datum.weights == 1 and options.low == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,28 @@ def test_adam_is_optax_with_numbers_per_update():
   assert fixtures.worst(mine.policy().params, params) < 1e-5
 
 
+@pytest.mark.slow
+def test_a_failed_call_adds_no_gradient(monkeypatch):
+  """One that fails after its first micro-batch."""
+  mine, data = _trainer(), _data()
+  mine.forward_backward(data, 'ppo')
+  before = jax.tree.map(np.asarray, mine._grads)
+  monkeypatch.setattr(trainer, '_ROWS', 1)
+  monkeypatch.setattr(trainer, '_TOKENS', 16)
+  add, calls = trainer._add_grads, []
+
+  def fail_second(*args):
+    calls.append(args)
+    if len(calls) == 2:
+      raise MemoryError
+    return add(*args)
+
+  monkeypatch.setattr(trainer, '_add_grads', fail_second)
+  with pytest.raises(MemoryError):
+    mine.forward_backward(data, 'ppo')
+  assert fixtures.worst(mine._grads, before) == 0
+
+
 def test_bad_gradients_change_nothing():
   mine = _trainer()
   mine.forward_backward(_data(), 'ppo')
@@ -237,6 +259,8 @@ def test_saves_are_read_as_weights_and_go_on(adapter, tmp_path):
   assert fixtures.worst(mine.policy().params, other.policy().params) == 0
   other.load(where)
   assert other.step == 0
+  with pytest.raises(ValueError, match=re.escape(where)):
+    trainer.Trainer(base, adapter=schema.Lora(rank=3)).load(where)
 
 
 def test_parts_of_a_lora_are_those_of_every_family():
