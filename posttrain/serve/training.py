@@ -67,7 +67,7 @@ class Model:
   waiting: dict[int, Job] = dataclasses.field(default_factory=dict)
   unnamed: list['Checkpoint'] = dataclasses.field(default_factory=list)
   has_gradient: bool = False
-  used: float = dataclasses.field(default_factory=time.time)
+  used: float = 0.0  # when its last turn was
 
 
 @dataclasses.dataclass(eq=False)

@@ -43,6 +43,7 @@ _STOP_REASONS = {
   'stop': tinker_public_pb2.STOP_REASON_STOP,
   'length': tinker_public_pb2.STOP_REASON_LENGTH,
 }
+_INPUTS = {'target_tokens', 'weights', 'logprobs', 'advantages'}
 # Fields that are not served, with the value that has no effect.
 _NEUTRAL = {
   'topk_sample_logprobs': 0,
@@ -110,15 +111,11 @@ def data(
   numbers = {
     k: x.text or x.number for k, x in request.loss_fn_config_v2.items()
   }
-  options = trainer.loss_options(request.loss_fn, **numbers)
-  names = {'target_tokens', 'weights'}
-  if options is not None:
-    names = {'target_tokens', 'logprobs', 'advantages'}
   result = []
   for i, datum in enumerate(request.data):
     where, given = f'data[{i}]', datum.loss_fn_inputs
-    must = f'be {", ".join(sorted(names))} for {request.loss_fn}'
-    ok = set(given) == names
+    ok = {'target_tokens'} <= set(given) <= _INPUTS
+    must = f'be target_tokens, and others of {sorted(_INPUTS)}'
     protocol.require(ok, f'{where}.loss_fn_inputs', must, [*given])
     chunks = datum.model_input
     ok = all(x.WhichOneof('chunk') == 'encoded_text' for x in chunks)
@@ -135,8 +132,8 @@ def data(
       size <= served.capacity, where, f'{size} tokens', served.capacity
     )
     result.append(new)
-  trainer.check(result, options, served.policy.model.vocab_size)
-  return result, options
+  size = served.policy.model.vocab_size
+  return result, trainer.check(result, request.loss_fn, numbers, size)
 
 
 def sampling(

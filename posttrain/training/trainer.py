@@ -25,7 +25,7 @@ Axes: B rows, T tokens.
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -201,7 +201,8 @@ class Trainer:
     self, data: Sequence[Datum], loss: str, **numbers: float
   ) -> tuple[list[np.ndarray], dict[str, float]]:
     """Computes `forward_backward`, and no gradients."""
-    return self.run(*self._checked(data, loss, numbers), backward=False)
+    options = check(data, loss, numbers, self.base.model.vocab_size)
+    return self.run(data, options, backward=False)
 
   def forward_backward(
     self, data: Sequence[Datum], loss: str, **numbers: float
@@ -220,12 +221,8 @@ class Trainer:
     Raises:
       ValueError: the loss is unknown, or a sequence lacks one of its arrays.
     """
-    return self.run(*self._checked(data, loss, numbers))
-
-  def _checked(self, data, loss, numbers):
-    options = loss_options(loss, **numbers)
-    check(data, options, self.base.model.vocab_size)
-    return data, options
+    options = check(data, loss, numbers, self.base.model.vocab_size)
+    return self.run(data, options)
 
   def run(
     self,
@@ -237,7 +234,7 @@ class Trainer:
 
     Args:
       data: the sequences.
-      options: those of the loss, from `loss_options`.
+      options: those of the loss, from `check`.
       backward: whether to add gradients; if it fails, none are added.
     """
     model, grads = self.base.model, self._grads
@@ -348,17 +345,20 @@ class Trainer:
       weights.check_base(str(path), self.base.params)
 
 
-def check(data: Sequence[Datum], options: Any, vocab_size: Any) -> None:
-  """Checks whether sequences fit a loss.
+def check(
+  data: Sequence[Datum], loss: str, numbers: Mapping[str, float], size: Any
+) -> schema.RlLoss | None:
+  """Returns the options of a loss that sequences fit.
 
   Args:
     data: the sequences.
-    options: those of the loss, from `loss_options`.
-    vocab_size: the model's.
+    loss, numbers: those of `loss_options`.
+    size: the model's vocabulary.
 
   Raises:
-    ValueError: there are none, or one is wrong.
+    ValueError: there are none, or one is wrong, or the loss.
   """
+  options = loss_options(loss, **numbers)
   if not data:
     raise ValueError('data must not be empty: got none')
   names = _STREAMS[:1] if options is None else _STREAMS
@@ -373,21 +373,25 @@ def check(data: Sequence[Datum], options: Any, vocab_size: Any) -> None:
         f'got shapes {ids.shape} and {targets.shape}'
       )
     every = np.append(ids, targets[-1])
-    if every.min() < 0 or every.max() >= vocab_size:
+    if every.min() < 0 or every.max() >= size:
       raise ValueError(
-        f'{what} ids in [0, {vocab_size}): got {every.min()} to {every.max()}'
+        f'{what} ids in [0, {size}): got {every.min()} to {every.max()}'
       )
     for name in names:
       values = getattr(datum, name)
       shape, ok = np.shape(values), () if name == 'weights' else ids.shape
       if shape not in (ids.shape, ok) or not np.isfinite(values).all():
         raise ValueError(f'{what} {len(ids)} finite {name}: got {shape}')
+  return options
 
 
 def _micro_batches(
   model: schema.Model, data: Sequence[Datum]
-) -> Iterator[tuple[list[tuple[int, tuple[int, slice]]], dict[str, Any]]]:
-  """Yields (places of targets in rows, by sequence; arrays [B, T])."""
+) -> Iterator[tuple[list[tuple[int, tuple[int, slice]]], Any]]:
+  """Yields (places of targets in rows, by sequence; arrays [B, T]).
+
+  The arrays are ids, positions, segments, and those of `_STREAMS`.
+  """
   lengths = [len(datum.ids) + 1 for datum in data]
   rows, most = _ROWS, max(_TOKENS // _ROWS, *lengths)
   if model.is_large and jax.default_backend() == 'cpu':
@@ -398,42 +402,36 @@ def _micro_batches(
   )
   bins, _ = packing.first_fit(lengths, width, len(lengths))
   for first in range(0, len(bins), rows):
-    names = 'ids', 'positions', 'segment_ids'
-    micro = {x: np.zeros((rows, width), np.int32) for x in names}
-    micro |= {x: np.zeros((rows, width), np.float32) for x in _STREAMS}
+    shape = 3, rows, width
+    micro = *np.zeros(shape, np.int32), *np.zeros(shape, np.float32)
+    ids, positions, segments, *streams = micro
     places = []
     for row, members in enumerate(bins[first : first + rows]):
       end = 0
       for segment, index in enumerate(members, 1):
         datum, start, end = data[index], end, end + lengths[index]
         own, place = (row, slice(start, end)), (row, slice(start + 1, end))
-        micro['ids'][own] = [datum.ids[0], *datum.targets]
-        micro['positions'][own] = np.arange(lengths[index])
-        micro['segment_ids'][own] = segment
-        for name in _STREAMS:
-          micro[name][place] = getattr(datum, name)
+        ids[own] = [datum.ids[0], *datum.targets]
+        positions[own] = np.arange(lengths[index])
+        segments[own] = segment
+        for name, stream in zip(_STREAMS, streams, strict=True):
+          stream[place] = getattr(datum, name)
         places.append((index, place))
     yield places, micro
 
 
 def _scores(params, base, micro, model, options):
   """Returns (the loss, f32[]; logprobs and terms of tokens, f32[B, T])."""
-  places = micro['ids'], micro['positions'], micro['segment_ids']
+  *places, factors, old_logprobs, advantages = micro
   with sharding.use(sharding.one_device()):
     logprobs, entropy = scoring.score(
       lora.whole(params, base), model, *places, jnp.ones(places[0].shape)
     )
   if options is None:
-    terms, _ = ce.loss(logprobs, micro['weights'])
+    terms, _ = ce.loss(logprobs, factors)
   else:
     terms, _ = rl.loss(
-      logprobs,
-      micro['logprobs'],
-      micro['advantages'],
-      micro['weights'],
-      places[2],
-      entropy,
-      options,
+      logprobs, old_logprobs, advantages, factors, places[2], entropy, options
     )
   return jnp.sum(terms), (logprobs, terms)
 

@@ -149,7 +149,8 @@ def test_killed(start):
 def test_another_name_is_refused(start):
   """Not all models of the folder would be found."""
   server = start()
-  tinker.ServiceClient(base_url=server.url)
+  service = tinker.ServiceClient(base_url=server.url)
+  service.create_lora_training_client(NAME, rank=4).result()
   server.process.kill()
   server.process.wait()
   process = subprocess.run(

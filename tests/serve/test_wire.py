@@ -54,7 +54,7 @@ def test_data(served):
   [
     ('loss', {'loss': 'gspo'}),
     ('numbers', {'config': {'beta': 1.0}}),
-    ('loss_fn_inputs', {'weights': None}),
+    ('loss_fn_inputs', {'target_tokens': None}),
     ('weights', {'weights': [1.0, 2.0]}),
     ('weights', {'weights': [1.0, 2.0, float('nan')]}),
     ('next ids', {'target_tokens': [7, 8, 9]}),
