@@ -20,7 +20,6 @@ import dataclasses
 import logging
 import os
 import pathlib
-import random
 import shutil
 import threading
 import time
@@ -342,8 +341,7 @@ class Service:
 
   def _create(self, model: Model, job: Job) -> Any:
     seed = job.request.lora_config.seed
-    draw = random.Random(model.id if seed is None else seed)
-    seed = draw.getrandbits(31)
+    seed = wire.seed(model.id if seed is None else seed) % 2**31
     policy = self.served.policy
     model.trainer = trainer.Trainer(policy, adapter=model.lora, seed=seed)
     return types.CreateModelResponse(model_id=model.id)

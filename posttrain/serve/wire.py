@@ -96,6 +96,11 @@ def check_served(request: Any) -> None:
     protocol.require(kind == 'adamw', name, "be of 'adamw'", kind)
 
 
+def seed(*parts: Any) -> int:
+  """Returns a number below 2**63 that depends on the parts alone."""
+  return random.Random(repr(parts)).getrandbits(63)
+
+
 def data(
   request: Any, served: worker.Worker
 ) -> tuple[list[trainer.Datum], schema.RlLoss | None]:
@@ -166,16 +171,15 @@ def sampling(
   top, limit = request.topk_prompt_logprobs, worker.MAX_ALTERNATIVES
   must = f'be in [0, {limit}]'
   protocol.require(0 <= top <= limit, 'topk_prompt_logprobs', must, top)
-  source = f'{request.sampling_session_id}:{request.seq_id}'
+  source = request.sampling_session_id, request.seq_id
   if params.seed is not None:
-    source = params.seed
+    source = (params.seed,)
   law = requests.Sampling(
     params.temperature, max(params.top_k, 0), params.top_p
   )
-  draw = random.Random(source)
   sequences = [
-    requests.Request(0, ids, most, stop_ids, law, key=draw.getrandbits(63))
-    for _ in range(count)
+    requests.Request(0, ids, most, stop_ids, law, key=seed(*source, index))
+    for index in range(count)
   ]
   return sequences, stops
 
