@@ -58,8 +58,8 @@ RECIPES = {
     'batch_size=8',
     'max_length=256',
   ),
-  'math_rl.train': ('env=arithmetic', 'groups_per_batch=8', 'max_tokens=12'),
-  'preference.shorter.train': ('batch_size=4', 'group_size=4', 'max_tokens=16'),
+  'math_rl.train': ('env=arithmetic', 'groups_per_batch=8', 'max_tokens=56'),
+  'preference.shorter.train': ('batch_size=4', 'group_size=4', 'max_tokens=32'),
   'multiplayer_rl.guess_number.train': (
     'batch_size=4',
     'group_size=4',
@@ -223,7 +223,7 @@ def recipes(args) -> None:
   )
   data = pathlib.Path(done.stdout.strip()) / 'example_data'
   with serving(
-    args.workdir, 'recipes', '--slots=16', '--max_model_len=512'
+    args.workdir, 'recipes', '--slots=16', '--max_model_len=1024'
   ) as server:
     for module, options in RECIPES.items():
       words = [x.format(data=data) for x in options]
