@@ -133,18 +133,19 @@ def init(key: jax.Array, cfg: schema.Lora, like: Params) -> Adapter:
     Float32 leaves `<path of kernel>/a` and `/b`, and `/column_scale` with DoRA.
 
   Raises:
-    ValueError: the targets match nothing, or a leaf that is no layer's kernel,
-      or with DoRA one of experts.
+    ValueError: the targets match nothing, or a leaf that is no kernel of a
+      layer or an untied head, or with DoRA one of experts.
   """
   assert cfg.rank > 0, 'rank 0 means no adapter'
   flat = matrices(like)
   targets = [path for path in flat if re.search(cfg.targets, path)]
+  allowed = re.compile('(layers/.*|head)/kernel')
   for path in targets or ['nothing']:
-    if not re.fullmatch(r'layers/.*/kernel', path):
-      kernels = [p for p in flat if re.fullmatch('layers/.*/kernel', p)]
+    if not allowed.fullmatch(path):
+      kernels = [*filter(allowed.fullmatch, flat)]
       raise schema.FieldError(
         'targets',
-        'match kernels of layers, and only these',
+        'match kernels of layers and the head, and only these',
         cfg.targets,
         f'it matches {path}, expected some of {kernels}',
       )

@@ -68,7 +68,7 @@ def save(
   hf.check_empty(folder)
   places = _places(cfg, leaves, base if os.path.isdir(base) else None)
   shapes = {
-    name: leaves[path].shape[: len(index) - 1 : -1]
+    name: leaves[path].shape[len(index) :][::-1]
     for name, (path, index, _) in places.items()
   }
 
@@ -175,7 +175,7 @@ def headers(
     raise ValueError(f'{folder / CONFIG}: {error}') from error
   flat = tree.flat(like)
   shapes = {
-    name: flat[path].shape[: len(index) - 1 : -1]
+    name: flat[path].shape[len(index) :][::-1]
     for name, (path, index, _) in _places(cfg, flat, base).items()
   }
   hf.find(folder, shapes, WEIGHTS)
@@ -193,7 +193,7 @@ def _places(
   """
   places = {}
   for name, tensor in hf.tensors(cfg, folder=base).items():
-    if not tensor.index:
+    if not tensor.index and tensor.paths != ('head/kernel',):
       continue
     if len(tensor.paths) > 1 or len(tensor.shape) > 2:
       for path in tensor.paths:

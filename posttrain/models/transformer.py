@@ -107,7 +107,7 @@ SHARDING_RULES = (
   (r'experts/(gate|up)/bias$', (None, sharding.EXPERT, sharding.TENSOR)),
   (r'experts/down/bias$', (None, sharding.EXPERT)),
   (r'embed/table$', sharding.ROWS),
-  (r'(head|projection)/kernel$', sharding.COLUMNS),
+  *_matrix('(head|projection)', sharding.COLUMNS),
   *_matrix(_INPUTS, sharding.COLUMNS, None),
   *_matrix(_OUTPUTS, sharding.ROWS, None),
   (r'delta/taps$', (None, None, sharding.TENSOR)),
@@ -504,7 +504,9 @@ def decode_view(
 def head(params: Params, cfg: schema.Model) -> tuple[jax.Array, float | None]:
   """Returns the output matrix, float[D, V], and the logits' softcap or None."""
   if 'head' in params:  # always in a decode view
-    return params['head']['kernel'], cfg.logit_softcap
+    kernel = params['head']['kernel']
+    is_adapted = isinstance(kernel, lora.Adapted)
+    return kernel.merge() if is_adapted else kernel, cfg.logit_softcap
   assert cfg.tied_head, 'a model has a head, or its embedding table is one'
   return params['embed']['table'].T, cfg.logit_softcap
 

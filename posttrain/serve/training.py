@@ -248,9 +248,11 @@ class Service:
       return path
     if verb == 'create_model' and not request.base_model.endswith(wire.FULL):
       config = request.lora_config
-      # The head is never corrected: `train_unembed`, by default, is ignored.
       return trainer.lora_options(
-        config.rank, attention=config.train_attn, mlp=config.train_mlp
+        config.rank,
+        attention=config.train_attn,
+        mlp=config.train_mlp,
+        head=config.train_unembed,
       )
     return None
 

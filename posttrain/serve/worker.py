@@ -397,6 +397,8 @@ def _forward(params, ids, valid, temperatures, cfg):
   hidden, _ = transformer.trunk(params, cfg, ids, positions, valid)
   if 'reward' in params:
     return transformer.rewards(params, hidden)
+  # An adapter of the head is merged once.
+  params = {**params, 'head': {'kernel': transformer.head(params, cfg)[0]}}
 
   def score_token(inputs):
     hidden, target, temperature = inputs  # [D], next token, temperature

@@ -133,27 +133,29 @@ def loss_options(loss: str, **numbers: float) -> schema.RlLoss | None:
 
 
 def lora_options(
-  rank: int, *, attention: bool = True, mlp: bool = True
+  rank: int, *, attention: bool = True, mlp: bool = True, head: bool = False
 ) -> schema.Lora:
-  """Returns options of LoRA on parts of a model's layers.
+  """Returns options of LoRA on parts of a model.
 
   Args:
     rank: the rank; alpha is 32.
     attention: whether to correct attention, and delta layers.
     mlp: whether to correct the layers between, experts included.
+    head: whether to correct the head, unless it is the embedding's table.
 
   Raises:
     ValueError: the rank is no rank, or nothing is corrected.
   """
   parts = ['attention', 'delta'] * attention + ['mlp', 'experts'] * mlp
-  if not parts or rank < 1:
-    raise ValueError(
-      'a LoRA must have a rank >= 1, and correct attention or mlp: got '
-      f'{rank}, {attention} and {mlp}'
-    )
   others = r'experts/(router|shared_gate)/'
-  targets = rf'^layers/(?!{others})\w*({"|".join(parts)})/.*/kernel$'
-  return schema.Lora(rank=rank, targets=targets)
+  kinds = [rf'layers/(?!{others})\w*{part}/.*' for part in parts]
+  kinds += ['head'] * head
+  if not kinds or rank < 1:
+    raise ValueError(
+      'a LoRA must have a rank >= 1, and correct attention, mlp or head: got '
+      f'{rank}, {attention}, {mlp} and {head}'
+    )
+  return schema.Lora(rank=rank, targets=f'^({"|".join(kinds)})/kernel$')
 
 
 class Trainer:

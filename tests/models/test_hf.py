@@ -915,7 +915,7 @@ def test_an_adapter_computes_what_it_does_in_peft(
   path = folder(case)
   cfg, params = read(path)
   options = schema.Lora(
-    rank=3, targets=r'(delta|attention)/.*/kernel$', **kinds
+    rank=3, targets=r'((delta|attention)/.*|^head)/kernel$', **kinds
   )
   adapter = lora.init(jax.random.key(0), options, params)
   adapter = jax.tree.map(

@@ -14,8 +14,10 @@ from posttrain.training import objectives, optim
 from posttrain.training import step as train_step
 from tests import fixtures
 
-CFG = schema.Lora(rank=4, alpha=8.0)
-MODEL = dataclasses.replace(fixtures.MODEL, layers=2, qkv_bias=True)
+CFG = schema.Lora(rank=4, alpha=8.0, targets='^(layers/.*|head)/kernel$')
+MODEL = dataclasses.replace(
+  fixtures.MODEL, layers=2, qkv_bias=True, tied_head=False
+)
 PARAMS = fixtures.params(MODEL)
 BASE = lora.Base(PARAMS, lora.scale(CFG))
 ROWS = (
@@ -229,8 +231,8 @@ def test_adapter_gradients_are_those_of_the_low_rank_product():
     a, b = (tree.flat(adapter)[f'{path}/{x}'] for x in 'ab')
     by_name = {x: tree.flat(grads)[f'{path}/{x}'] for x in 'ab'}
     for x, expected in (
-      ('a', BASE.scale * dw @ b.swapaxes(1, 2)),
-      ('b', BASE.scale * a.swapaxes(1, 2) @ dw),
+      ('a', BASE.scale * dw @ b.swapaxes(-1, -2)),
+      ('b', BASE.scale * a.swapaxes(-1, -2) @ dw),
     ):
       scale = np.abs(expected).max()
       assert scale > 0

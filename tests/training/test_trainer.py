@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from posttrain import schema
+from posttrain import schema, tree
 from posttrain.chat import rendering
 from posttrain.checkpoints import policies, weights
 from posttrain.decode import engines, requests
@@ -24,10 +24,10 @@ LORA = schema.Lora(rank=2)
 
 
 @functools.cache
-def _base():
+def _base(model=fixtures.MODEL):
   return policies.Policy(
-    fixtures.params(),
-    fixtures.MODEL,
+    fixtures.params(model),
+    model,
     fixtures.RENDERER,
     fixtures.RENDERER.stop_ids,
     8,
@@ -276,15 +276,22 @@ def test_parts_of_a_lora_are_those_of_every_family():
   assert mlp | attention == layers and not mlp & attention
   assert {'layers/query_mlp/up/kernel', 'layers/mlp/up/kernel'} <= mlp
   assert 'layers/global_attention/q/kernel' in attention
+  untied = transformer.shapes(schema.PRESETS['qwen3_8b'])
+  options = trainer.lora_options(2, attention=False, mlp=False, head=True)
+  assert [*tree.flat(lora.shapes(options, untied))] == [
+    'head/kernel/a',
+    'head/kernel/b',
+  ]
 
 
 @pytest.mark.slow
 def test_samples_have_the_logprobs_of_forward():
-  """Of policies of several ranks, by one engine."""
-  engine = engines.Engine(fixtures.MODEL, engines.Options(4, 32))
+  """Of policies of several ranks, by one engine; with a head of their own."""
+  model = dataclasses.replace(fixtures.MODEL, tied_head=False)
+  engine = engines.Engine(model, engines.Options(4, 32))
   for rank in (2, 3, 0):
-    adapter = schema.Lora(rank=rank) if rank else None
-    mine = trainer.Trainer(_base(), adapter=adapter)
+    adapter = trainer.lora_options(rank, head=True) if rank else None
+    mine = trainer.Trainer(_base(model), adapter=adapter)
     mine.forward_backward(_data(), 'importance_sampling')
     mine.optim_step(optim.Adam(learning_rate=1e-2))
     engine.set_params(mine.policy().params, 0)
