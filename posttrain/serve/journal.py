@@ -6,8 +6,12 @@ was killed, the requests that follow a model's last save are carried out again.
 A result that was stored before is not replaced.
 """
 
+import logging
 import sqlite3
+import time
 from typing import NamedTuple
+
+RETRY = 10.0  # seconds until a result that could not be stored is tried again
 
 
 class Row(NamedTuple):
@@ -46,9 +50,15 @@ class Journal:
     return self._db.execute(sql, row[:5]).rowcount > 0
 
   def finish(
-    self, id: str, kind: str, result: bytes, point: bool = False
+    self,
+    id: str,
+    kind: str,
+    result: bytes,
+    *,
+    point: bool = False,
+    again: bool = True,
   ) -> None:
-    """Stores a result, if there is none.
+    """Stores a result, if there is none; waits for space on a full disk.
 
     Args:
       id: of the request.
@@ -56,12 +66,21 @@ class Journal:
       result: the body.
       point: whether it is a save from which all later requests of its model
         can be carried out again.
+      again: whether it may be carried out again; if not, its body goes.
     """
     sql = (
-      'update rows set kind = ?, result = ?, point = ? '
-      'where id = ? and kind is null'
+      'update rows set kind = ?, result = ?, point = ?, '
+      "body = case when ? then body else x'' end where id = ? and kind is null"
     )
-    self._db.execute(sql, (kind, result, point, id))
+    while True:
+      try:
+        self._db.execute(sql, (kind, result, point, again, id))
+        return
+      except sqlite3.OperationalError as error:
+        logging.getLogger('absl').error(
+          'a result waits to be stored: %s', error
+        )
+        time.sleep(RETRY)
 
   def result(self, id: str) -> tuple[str | None, bytes | None] | None:
     """Returns (kind, body), None each if not finished; None = no request."""

@@ -105,6 +105,7 @@ class Service:
     self._stopped = False
     # The last ones to sample from, of checkpoints.
     self._policies = collections.deque(maxlen=POLICIES_KEPT)
+    self._opening = threading.Lock()  # so that a policy is opened once
     self.verbs = {  # of models
       'create_model': self._create,
       'load_weights': self._load,
@@ -116,8 +117,11 @@ class Service:
 
   def start(self) -> None:
     """Carries out again what the journal asks for, and starts the threads."""
-    for row in self._journal.rows():
-      self._restore(row)
+    rows = self._journal.rows()
+    over = {row.owner for row in rows if row.verb == 'finish'}
+    for row in rows:
+      if row.verb != 'forward_backward' or _session_of(row.owner) not in over:
+        self._restore(row)
     for model in self.models.values():
       points = [
         number
@@ -153,6 +157,9 @@ class Service:
         request = wire.read(row.verb, row.body)
         job = Job(row, request, self._check(row, request))
     except ValueError as error:  # what it names was deleted since
+      if row.verb == 'forward_backward':  # what follows it would differ
+        text = f'--max_model_len and the base must be as before: {error}'
+        raise ValueError(text) from error
       if row.verb == 'asample':
         self._fail(row, error)
       if row.owner not in self.models:
@@ -172,7 +179,7 @@ class Service:
 
   def finish_session(self, id: str) -> None:
     """Ends a session; its models and unnamed checkpoints go."""
-    self.session(id)
+    find(self.sessions, id)
     self._add(Job(journal.Row(f'finish:{id}', id, 0, 'finish', b'')))
 
   def session(self, id: str) -> None:
@@ -317,7 +324,8 @@ class Service:
         if row.kind is None or row.verb not in KINDS:
           result = self.verbs[row.verb](model, job)
           is_export = row.verb == 'save_weights_external'
-          self._finish(row, result, not (model.has_gradient or is_export))
+          point = not (model.has_gradient or is_export)
+          self._finish(row, result, point=point)
       except Exception as error:  # any: no client may wait for ever
         self._fail(row, error)
       model.next += 1
@@ -329,16 +337,16 @@ class Service:
       logging.getLogger('absl').error('a request failed', exc_info=error)
       text = f"the server failed; see the server's log: {text}"
       category = types.RequestErrorCategory.Server
-    self._finish(
-      row, types.RequestFailedResponse(error=text, category=category)
-    )
+    result = types.RequestFailedResponse(error=text, category=category)
+    # A model needs its first request, and another might succeed next time.
+    self._finish(row, result, again=row.number == 0)
 
-  def _finish(self, row: journal.Row, result: Any, point: bool = False) -> None:
+  def _finish(self, row: journal.Row, result: Any, **options: bool) -> None:
     """Stores a result: protobuf bytes, or a type of the SDK."""
     kind = PROTOBUF
     if not isinstance(result, bytes):
       kind, result = JSON, result.model_dump_json().encode()
-    self._journal.finish(row.id, kind, result, point)
+    self._journal.finish(row.id, kind, result, **options)
     self.notify()
 
   def _create(self, model: Model, job: Job) -> Any:
@@ -395,10 +403,7 @@ class Service:
     """Lists a checkpoint, and makes the sampler of an unnamed one."""
     row, request, path = job
     model, folder = self.models[row.owner], self._folder_of(row)
-    saved = Checkpoint(path, folder, model, request)
-    if not folder.exists() and path in self.checkpoints:
-      return saved  # the save failed: there was one
-    self.checkpoints[path] = saved
+    self.checkpoints[path] = saved = Checkpoint(path, folder, model, request)
     if request.path is None:
       self.samplers[_sampler_of(job)] = saved
       model.unnamed.append(saved)
@@ -426,12 +431,13 @@ class Service:
 
   def _policy(self, source: Checkpoint | None) -> policies.Policy:
     """Returns the policy of a checkpoint; None = the base model."""
-    kept = {None: self.served.policy, **dict(self._policies)}
-    if source not in kept:
-      opened = self._open(source.model, source.folder, optimizer=False)
-      kept[source] = opened.policy()
-      self._policies.append((source, kept[source]))
-    return kept[source]
+    with self._opening:
+      kept = {None: self.served.policy, **dict(self._policies)}
+      if source not in kept:
+        opened = self._open(source.model, source.folder, optimizer=False)
+        kept[source] = opened.policy()
+        self._policies.append((source, kept[source]))
+      return kept[source]
 
   def _sample(self, accepted: Job) -> None:
     """Gives the jobs of a request to the worker."""

@@ -367,9 +367,8 @@ def check(
   for index, datum in enumerate(data):
     what = f'data[{index}] must have'
     ids, targets = np.asarray(datum.ids), np.asarray(datum.targets)
-    if not (
-      ids.ndim == 1 and len(ids) and np.array_equal(ids[1:], targets[:-1])
-    ):
+    ok = ids.ndim == 1 and ids.shape == targets.shape and len(ids)
+    if not (ok and np.array_equal(ids[1:], targets[:-1])):
       raise ValueError(
         f'{what} ids, and the next ids as targets, of which the last is free: '
         f'got shapes {ids.shape} and {targets.shape}'

@@ -1,5 +1,7 @@
 """The journal: what was accepted is there in the next process, once."""
 
+import concurrent.futures
+
 import pytest
 
 from posttrain.serve import journal
@@ -26,3 +28,19 @@ def test_accepted_once(path):
   assert again.result('a:2') == ('json', b'x')
   assert again.result('a:1') == (None, None)
   assert again.result('a:3') is None
+
+
+def test_a_result_waits_for_space_on_the_disk(path, monkeypatch):
+  monkeypatch.setattr(journal, 'RETRY', 0.01)
+  full = journal.Journal(path)
+  full.accept(row(1))
+  (pages,) = full._db.execute('pragma page_count').fetchone()
+  full._db.execute(f'pragma max_page_count = {pages}')
+  result = bytes(10**6)
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    finished = pool.submit(full.finish, 'a:1', 'json', result)
+    with pytest.raises(TimeoutError):
+      finished.result(0.1)
+    full._db.execute('pragma max_page_count = 1000000')
+    finished.result(60)
+  assert journal.Journal(path).result('a:1') == ('json', result)

@@ -222,6 +222,7 @@ def test_bad_gradients_change_nothing():
     ('ppo', {'logprobs': np.full(3, np.nan)}, {}, 'logprobs'),
     ('cross_entropy', {'targets': np.zeros(3, int)}, {}, 'targets'),
     ('cross_entropy', {'targets': np.array([2, 3, 999])}, {}, 'ids'),
+    ('cross_entropy', {'ids': [1], 'targets': []}, {}, 'targets'),
   ],
 )
 def test_wrong_calls_are_refused(loss, data, numbers, key):
