@@ -1,6 +1,7 @@
 """A training service, as Tinker's SDK drives it. Needs the extra `tinker`."""
 
 import concurrent.futures
+import gc
 import signal
 import socket
 import subprocess
@@ -80,6 +81,7 @@ def start(folder, tmp_path, monkeypatch):
   yield run
   for server in servers:
     server.stop()
+  gc.collect()  # the SDK's connections, while their warnings are ignored
 
 
 def datum(ids=IDS, **arrays):
