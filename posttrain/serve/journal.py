@@ -8,6 +8,7 @@ A result that was stored before is not replaced.
 
 import logging
 import sqlite3
+import threading
 import time
 from typing import NamedTuple
 
@@ -31,7 +32,9 @@ class Journal:
 
   def __init__(self, path: str):
     """Opens the file, or creates it."""
-    # Threads share it: SQLite has locks of its own.
+    # Threads share it: SQLite has locks of its own, but the count of changed
+    # rows is that of the last change by any thread.
+    self._lock = threading.Lock()
     self._db = sqlite3.connect(
       path, check_same_thread=False, isolation_level=None
     )
@@ -47,7 +50,8 @@ class Journal:
   def accept(self, row: Row) -> bool:
     """Stores a request; returns whether it is new."""
     sql = 'insert or ignore into rows values (?, ?, ?, ?, ?, null, null, 0)'
-    return self._db.execute(sql, row[:5]).rowcount > 0
+    with self._lock:
+      return self._db.execute(sql, row[:5]).rowcount > 0
 
   def finish(
     self,
@@ -74,7 +78,8 @@ class Journal:
     )
     while True:
       try:
-        self._db.execute(sql, (kind, result, point, again, id))
+        with self._lock:
+          self._db.execute(sql, (kind, result, point, again, id))
         return
       except sqlite3.OperationalError as error:
         logging.getLogger('absl').error(

@@ -44,3 +44,16 @@ def test_a_result_waits_for_space_on_the_disk(path, monkeypatch):
     full._db.execute('pragma max_page_count = 1000000')
     finished.result(60)
   assert journal.Journal(path).result('a:1') == ('json', result)
+
+
+def test_a_request_is_new_while_others_are_stored(path):
+  """By several threads; a result that was there is stored again, too."""
+  shared = journal.Journal(path)
+
+  def accept(number):
+    shared.finish('a:0', 'json', b'')
+    return shared.accept(row(number))
+
+  assert accept(0)
+  with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    assert all(pool.map(accept, range(1, 301)))
