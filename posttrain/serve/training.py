@@ -17,6 +17,7 @@ with the number of the request.
 
 import collections
 import dataclasses
+import json
 import logging
 import os
 import pathlib
@@ -345,7 +346,8 @@ class Service:
     """Stores a result: protobuf bytes, or a type of the SDK."""
     kind = PROTOBUF
     if not isinstance(result, bytes):
-      kind, result = JSON, result.model_dump_json().encode()
+      # NaN stays: a norm may be no number, and the SDK refuses null.
+      kind, result = JSON, json.dumps(result.model_dump()).encode()
     self._journal.finish(row.id, kind, result, **options)
     self.notify()
 

@@ -1,8 +1,10 @@
 """The training service without HTTP: order, turns, failures, restarts."""
 
 import concurrent.futures
+import json
 import time
 
+import numpy as np
 import pytest
 
 pytest.importorskip('tinker')
@@ -156,6 +158,16 @@ def test_data_that_no_longer_fit_are_no_gap(start):
   service.finish_session(session)  # its answer was lost: the SDK asks again
   service.stop(10)
   start(capacity=8)
+
+
+def test_a_norm_that_is_no_number_reaches_the_client(start):
+  metrics = {'optim/grad_norm': float('nan'), 'optim/skipped': 1.0}
+  response = types.OptimStepResponse(metrics=metrics)
+  service = start(optim_step=lambda model, job: response)
+  model = create(service, service.open_session())
+  body = json.loads(result(service, update(service, model, 1)))
+  got = types.OptimStepResponse.model_validate(body).metrics
+  assert got['optim/skipped'] == 1 and np.isnan(got['optim/grad_norm'])
 
 
 def test_a_policy_is_opened_once(start, monkeypatch):
