@@ -283,14 +283,14 @@ class Service:
         self.sessions[row.owner] = None
         for model in self.models.values():
           if _session_of(model.id) == row.owner:
-            model.trainer, model.waiting, model.next = None, {}, -1
+            model.trainer, model.waiting = None, {}
             for saved in model.unnamed:
               self.delete(saved)
       elif row.verb == 'create_sampling_session':
         self.samplers[row.id] = checked
       elif row.verb == 'asample':
         self._sample(job)
-      else:
+      elif self.sessions[_session_of(row.owner)] is not None:
         if row.number == 0:
           is_load = row.verb == 'load_weights'
           lora = checked.model.lora if is_load else checked

@@ -160,6 +160,21 @@ def test_data_that_no_longer_fit_are_no_gap(start):
   start(capacity=8)
 
 
+def test_a_model_of_a_finished_session_is_not_created(start, monkeypatch):
+  """Its request was checked before the session was finished."""
+  service = start(optim_step=lambda model, job: DONE)
+  over, other = service.open_session(), service.open_session()
+  model = create(service, other)
+  result(service, f'{model}:0')
+  service.finish_session(over)
+  monkeypatch.setattr(service, 'session', lambda _: None)
+  with service._changed:  # both are ready at a time
+    create(service, over)
+    last = update(service, model, 1)
+  result(service, last)
+  assert [*service.models] == [model]
+
+
 def test_a_norm_that_is_no_number_reaches_the_client(start):
   metrics = {'optim/grad_norm': float('nan'), 'optim/skipped': 1.0}
   response = types.OptimStepResponse(metrics=metrics)
