@@ -61,12 +61,13 @@ RECIPES = {
   'math_rl.train': ('env=arithmetic', 'groups_per_batch=8', 'max_tokens=56'),
   'preference.shorter.train': ('batch_size=4', 'group_size=4', 'max_tokens=32'),
   'multiplayer_rl.guess_number.train': (
-    'batch_size=4',
-    'group_size=4',
-    'max_tokens=12',
+    'batch_size=2',
+    'group_size=2',
+    'max_tokens=4',
+    'eval_every=0',  # an evaluation has more episodes than ten steps
   ),
   'prompt_distillation.train': (
-    'file_path=distillation.jsonl',
+    'file_path={data}/conversations.jsonl',
     'batch_size=8',
     'max_length=256',
   ),
@@ -223,7 +224,7 @@ def recipes(args) -> None:
   )
   data = pathlib.Path(done.stdout.strip()) / 'example_data'
   with serving(
-    args.workdir, 'recipes', '--slots=16', '--max_model_len=1024'
+    args.workdir, 'recipes', '--slots=16', '--max_model_len=1536'
   ) as server:
     for module, options in RECIPES.items():
       words = [x.format(data=data) for x in options]
@@ -343,7 +344,9 @@ def in_process(folder: pathlib.Path, size: sizes.Step) -> timing.Work:
   from posttrain.training import optim, trainer
 
   mine = api.trainer(
-    str(folder), adapter=trainer.lora_options(RANK), seed=wire.seed(0) % 2**31
+    str(folder),
+    adapter=trainer.lora_options(RANK, head=True),
+    seed=wire.seed(0) % 2**31,
   )
   options = engines.Options(
     size.prompts * size.group,
