@@ -504,9 +504,7 @@ def decode_view(
 def head(params: Params, cfg: schema.Model) -> tuple[jax.Array, float | None]:
   """Returns the output matrix, float[D, V], and the logits' softcap or None."""
   if 'head' in params:  # always in a decode view
-    kernel = params['head']['kernel']
-    is_adapted = isinstance(kernel, lora.Adapted)
-    return kernel.merge() if is_adapted else kernel, cfg.logit_softcap
+    return lora.merge(params['head'])['kernel'], cfg.logit_softcap
   assert cfg.tied_head, 'a model has a head, or its embedding table is one'
   return params['embed']['table'].T, cfg.logit_softcap
 

@@ -189,7 +189,7 @@ def serve(options: Flags) -> int:
       os._exit(server.code)
     policy = policies.load(
       options.checkpoint,
-      text=False,
+      text=options.train,
       reward=not options.train,
       initial=options.train,
       variables=options.template_variables,

@@ -34,7 +34,6 @@ from posttrain.checkpoints import policies
 from posttrain.models import peft
 from posttrain.serve import call, journal, protocol, wire, worker
 from posttrain.training import optim, trainer
-from posttrain.util import errors
 
 JSON, PROTOBUF = 'application/json', 'application/x-protobuf'
 POLICIES_KEPT = 3  # those to sample from that stay in memory
@@ -134,9 +133,9 @@ class Service:
         folder = self._folder_of(model.waiting[point].row)
         model.trainer, model.next = self._open(model, folder), point + 1
         model.waiting = {k: x for k, x in model.waiting.items() if k > point}
-    for saved in list(self.checkpoints.values()):
-      if not saved.folder.exists():  # deleted since, or never written
-        del self.checkpoints[saved.path]
+    self.checkpoints = {  # others were deleted since, or never written
+      path: x for path, x in self.checkpoints.items() if x.folder.exists()
+    }
     self.served.start()
     self._thread.start()
 
@@ -237,9 +236,8 @@ class Service:
     if verb == 'create_sampling_session' and request.model_path is not None:
       return find(self.checkpoints, request.model_path)
     if verb in ('create_sampling_session', 'create_model'):
-      name = self.served.name
-      names, given = (name, name + wire.FULL), request.base_model
-      must = f'be one of {names}'
+      names = self.served.name, self.served.name + wire.FULL
+      given, must = request.base_model, f'be one of {names}'
       protocol.require(given in names, 'base_model', must, given)
     if verb in self.verbs and row.number:
       model = find(self.models, row.owner)
@@ -292,8 +290,9 @@ class Service:
         self._sample(job)
       elif self.sessions[_session_of(row.owner)] is not None:
         if row.number == 0:
-          is_load = row.verb == 'load_weights'
-          lora = checked.model.lora if is_load else checked
+          lora = checked
+          if row.verb == 'load_weights':
+            lora = checked.model.lora
           base = self.served.name + wire.FULL * (lora is None)
           self.models[row.owner] = Model(
             row.owner, base, lora, request.user_metadata
@@ -354,8 +353,9 @@ class Service:
   def _create(self, model: Model, job: Job) -> Any:
     seed = job.request.lora_config.seed
     seed = wire.seed(model.id if seed is None else seed) % 2**31
-    policy = self.served.policy
-    model.trainer = trainer.Trainer(policy, adapter=model.lora, seed=seed)
+    model.trainer = trainer.Trainer(
+      self.served.policy, adapter=model.lora, seed=seed
+    )
     return types.CreateModelResponse(model_id=model.id)
 
   def _open(
@@ -371,8 +371,7 @@ class Service:
     model.has_gradient = False
     # A save of its own, for when the other one is deleted.
     self._write(model, job.row)
-    path = job.request.path
-    return types.LoadWeightsResponse(path=path, model_id=model.id)
+    return types.LoadWeightsResponse(path=job.request.path, model_id=model.id)
 
   def _gradient(self, model: Model, job: Job) -> bytes:
     backward = not job.request.forward_only
@@ -488,5 +487,5 @@ def _sampler_of(job: Job) -> str:
 def find(items: dict[str, Any], id: str) -> Any:
   """Returns the item of an id; raises Refused, with 404."""
   if id not in items:
-    raise protocol.Refused(404, f'the id must be known: got {errors.quote(id)}')
+    raise protocol.Refused(404, f'the id must be known: got {id!r}')
   return items[id]

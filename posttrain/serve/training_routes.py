@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from google.protobuf import message
-from starlette import applications, exceptions, requests, responses, routing
+from starlette import applications, requests, responses, routing
 from tinker import types
 from tinker.types import try_again_response
 
@@ -50,6 +50,7 @@ class _Routes:
       ),
       'POST create_sampling_session': self._open_sampler,
       'POST get_info': self._info,
+      'POST retrieve_future': self._retrieve,
       **{
         f'POST {verb}': lambda request, verb=verb: service.accept(
           verb, request.state.body
@@ -83,6 +84,8 @@ class _Routes:
       kinds, most = (training.JSON, training.PROTOBUF), self._max_body_bytes
       request.state.body = await app.read_body(request, most, kinds)
     try:
+      if respond == self._retrieve:
+        return await self._retrieve(request)
       value = await asyncio.to_thread(respond, request)
     except (ValueError, message.DecodeError) as error:
       if getattr(error, 'status', 400) != 400:
@@ -93,11 +96,11 @@ class _Routes:
       return responses.Response(status_code=204)
     return value if isinstance(value, responses.Response) else _json(value)
 
-  async def retrieve(self, request: requests.Request) -> responses.Response:
+  async def _retrieve(self, request: requests.Request) -> responses.Response:
     """Waits for a result; 408 if there is none yet."""
     self._loop = asyncio.get_running_loop()
-    body = await app.read_body(request, self._max_body_bytes)
-    id = types.FutureRetrieveRequest.model_validate_json(body).request_id
+    kind, body = types.FutureRetrieveRequest, request.state.body
+    id = kind.model_validate_json(body).request_id
     with contextlib.suppress(TimeoutError):
       async with asyncio.timeout(WAIT):
         while (result := self._service.result(id))[0] is None:
@@ -195,10 +198,8 @@ class _Routes:
 
   def _file(self, request: requests.Request) -> responses.Response:
     """Sends a file of an exported adapter."""
-    file = self._saved(request).folder / request.path_params['file']
-    if not file.is_file():
-      raise exceptions.HTTPException(404)
-    return responses.FileResponse(file)
+    folder = self._saved(request).folder
+    return responses.FileResponse(folder / request.path_params['file'])
 
 
 def make(
@@ -211,16 +212,12 @@ def make(
   """Builds the application; see `app.make` for the arguments."""
   routes = _Routes(service, max_body_bytes)
   service.notify = routes.notify
-  table = {
-    route: functools.partial(routes.answer, respond=respond)
-    for route, respond in routes.table.items()
-  }
-  table['POST retrieve_future'] = routes.retrieve
   return app.application(
     [
       routing.Route(f'/api/v1/{path}', handler, methods=[method])
       for (method, path), handler in (
-        (route.split(), x) for route, x in table.items()
+        (route.split(), functools.partial(routes.answer, respond=respond))
+        for route, respond in routes.table.items()
       )
     ],
     api_key,

@@ -78,9 +78,9 @@ def place(request: Any) -> tuple[str, int]:
     return f'{request.session_id}:sample', request.sampling_session_seq_id
   if getattr(request, 'model_seq_id', None) is not None:
     return f'{request.session_id}:train:{request.model_seq_id}', 0
-  number, is_sample = request.seq_id, isinstance(request, types.SampleRequest)
-  ok = number is not None and number >= 1 - is_sample
-  protocol.require(ok, 'seq_id', f'be >= {1 - is_sample}', number)
+  is_sample = isinstance(request, types.SampleRequest)
+  number, first = request.seq_id or 0, 1 - is_sample
+  protocol.require(number >= first, 'seq_id', f'be >= {first}', number)
   owner = request.sampling_session_id if is_sample else request.model_id
   return owner, number
 

@@ -240,8 +240,9 @@ class Worker:
         prefill_tokens=64,
         exact=self._rows == 1,
       )
-      mesh = sharding.one_device()
-      self._engine = engines.Engine(self.policy.model, options, mesh)
+      self._engine = engines.Engine(
+        self.policy.model, options, sharding.one_device()
+      )
       self._engine.take_free_slots()
     self._engine.set_params(policy.params, 0)
     self._drawn = policy

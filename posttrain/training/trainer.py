@@ -45,7 +45,7 @@ STAGE = 'trainer'  # name of the stage in a trainer's checkpoints
 # model on a CPU they are one row, and otherwise `_ROWS` of them.
 _TOKENS, _TOKENS_OF_LARGE, _ROWS = 4096, 2048, 8
 # Loss -> (its options, its numbers by default).
-_LOSSES: dict[str, tuple[Any, dict[str, float]]] = {
+_LOSSES = {
   'cross_entropy': (None, {}),
   'importance_sampling': (
     functools.partial(schema.Dppo, low=1.0, high=1.0, kl_tau=0.0),
@@ -287,13 +287,9 @@ class Trainer:
 
     Returns:
       The step's folder.
-
-    Raises:
-      ValueError: the model has no tokenizer.
     """
     base, number = self.base, self.step
-    if base.renderer is None:
-      raise ValueError('a model must have a tokenizer to be saved: got none')
+    assert base.renderer is not None, 'a policy of text has a tokenizer'
     stage = {
       'kind': 'tokens',
       'lora': dataclasses.asdict(self.adapter or schema.Lora()),
@@ -330,19 +326,17 @@ class Trainer:
 
     Args:
       folder: one of `save`, of the same model and options of LoRA.
-      optimizer: whether to read the optimizer's state of a `save` too; it is
-        new otherwise.
+      optimizer: whether the optimizer's state is that of the save; it is new
+        otherwise.
 
     Raises:
       ValueError: the folder does not hold them.
     """
     path = store.find(folder)
+    state, _ = store.read_named(path, store.read, self._state)
+    self._start(state.params)
     if optimizer:
-      state, _ = store.read_named(path, store.read, self._state)
-      self._start(state.params)
       self._state = state
-    else:
-      self._start(store.restore_params(str(path), self._state.params))
     if self.adapter is not None:
       weights.check_base(str(path), self.base.params)
 
@@ -423,16 +417,17 @@ def _micro_batches(
 
 def _scores(params, base, micro, model, options):
   """Returns (the loss, f32[]; logprobs and terms of tokens, f32[B, T])."""
-  *places, factors, old_logprobs, advantages = micro
+  ids, positions, segments, factors, old_logprobs, advantages = micro
   with sharding.use(sharding.one_device()):
+    whole, temperatures = lora.whole(params, base), jnp.ones(ids.shape)
     logprobs, entropy = scoring.score(
-      lora.whole(params, base), model, *places, jnp.ones(places[0].shape)
+      whole, model, ids, positions, segments, temperatures
     )
   if options is None:
     terms, _ = ce.loss(logprobs, factors)
   else:
     terms, _ = rl.loss(
-      logprobs, old_logprobs, advantages, factors, places[2], entropy, options
+      logprobs, old_logprobs, advantages, factors, segments, entropy, options
     )
   return jnp.sum(terms), (logprobs, terms)
 
