@@ -8,6 +8,7 @@
    (m) with DoRA, for each target kernel of the model. Only the adapter trains.
 2. `Base.attach` joins model and adapter: an adapted kernel becomes an
    `Adapted`, and `layers.Linear` computes x W + s (x A) B. W has no gradient.
+   The head's is merged wherever it is used.
 3. `merge` turns it into a plain kernel; decoding does so layer by layer, or
    keeps the factors.
 

@@ -37,7 +37,8 @@ class Lora(bounds.Options):
   # layers/mlp/up/kernel (gate, down), or layers/experts/up/kernel, one matrix
   # per expert, and layers/experts/shared/up/kernel. The default matches all of
   # them, but not those of the weights, layers/experts/router/kernel and
-  # layers/experts/shared_gate/kernel.
+  # layers/experts/shared_gate/kernel, nor head/kernel, which a model has unless
+  # its head is the embedding's table.
   targets: bounds.Regex = r'^layers/(?!experts/(router|shared_gate)/).*/kernel$'
 
 

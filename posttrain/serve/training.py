@@ -204,8 +204,9 @@ class Service:
         self._add(Job(row._replace(verb='refused', body=b'')))
       raise
     self._add(job)
-    count = getattr(request, 'num_samples', 0)
-    names = [f'{row.id}:{index}' for index in range(count)]
+    names = [
+      f'{row.id}:{index}' for index in range(getattr(request, 'num_samples', 0))
+    ]
     return types.UntypedAPIFuture(request_id=row.id, sample_sequence_ids=names)
 
   def result(self, id: str) -> tuple[str | None, bytes | None]:
@@ -241,8 +242,8 @@ class Service:
       protocol.require(given in names, 'base_model', must, given)
     if verb in self.verbs and row.number:
       model = find(self.models, row.owner)
-      ok = model.lora or verb != 'save_weights_external'
-      protocol.require(ok, 'model_id', 'be of a LoRA', model.base)
+      if verb == 'save_weights_external':
+        protocol.require(model.lora, 'model_id', 'be of a LoRA', model.base)
     if verb == 'forward_backward':
       return wire.data(request, self.served)
     if verb == 'load_weights':
@@ -468,8 +469,7 @@ class Service:
       texts.append(call.Detokenizer(policy.text, stops))
       jobs.append(worker.SampleJob(notify, index, policy, x, bool(stops)))
     if request.prompt_logprobs or request.topk_prompt_logprobs:
-      ids = sequences[0].ids
-      jobs.append(worker.ScoreJob(notify, 0, policy, ids, 1.0))
+      jobs.append(worker.ScoreJob(notify, 0, policy, sequences[0].ids, 1.0))
     left = set(jobs)
     self.served.accept(jobs, more=True)
 

@@ -137,8 +137,9 @@ def data(
       size <= served.capacity, where, f'{size} tokens', served.capacity
     )
     result.append(new)
-  size = served.policy.model.vocab_size
-  return result, trainer.check(result, request.loss_fn, numbers, size)
+  return result, trainer.check(
+    result, request.loss_fn, numbers, served.policy.model.vocab_size
+  )
 
 
 def sampling(
