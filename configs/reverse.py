@@ -1,9 +1,10 @@
-r"""SFT, then GRPO, on texts of 8 to 16 letters to reverse.
+r"""SFT, then GRPO, on texts to reverse; sums known before lose 0.12, greedy.
 
     python -m posttrain.main --config=configs/reverse.py --workdir=DIR
 
-Letters are bytes. GRPO's reward is the ratio of the longest common subsequence,
-as published; an answer is correct if every letter is.
+Texts have 8 to 16 letters, which are bytes. GRPO's reward is the ratio of the
+longest common subsequence, as published; an answer is correct if every letter
+is.
 
 Expected, on 500 unseen texts, seed 0: sampled pass rate 0.238 after SFT (which
 ends at step 275, the first evaluation of 0.2 or more), 0.678 after GRPO; greedy
@@ -15,7 +16,17 @@ model and on paragraphs: reward 0.05, then about 0.8 after SFT and 20 steps
 (Qwen3-0.6B, prime-rl's examples/basic/reverse-text).
 
 `:random`, `:rejection` and `:sft` are controls of GRPO from the same start, see
-`configs.common.ARMS`. `:tiny` runs every part and learns nothing.
+`configs.common.ARMS`. `:retention` measures sums, which SFT then teaches too.
+`:tiny` runs every part and learns nothing.
+
+Compared over five seeds on each of two starts that know sums, in equal CPU
+seconds, each arm at the best of four learning rates (docs/results.md):
+
+                        texts, sampled      sums, greedy
+  GRPO at lr 8e-4       0.347 -> 0.841      0.904 -> 0.788
+  rejection sampling    0.347 -> 0.942      0.904 -> 0.470
+  SFT for as long       0.347 -> 0.932      0.904 -> 0.032
+  random rewards        0.347 -> 0.008      0.904 -> 0.901
 """
 
 import dataclasses
