@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import gc
+import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -250,6 +252,36 @@ def test_refusals(start):
     json={'model_id': client.model_id, 'adam_params': {}, 'seq_id': 9},
   )
   assert reply.status_code == 410
+
+
+def test_the_loop_of_the_page_and_losses_at_the_client(
+  start, folder, tmp_path, monkeypatch, capsys
+):
+  pytest.importorskip('torch')
+  (tmp_path / NAME).parent.mkdir()
+  (tmp_path / NAME).symlink_to(folder)  # where the SDK finds the tokenizer
+  monkeypatch.chdir(tmp_path)
+  page = pathlib.Path(__file__).parents[2] / 'docs' / 'training_service.md'
+  (block,) = re.findall(r'```python\n(.*?)```', page.read_text(), re.S)
+  block = block.replace('http://127.0.0.1:8000', start().url)
+  loop = {}
+  exec(block.replace('Qwen/Qwen3-8B-Base', NAME), loop)
+  losses = [float(x) for x in capsys.readouterr().out.splitlines()[:10]]
+  assert losses[-1] < losses[0]
+  client, values = loop['client'], []
+
+  def minus_logprobs(data, rows):
+    return sum(-x.sum() for x in rows), {}
+
+  for call, loss in (
+    (client.forward_backward, 'cross_entropy'),
+    (client.forward_backward_custom, minus_logprobs),
+  ):
+    gradient = call([datum(), datum(IDS[3:])], loss).result()
+    update = client.optim_step(types.AdamParams(learning_rate=0.0)).result()
+    norm = update.metrics['optim/grad_norm']
+    values.append([gradient.metrics['loss:sum'], norm])
+  np.testing.assert_allclose(*values, rtol=1e-5)
 
 
 def check_equal(numbers, others):
