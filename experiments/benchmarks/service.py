@@ -147,10 +147,10 @@ def cook(
   if not name.exists():  # where clients look for the tokenizer
     name.parent.mkdir(exist_ok=True)
     name.symlink_to(args.workdir / serve.NAME)
-  log = args.workdir / log
+  folder = args.workdir / log
   env = {k: x for k, x in os.environ.items() if k != 'PYTHONPATH'}
   env |= {'TINKER_BASE_URL': f'{server.url}', 'HF_HUB_OFFLINE': '1'}
-  own = f'model_name={NAME}', 'renderer_name=role_colon', f'log_path={log}'
+  own = f'model_name={NAME}', 'renderer_name=role_colon', f'log_path={folder}'
   command = [
     args.python,
     '-m',
@@ -163,7 +163,7 @@ def cook(
       command, check=True, cwd=args.workdir, env=env, stdout=file, stderr=file
     )
   return [
-    json.loads(x) for x in (log / 'metrics.jsonl').read_text().splitlines()
+    json.loads(x) for x in (folder / 'metrics.jsonl').read_text().splitlines()
   ]
 
 
@@ -193,7 +193,8 @@ def rise(args) -> None:
           x['env/all/reward/total'] for x in rows if 'env/all/correct' in x
         ]
         ends = [
-          (np.mean(x[:ENDS]), np.mean(x[-ENDS:])) for x in (reward, correct)
+          (statistics.fmean(x[:ENDS]), statistics.fmean(x[-ENDS:]))
+          for x in (reward, correct)
         ]
         rises.append([last - first for first, last in ends])
         timing.emit(
