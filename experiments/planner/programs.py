@@ -148,7 +148,7 @@ class _Builder:
     count = jax.ShapeDtypeStruct((), np.int32)
     state, slots = self._results('state'), self._slots()
     view = self._results('view')
-    args = (view, self.model, state, slots, count, count, self.slots)
+    args = (view, self.model, state, slots, (count, count), self.slots)
     return loop.decode, args
 
   def prefill(self) -> tuple[Any, tuple]:

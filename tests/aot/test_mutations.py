@@ -42,6 +42,6 @@ def test_a_tile_beyond_shared_memory(monkeypatch, tmp_path):
 
 
 def test_a_cache_that_is_not_donated(monkeypatch):
-  decode = jax.jit(loop.decode.__wrapped__, static_argnums=(1, 6))
+  decode = jax.jit(loop.decode.__wrapped__, static_argnums=(1, 5, 7))
   monkeypatch.setattr(loop, 'decode', decode)
   assert 'must replace the one given' in wrong('decode', (1, 2, 4))
