@@ -481,12 +481,14 @@ def gather(x: jax.Array, *axes: Axes) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gather(axes, x):
-  x = pin(x, *axes)  # else a barrier before the cast may be gathered, not x
   return pin(x, *(None if axis == FSDP else axis for axis in axes))
 
 
 _gather.defvjp(
-  lambda axes, x: (_gather(axes, x), None), lambda axes, _, g: (pin(g, *axes),)
+  # Unless x is pinned, a barrier before the cast may be gathered, not x. To pin
+  # the whole weights of the decode view is to gather them for every token.
+  lambda axes, x: (_gather(axes, pin(x, *axes)), None),
+  lambda axes, _, g: (pin(g, *axes),),
 )
 
 

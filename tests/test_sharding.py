@@ -231,5 +231,7 @@ def test_a_gathered_weight_has_a_gradient_in_parts():
   w = jnp.ones((4, 6))
   axes = sharding.COLUMNS
   gathered = jax.grad(lambda w: jnp.sum(sharding.gather(w, *axes) ** 2))
-  parts = P(*axes)
-  assert _constraints(gathered, w) == [parts, P(None, 'tensor'), parts]
+  parts, whole = P(*axes), P(None, 'tensor')
+  assert _constraints(gathered, w) == [parts, whole, parts]
+  # A weight that is whole already, as the decode view's, stays so.
+  assert _constraints(lambda w: sharding.gather(w, *axes), w) == [whole]
