@@ -53,7 +53,7 @@ EXTRAS = {
   'docs': ['mkdocs-material>=9.7,<10', 'mkdocstrings[python]'],
   'browser': ['playwright'],
   'serve': SERVE,
-  'tinker': [*SERVE, 'tinker==0.38.0'],
+  'tinker': [*SERVE, 'tinker==0.38.0', 'protobuf'],
   'hf': ['transformers'],
   'hub': ['huggingface_hub'],  # in CORE; `hf download` fills its cache
   'notebook': ['jupyterlab', *NOTEBOOK],

@@ -117,6 +117,7 @@ def test_console_scripts_are_commands_without_arguments(setup):
 MODULES = {  # by the names of their requirements
   'absl-py': 'absl',
   'orbax-checkpoint': 'orbax',
+  'protobuf': 'google',
   'pyyaml': 'yaml',
 }
 

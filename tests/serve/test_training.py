@@ -108,13 +108,12 @@ def test_sessions_and_their_models_take_turns(start):
   calls = []
   service = start(optim_step=lambda model, _: calls.append(model.id) or DONE)
   one, other = service.open_session(), service.open_session()
-  a, b, c = (
-    create(service, one),
-    create(service, one, 1),
-    create(service, other),
-  )
-  for model in (a, b, c):
-    result(service, f'{model}:0')
+  models = []
+  for args in ((one,), (one, 1), (other,)):
+    models.append(create(service, *args))
+    result(service, f'{models[-1]}:0')
+  a, b, c = models
+  for model in models:
     for number in (3, 2):
       update(service, model, number)
   with service._changed:  # all begin at once
