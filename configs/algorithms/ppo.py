@@ -8,7 +8,8 @@ head on the policy's trunk instead.
 
 Compared with grpo and rloo by five seeds on two starts, 40 steps of 32
 questions, of which the policy waits for 10, in docs/results.md: sampled -0.043,
-greedy -0.027, for twice the CPU seconds; explained variance below 0.002.
+greedy -0.027, for twice the CPU seconds; explained variance below 0.002. In
+equal CPU seconds (14 steps, 3 of them waiting): sampled -0.142, greedy -0.061.
 
 Tried: 40 steps of 32 questions from grpo.py's start of seed 0, one seed,
   warm-up 5; sampled 0.566 before; CPU seconds of the whole run on a busy EPYC:
