@@ -113,7 +113,7 @@ def measure(
       time.sleep(0.02)
       done = path.read_bytes().count(b'\n') - 1 if path.exists() else 0
       while len(spent) < 2 and done >= ends[len(spent)]:
-        spent.append(cpu(sampler[1]) if sampler else 0.0)
+        spent.append(timing.cpu_seconds(sampler[1]) if sampler else 0.0)
     assert process.returncode == 0, f'{folder} failed'
   rows = [json.loads(line) for line in path.read_text().splitlines()]
   rows = [row for row in rows if row['step']]
@@ -152,13 +152,6 @@ def serving() -> Iterator[tuple[str, int]]:
   finally:
     process.terminate()
     process.wait()
-
-
-def cpu(process: int) -> float:
-  """Returns the CPU seconds of a process."""
-  stat = pathlib.Path(f'/proc/{process}/stat').read_text()
-  user, system = stat.rpartition(')')[2].split()[11:13]
-  return (int(user) + int(system)) / os.sysconf('SC_CLK_TCK')
 
 
 def train(

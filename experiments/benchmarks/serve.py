@@ -82,6 +82,10 @@ class Server:
     status = pathlib.Path(f'/proc/{self.process.pid}/status').read_text()
     return int(status.partition('VmRSS:')[2].split()[0]) // 1024
 
+  def cpu_seconds(self) -> float:
+    """Returns the CPU seconds since the start."""
+    return timing.cpu_seconds(self.process.pid)
+
   def descriptors(self) -> int:
     """Returns the number of open file descriptors."""
     return len(os.listdir(f'/proc/{self.process.pid}/fd'))

@@ -179,7 +179,7 @@ def rise(args) -> None:
     for rate in (args.rate, 0.0):
       rises = []
       for seed in range(args.seeds):
-        begin, cpu = time.time(), cpu_seconds(server)
+        begin, cpu = time.time(), server.cpu_seconds()
         rows = cook(
           args,
           server,
@@ -188,24 +188,25 @@ def rise(args) -> None:
           *words,
           f'learning_rate={rate}',
         )
-        correct = [x['env/all/correct'] for x in rows if 'env/all/correct' in x]
-        reward = [
-          x['env/all/reward/total'] for x in rows if 'env/all/correct' in x
+        rows = [x for x in rows if 'env/all/correct' in x]
+        series = [
+          [x[f'env/all/{name}'] for x in rows]
+          for name in ('reward/total', 'correct')
         ]
         ends = [
           (statistics.fmean(x[:ENDS]), statistics.fmean(x[-ENDS:]))
-          for x in (reward, correct)
+          for x in series
         ]
         rises.append([last - first for first, last in ends])
         timing.emit(
           bench='rise',
           learning_rate=rate,
           seed=seed,
-          steps=len(reward),
+          steps=len(rows),
           reward=[timing.rounded(x) for x in ends[0]],
           correct=[timing.rounded(x) for x in ends[1]],
           wall_s=timing.rounded(time.time() - begin),
-          service_cpu_s=timing.rounded(cpu_seconds(server) - cpu),
+          service_cpu_s=timing.rounded(server.cpu_seconds() - cpu),
         )
       intervals = [learning.interval(x) for x in zip(*rises, strict=True)]
       timing.emit(
@@ -229,7 +230,7 @@ def recipes(args) -> None:
   ) as server:
     for module, options in RECIPES.items():
       words = [x.format(data=data) for x in options]
-      begin, cpu = time.time(), cpu_seconds(server)
+      begin, cpu = time.time(), server.cpu_seconds()
       rows = cook(args, server, module, module, *words, 'max_steps=10')
       timing.emit(
         bench='recipes',
@@ -238,18 +239,11 @@ def recipes(args) -> None:
         steps=len({x['step'] for x in rows}),
         last={k: x for k, x in rows[-1].items() if k in METRICS},
         wall_s=timing.rounded(time.time() - begin),
-        service_cpu_s=timing.rounded(cpu_seconds(server) - cpu),
+        service_cpu_s=timing.rounded(server.cpu_seconds() - cpu),
       )
 
 
 # --- our own clients ----------------------------------------------------------
-
-
-def cpu_seconds(server: serve.Server) -> float:
-  """Returns the CPU seconds of a server's process since its start."""
-  stat = pathlib.Path(f'/proc/{server.process.pid}/stat').read_text()
-  fields = stat.rpartition(')')[2].split()
-  return sum(map(int, fields[11:13])) / os.sysconf('SC_CLK_TCK')
 
 
 def learn(
@@ -446,9 +440,9 @@ def cost(args) -> None:
     numbers = itertools.count()
 
     def remote():
-      begin = cpu_seconds(server)
+      begin = server.cpu_seconds()
       crc = zlib.crc32(model.learn(next(numbers), STEP))
-      cpu = cpu_seconds(server) - begin
+      cpu = server.cpu_seconds() - begin
       return lambda: {'cpu': cpu, 'crc': crc}
 
     clocks = {
@@ -508,7 +502,7 @@ def clients(args) -> None:
     drive(server, 1)  # compiles
     for _ in range(args.repeats):
       for name, models in kinds.items():
-        cpu = cpu_seconds(server)
+        cpu = server.cpu_seconds()
         with concurrent.futures.ThreadPoolExecutor(len(models)) as pool:
           done = [*pool.map(lambda x: drive(server, x), models)]
         crcs, begins, ends = zip(*done, strict=True)
@@ -516,7 +510,7 @@ def clients(args) -> None:
           {
             'crcs': crcs,
             'rate': updates * len(models) / (max(ends) - min(begins)),
-            'cpu': (cpu_seconds(server) - cpu) / updates / len(models),
+            'cpu': (server.cpu_seconds() - cpu) / updates / len(models),
           }
         )
   for name, own in rows.items():

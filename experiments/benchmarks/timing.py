@@ -5,6 +5,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import pathlib
 import resource
 import statistics
 import sys
@@ -99,6 +100,13 @@ def apart(make: Callable[[], Work], folder: str = '') -> Work:
     return lambda: figures
 
   return work
+
+
+def cpu_seconds(process: int) -> float:
+  """Returns the CPU seconds of a process since its start."""
+  stat = pathlib.Path(f'/proc/{process}/stat').read_text()
+  user, system = stat.rpartition(')')[2].split()[11:13]
+  return (int(user) + int(system)) / os.sysconf('SC_CLK_TCK')
 
 
 class Clock:
