@@ -30,17 +30,17 @@ def reads(monkeypatch):
   calls, decode = [], loop.decode
 
   def spy(*args):
-    calls.append(args[7])
+    calls.append(args[6])
     return decode(*args)
 
   monkeypatch.setattr(loop, 'decode', spy)
   return calls
 
 
-def assert_close(completions, expected):
+def assert_close(completions, expected, atol):
   assert helpers.same(completions, expected)
   for a, b in zip(completions, expected, strict=True):
-    np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=atol)
 
 
 # (tokens of a prompt, requests): some of more requests than a stored prompt
@@ -79,7 +79,8 @@ def test_completions_are_those_of_slots_that_store_their_own(reads, dtype):
   options = {**STORE, 'cache_dtype': dtype}
   completions, engine = play(**options)
   assert sum(x is not None for x in reads) > 5
-  assert_close(completions, expected)
+  # What lies between two values of int8 may round to either.
+  assert_close(completions, expected, 5e-4 if dtype == 'int8' else 2e-5)
   assert engine._state.prompts[0][0].shape == (4, 2, 48, 16)
   assert engine._state.cache[0][0].shape == (8, 2, 80, 16)
   again, _ = play(**options)
