@@ -84,6 +84,8 @@ def _rows(workdir):
   ]
 
 
+@pytest.mark.gate
+@pytest.mark.slow
 def test_two_processes_do_what_one_does(tmp_path, capsys):
   """The same tokens and rows; files and the last line are written once.
 

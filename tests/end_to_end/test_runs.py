@@ -213,6 +213,8 @@ def test_two_stages_in_order_and_resumed_in_the_second(mixed, tmp_path):
   assert _rows(tmp_path / 'cut') == rows
 
 
+@pytest.mark.gate
+@pytest.mark.slow
 def test_every_key_is_read(tmp_path, monkeypatch):
   """A recording config: what nothing reads must not be declared."""
   long = {'prompt': 'Say it.', 'completion': 'a' * 100}

@@ -108,7 +108,9 @@ def outcome(mesh):
 @pytest.mark.parametrize(
   'devices, meshes',
   [
-    (4, ((1, 1, 2, 2, 1),)),
+    pytest.param(
+      4, ((1, 1, 2, 2, 1),), marks=[pytest.mark.gate, pytest.mark.slow]
+    ),
     pytest.param(
       8,
       ((2, 1, 1, 4, 1), (1, 1, 2, 2, 2), (2, 1, 1, 2, 2)),

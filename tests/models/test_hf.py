@@ -399,19 +399,23 @@ CASES |= {
     },
   ),
 }
-each = pytest.mark.parametrize('case', CASES)
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 # The programs of a case are compiled for the first of them.
-seeds = pytest.mark.parametrize(
-  'seed', [0, *(pytest.param(x, marks=pytest.mark.slow) for x in (1, 2))]
-)
+seeds = pytest.mark.parametrize('seed', [0, *map(slow, (1, 2))])
 # Whose wavelengths change in transformers while an answer grows.
 UNSTEADY = {'llama-bias-dynamic', 'phi3'}
+# Of most families one; the gate has all.
+QUICK = (
+  *('qwen3', 'qwen3-moe', 'qwen3.5', 'llama3-rope', 'mixtral', 'gemma2'),
+  *('gemma3', 'gemma4', 'olmo3', 'phi3', 'granite-plain', 'gpt-oss'),
+  *('ministral3', 'smollm3', 'qwen2', 'mistral', 'olmo2'),
+)
 
 
 def some(*quick, without=()):
   """Returns all cases, of which all but a few are left to the gate."""
   rest = [x for x in CASES if x not in {*quick, *without}]
-  return [*quick, *(pytest.param(x, marks=pytest.mark.slow) for x in rest)]
+  return [*quick, *map(slow, rest)]
 
 
 @functools.cache
@@ -640,38 +644,36 @@ gradients = jax.jit(
 
 
 def step_of(case, seed, folder):
-  """Returns our arguments, and a copy of the peer with its gradients."""
+  """Returns our arguments, a copy of the peer, and its outputs."""
   torch = pytest.importorskip('torch')
   cfg, params = read(folder(case, seed))
   ids, positions = rows()
   # transformers chooses wavelengths by the length of the rows.
   cfg = dataclasses.replace(cfg, rope_length=ids.shape[1])
   peer, tokens = copy.deepcopy(make_peer(case, seed)), torch.tensor(ids).long()
-  outputs = peer(tokens, labels=tokens)
-  outputs.loss.backward()
-  expected = outputs.logits.detach().numpy(), outputs.loss.item()
-  return (params, cfg, ids, positions), peer, *expected
+  return (params, cfg, ids, positions), peer, peer(tokens, labels=tokens)
 
 
-def assert_logits_equal(logits, expected):
+def assert_logits_equal(logits, outputs):
+  expected = outputs.logits.detach().numpy()
   assert np.abs(logits - expected).max() <= 2e-4 * np.abs(expected).max()
 
 
-@each
+@pytest.mark.parametrize('case', some(*QUICK))
 def test_logits_and_losses_equal_those_of_torch(case, folder):
-  ours, _, expected, expected_loss = step_of(case, 0, folder)
+  ours, _, outputs = step_of(case, 0, folder)
   loss, logits = forward(*ours)
-  assert_logits_equal(logits, expected)
-  np.testing.assert_allclose(loss, expected_loss, rtol=1e-4)
+  assert_logits_equal(logits, outputs)
+  np.testing.assert_allclose(loss, outputs.loss.item(), rtol=1e-4)
 
 
-# The gate has them all.
 @seeds
 @pytest.mark.parametrize('case', some('qwen3', 'gemma3', 'qwen3.5-tied'))
 def test_gradients_equal_those_of_torch(case, seed, folder, tmp_path):
-  (params, cfg, *batch), peer, expected, _ = step_of(case, seed, folder)
+  (params, cfg, *batch), peer, outputs = step_of(case, seed, folder)
+  outputs.loss.backward()
   grads, logits = gradients(params, cfg, *batch)
-  assert_logits_equal(logits, expected)
+  assert_logits_equal(logits, outputs)
   # Written as if they were weights.
   ours, theirs = tmp_path / 'ours', tmp_path / 'theirs'
   hf.save(grads, cfg, ours, like=folder(case, seed))
@@ -751,7 +753,7 @@ def test_a_reward_model_is_a_sequence_classification(
   assert 'lm_head.weight' not in tensors_of(out)
 
 
-@each
+@pytest.mark.parametrize('case', some(*QUICK))
 def test_load_then_save_is_bitwise_and_read_by_transformers(
   case, folder, tmp_path
 ):
@@ -802,9 +804,9 @@ PIXTRAL = {
   ('case', 'family', 'vision'),
   [
     ('qwen3.5', 'Qwen3_5', QWEN_VISION),
-    ('qwen3.5-moe', 'Qwen3_5Moe', QWEN_VISION),
+    slow('qwen3.5-moe', 'Qwen3_5Moe', QWEN_VISION),
     ('ministral3', 'Mistral3', PIXTRAL),
-    ('gemma4', 'Gemma4', GEMMA_VISION),
+    slow('gemma4', 'Gemma4', GEMMA_VISION),
   ],
 )
 def test_a_model_with_a_vision_tower_keeps_it(case, family, vision, tmp_path):
@@ -911,10 +913,10 @@ def test_mxfp4_is_read_as_transformers_reads_it(folder, tmp_path):
 @pytest.mark.parametrize(
   ('case', 'kinds'),
   [
-    ('qwen3.5', {}),
+    slow('qwen3.5', {}),
     ('qwen3.5', {'dora': True}),
     ('qwen3', {'rslora': True}),
-    ('qwen3', {'rslora': True, 'dora': True}),
+    slow('qwen3', {'rslora': True, 'dora': True}),
   ],
 )
 def test_an_adapter_computes_what_it_does_in_peft(

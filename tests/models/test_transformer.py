@@ -329,7 +329,17 @@ def test_layers_of_several_kinds_equal_those_of_one(monkeypatch):
   np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
-@kinds
+@pytest.mark.parametrize(
+  'cfg',
+  [
+    FULL,
+    GEMMA,
+    *(
+      pytest.param(x, marks=pytest.mark.slow)
+      for x in (SWITCHES, EXPERTS, GEMMA4)
+    ),
+  ],
+)
 def test_remat_leaves_loss_and_gradients_unchanged(cfg):
   inputs, params = make_tokens(), make_params(cfg)
 
