@@ -14,7 +14,8 @@ One core of an AMD EPYC: some 620 CPU seconds for the last stage.
 
 Over two starts and five seeds, in the CPU seconds of GRPO: greedy 0.533, then
 0.903 (GRPO 0.909), sampled 0.645, then 0.815 (0.839); hard questions 0.074,
-then 0.055 [-0.037, -0.002] (docs/results.md, "Recipes compared in pairs").
+then 0.055, -0.019 [-0.037, -0.002] (docs/results.md, "Recipes compared in
+pairs").
 
 `:tiny` runs every part and learns nothing.
 """

@@ -659,7 +659,8 @@ def assert_logits_equal(logits, outputs):
   assert np.abs(logits - expected).max() <= 2e-4 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize('case', some(*QUICK))
+# The test of gradients compares logits of all.
+@pytest.mark.parametrize('case', QUICK)
 def test_logits_and_losses_equal_those_of_torch(case, folder):
   ours, _, outputs = step_of(case, 0, folder)
   loss, logits = forward(*ours)

@@ -335,10 +335,12 @@ def test_layers_of_several_kinds_equal_those_of_one(monkeypatch):
     FULL,
     GEMMA,
     *(
-      pytest.param(x, marks=pytest.mark.slow)
-      for x in (SWITCHES, EXPERTS, GEMMA4)
+      pytest.param(x, marks=[pytest.mark.gate, pytest.mark.slow])
+      for x in (SWITCHES, EXPERTS)
     ),
+    pytest.param(GEMMA4, marks=pytest.mark.slow),
   ],
+  ids=['full', 'gemma', 'switches', 'experts', 'gemma4'],
 )
 def test_remat_leaves_loss_and_gradients_unchanged(cfg):
   inputs, params = make_tokens(), make_params(cfg)
