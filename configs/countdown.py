@@ -1,10 +1,11 @@
-r"""SFT, then GRPO, on countdown: an expression of given numbers with a value.
+r"""SFT, then GRPO, on countdown; sums known before lose 0.07, greedy.
 
     python -m posttrain.main --config=configs/countdown.py --workdir=DIR
 
-3 or 4 numbers from 1 to 99, each used once; targets up to 100. Demonstrations
-show the value of every part, then the expression: `31+26=57, 57-14=43,
-\boxed{31+26-14}`. No multiset of numbers is in training and in evaluation.
+The answer is an expression of the given numbers whose value is the target: 3 or
+4 from 1 to 99, each used once; targets up to 100. Demonstrations show the value
+of every part, then the expression: `31+26=57, 57-14=43, \boxed{31+26-14}`. No
+multiset of numbers is in training and in evaluation.
 
 Expected, on 500 unseen questions, seed 0: sampled pass rate 0.200 after SFT,
 0.349 after GRPO; greedy 0.280, then 0.410; any of 16 answers 0.740, then 0.724.
@@ -18,7 +19,17 @@ model: pass@1 0.30, then 0.64, pass@16 0.75, then 0.78, 100 steps x 128
 (Qwen2.5-0.5B, SFT, then RLOO; the CS224R default project).
 
 `:random`, `:rejection` and `:sft` are controls of GRPO from the same start, see
-`configs.common.ARMS`. `:tiny` runs every part and learns nothing.
+`configs.common.ARMS`. `:retention` measures sums, which SFT then teaches too.
+`:tiny` runs every part and learns nothing.
+
+Compared over five seeds on each of two starts that know sums, in equal CPU
+seconds, each arm at the best of four learning rates (docs/results.md):
+
+                        countdown, sampled  countdown, greedy  sums, greedy
+  GRPO                  0.160 -> 0.318      0.268 -> 0.390     0.987 -> 0.922
+  rejection sampling    0.160 -> 0.339      0.268 -> 0.400     0.987 -> 0.886
+  SFT for as long       0.160 -> 0.236      0.268 -> 0.381     0.987 -> 0.003
+  random rewards        0.160 -> 0.131      0.268 -> 0.206     0.987 -> 0.965
 """
 
 import dataclasses
