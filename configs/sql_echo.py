@@ -1,4 +1,4 @@
-"""SFT, then echo, on SQL: query results too; hard ones are guessed less often.
+"""SFT, then echo, on SQL exploration; hard questions lose 0.02, greedy.
 
     python -m posttrain.main --config=configs/sql_echo.py --workdir=DIR
 

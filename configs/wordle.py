@@ -1,4 +1,4 @@
-r"""SFT, then GRPO, on wordle: greedy games gain nothing, sampled ones do.
+r"""SFT, then GRPO, on wordle; more sampled games are solved, not greedy ones.
 
     python -m posttrain.main --config=configs/wordle.py --workdir=DIR
 
