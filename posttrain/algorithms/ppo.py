@@ -18,8 +18,8 @@ class Ppo(base.Algorithm):
   that the policy sampled in it. Samples of a rewritten history are separate
   sequences: the value after one's last token stands for the later ones.
 
-  `assign` gives the reward, for metrics and `batch.max_draws`. Nothing is
-  pruned: a reward of 0 has an advantage.
+  `assign` gives the reward, for metrics. Nothing is pruned, and no group is
+  replaced by `batch.max_draws`: a reward of 0 has an advantage.
 
   Streams: `rewards`, `value_weights` and `bootstraps`, beside those of `grpo`.
 

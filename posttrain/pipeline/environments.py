@@ -260,14 +260,17 @@ class Environment:
     return {f'curriculum/{k}/{self.name}': x for k, x in metrics.items()}
 
   def lacks_credit(self, group: Sequence[types.Rollout]) -> bool:
-    """Whether it trains on rewards, and the group's advantages are all 0."""
+    """Whether it trains on rewards, and the group's advantages are all 0.
+
+    With a critic, which gives the advantages: whether nothing of it trains.
+    """
     if not self.learns_by_trial:
       return False
+    trains = [self.algorithm.trains_on(rollout) for rollout in group]
+    if type(self.algorithm).rewards != algorithms.base.Algorithm.rewards:
+      return not any(trains)
     credits = self.algorithm.assign(group) if group else ()
-    trains_on = self.algorithm.trains_on
-    return not any(
-      map(np.any, itertools.compress(credits, map(trains_on, group)))
-    )
+    return not any(map(np.any, itertools.compress(credits, trains)))
 
   def kept(self, usable: Groups, count: int) -> Groups:
     """Returns the groups of a step that train.

@@ -175,10 +175,10 @@ class Batch(bounds.Options):
   # devices.
   prompts_per_step: bounds.Count = 64
   # Dynamic sampling: where an algorithm trains on rewards (grpo, rloo, max_rl,
-  # echo, reward, ppo, custom), a group all of whose advantages are 0 (with ppo:
-  # rewards) is replaced by another task of its environment, played within the
-  # same step, until none is left or so many tasks are drawn (Yu et al., DAPO,
-  # arXiv 2503.14476). None = never.
+  # echo, reward, custom), a group all of whose advantages are 0 is replaced by
+  # another task of its environment, played within the same step, until none is
+  # left or so many tasks are drawn (Yu et al., DAPO, arXiv 2503.14476). With a
+  # critic all groups train. None = never.
   max_draws: int | None = None
   # Length of a row, in tokens: of the longest sample that can train, or the
   # longest pair, which repeats the prompt before each of its answers.

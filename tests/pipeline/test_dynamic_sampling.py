@@ -130,6 +130,14 @@ def test_credit_of_masked_rollouts_is_no_credit():
     assert metrics['advantage/max/toy'] == 0.5
 
 
+def test_a_critic_has_advantages_for_groups_without_a_reward():
+  environment = environment_of(schema.Ppo(mask_truncated=True))
+  group = two_turns.group(0.0, 0.0)
+  cut = [dataclasses.replace(x, stop_reason='overflow') for x in group]
+  lacks = environment.lacks_credit
+  assert [*map(lacks, (group, cut, []))] == [False, True, True]
+
+
 def environment_of(algorithm):
   entry = dataclasses.replace(toys.entry(GROUP), algorithm=algorithm)
   cfg = toys.stage(PROMPTS, {'toy': entry})
