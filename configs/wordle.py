@@ -31,15 +31,15 @@ model: 0, then some 0.60 of the games, reward 0.2, then 1.5, 100 steps
 `configs.common.ARMS`. `:retention` measures sums, which SFT then teaches too.
 `:tiny` runs every part and learns nothing.
 
-Compared over three seeds on each of two starts that know sums, 40 steps of 32 x
+Compared over five seeds on each of two starts that know sums, 40 steps of 32 x
 8 games or as many CPU seconds, each arm at the best of four learning rates, on
 64 secrets (docs/results.md):
 
                         wordle, sampled    wordle, greedy     sums, greedy
-  GRPO at lr 4e-4       0.056 -> 0.102     0.117 -> 0.104     0.875 -> 0.865
-  rejection sampling    0.056 -> 0.114     0.117 -> 0.154     0.875 -> 0.862
-  SFT for as long       0.056 -> 0.199     0.117 -> 0.250     0.875 -> 0.029
-  random rewards        0.056 -> 0.032     0.117 -> 0.049     0.875 -> 0.878
+  GRPO at lr 4e-4       0.055 -> 0.099     0.117 -> 0.097     0.875 -> 0.866
+  rejection sampling    0.055 -> 0.109     0.117 -> 0.142     0.875 -> 0.864
+  SFT for as long       0.055 -> 0.192     0.117 -> 0.267     0.875 -> 0.022
+  random rewards        0.055 -> 0.025     0.117 -> 0.042     0.875 -> 0.872
 """
 
 import dataclasses
