@@ -13,6 +13,7 @@ from posttrain.config import checks
 from posttrain.stage import preflight
 from tests import qwen3
 
+PUBLISHED = ['countdown', 'reasoning_gym', 'reverse', 'wordle']
 SHARED = ('__init__.py', 'arguments.py', 'common.py', 'machinery.py')
 RECIPES = sorted(
   path
@@ -101,7 +102,7 @@ def test_tiny_with_a_directory_is_smaller_and_keeps_its_model(path, folder):
   assert _build(f'{path}:tiny').model == schema.PRESETS['tiny']
 
 
-@pytest.mark.parametrize('name', ['countdown', 'reverse', 'wordle'])
+@pytest.mark.parametrize('name', PUBLISHED)
 def test_tasks_that_others_publish_take_a_directory(name, folder):
   """Their start is the first evaluation with a pass rate that is given."""
   run, tiny = _build(f'{name}:{folder}'), _build(f'{name}:{folder},tiny')
@@ -115,7 +116,7 @@ def test_tasks_that_others_publish_take_a_directory(name, folder):
   assert rule.stop_at == (0.05 if name == 'wordle' else 0.2)
 
 
-@pytest.mark.parametrize('name', ['countdown', 'reverse', 'wordle'])
+@pytest.mark.parametrize('name', PUBLISHED)
 def test_controls_share_the_start_of_grpo(name):
   run = _build(f'configs/{name}.py')
   types = []

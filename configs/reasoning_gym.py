@@ -1,0 +1,100 @@
+r"""SFT, then GRPO, on a task of reasoning-gym: words spelled backward.
+
+    pip install -e '.[reasoning-gym]'
+    python -m posttrain.main --config=configs/reasoning_gym.py --workdir=DIR
+
+`spell_backward` with its defaults: words of 3 to 10 letters, which the package
+draws. It scores an answer by the share of letters in their places, in either
+case; the answer is correct if all are.
+
+Expected, on 500 unseen words, seed 0: sampled pass rate 0.278 after SFT (which
+ends at step 140, the first evaluation of 0.2 or more), 0.735 after GRPO; greedy
+0.542, then 0.810; any of 16 answers 0.724, then 0.886. Two cores of an AMD EPYC
+beside much other work: some 350 CPU seconds. Of the 57 words with a capital 54
+are wrong, of the others 41. Nothing grades what comes after an answer, and a
+fifth of the greedy ones then run on to the limit (`eval/truncated`).
+
+`reasoning_gym.py:DIR` is for a HuggingFace directory. Another task:
+`--config.grpo.envs.reasoning_gym.env.dataset` (and of the stage `sft`, where it
+has answers to show). No figure of this task is published.
+
+`:random`, `:rejection` and `:sft` are controls of GRPO from the same start, see
+`configs.common.ARMS`. `:retention` measures sums, which SFT then teaches too.
+`:tiny` runs every part and learns nothing.
+"""
+
+import dataclasses
+
+import ml_collections
+
+from configs import common
+from posttrain import schema
+
+# What is learned: words of 3 to 10 letters, spelled backward. The package draws
+# and scores them.
+ENV = schema.ReasoningGym(
+  dataset='spell_backward', instruction='', train_tasks=60_000, eval_tasks=1000
+)
+ENTRY = schema.EnvEntry(env=ENV)
+
+# How answers are decoded and measured, in both stages.
+ROLLOUT = schema.Rollout(slots=512, prefill_rows=64, prefill_tokens=32)
+EVAL = schema.Eval(
+  prompts=500,
+  samples=1,
+  max_tokens=32,
+  suite=(
+    'Spell this word backward (example: sun -> nus): abc',
+    'Spell this word backward (example: sun -> nus): posttraining',
+    'Hello.',
+  ),
+)
+BATCH = schema.Batch(
+  prompts_per_step=64, row_tokens=128, micro_batch_tokens=2048
+)
+
+# Stage 1: SFT, up to the first evaluation with a sampled pass rate of 0.2.
+SFT = schema.Stage(
+  envs={'reasoning_gym': ENTRY},
+  rollout=ROLLOUT,
+  steps=1000,
+  batch=BATCH,
+  optim=schema.Optim(lr=2e-3, schedule='constant', warmup_steps=20),
+  eval=dataclasses.replace(
+    EVAL,
+    every=10,
+    best='eval/sampled_pass_rate/reasoning_gym',
+    best_prompts=500,
+    stop_at=0.2,
+  ),
+)
+
+# Stage 2: GRPO.
+GRPO = schema.Stage(
+  init='stage:sft',
+  envs={
+    'reasoning_gym': dataclasses.replace(
+      ENTRY,
+      algorithm=schema.Grpo(),
+      sampler=schema.Policy(temperature=1.0, max_tokens=32),
+      group_size=8,
+    )
+  },
+  rollout=ROLLOUT,
+  steps=60,
+  batch=BATCH,
+  loss=schema.Loss(rl=schema.Clip(low=0.2, high=0.28)),
+  optim=schema.Optim(
+    lr=4e-4, schedule='linear', warmup_steps=5, beta2=0.99, weight_decay=0.0
+  ),
+  eval=dataclasses.replace(EVAL, samples=16, every=30),
+)
+
+
+def get_config(argument: str = '') -> ml_collections.ConfigDict:
+  stages = {'sft': SFT, 'grpo': GRPO}
+  config, folder = common.published_task(argument, stages, 512, 1024)
+  for name in config.stages if folder else ():
+    env = config[name].envs.reasoning_gym.env
+    env.instruction = schema.ReasoningGym.instruction
+  return config
