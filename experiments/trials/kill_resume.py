@@ -1,7 +1,7 @@
 """Runs of SFT and another stage, killed many times, against an undisturbed one.
 
     python -m experiments.trials.kill_resume --kills=20 --seed=0
-        [--stage=grpo|dpo|rm|sql|ppo|reverse|countdown|wordle]
+        [--stage=grpo|dpo|rm|sql|ppo|curriculum|reverse|countdown|wordle]
         [--set=grpo.eval.every=2 ...]
 
 1. A run goes to its end undisturbed, with an empty compilation cache.
@@ -54,6 +54,7 @@ RECIPES = {
   'rm': ('arithmetic_reward_model', ('sft', 'rm'), 'arithmetic', SUMS),
   'sql': ('sql', ('sft', 'grpo'), 'sql', {}),
   'ppo': ('algorithms/ppo', ('start', 'main'), 'sums', SUMS),
+  'curriculum': ('algorithms/curriculum', ('start', 'main'), 'texts', {}),
   'reverse': ('reverse', ('sft', 'grpo'), 'reverse', {}),
   'countdown': ('countdown', ('sft', 'grpo'), 'countdown', PAIRS),
   'wordle': ('wordle', ('sft', 'grpo'), 'wordle', {}),
@@ -85,6 +86,8 @@ def setting(name: str) -> dict:
     result['grpo.envs.countdown.rewards'] = drawn
   if name in ('grpo', 'ppo'):
     result[f'{second}.envs.{env}.sampler.max_tokens'] = 16
+  if name == 'curriculum':
+    result['main.envs.texts.replay'] = '{"type": "groups"}'
   for stage in (first, second):
     result |= {f'{stage}.envs.{env}.env.{k}': x for k, x in tasks.items()}
   return result
