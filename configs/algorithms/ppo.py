@@ -13,8 +13,9 @@ equal CPU seconds (14 steps, 3 of them waiting): sampled -0.142, greedy -0.061.
 
 Tried: 40 steps of 32 questions from grpo.py's start of seed 0, one seed,
   warm-up 5; sampled 0.566 before; CPU seconds of the whole run on a busy EPYC:
-    model   0.733, greedy 0.964, 123 s;  explained variance 0.00
-    head    0.653, greedy 0.960,  88 s;  -0.08: lr 3e-3, coef 1: 0.698, -0.02
+    model   0.733, greedy 0.964, 123 s; explained variance 0.00
+    head    0.653, greedy 0.960,  88 s; explained variance -0.08
+    head, critic.lr 3e-3, loss.value.coef 1: 0.698; explained variance -0.02
     grpo    0.742, greedy 0.976,  50 s
     reward  0.772, greedy 0.984,  48 s
   On one terminal reward the critic learns the mean reward and no more.

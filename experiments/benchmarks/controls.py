@@ -4,8 +4,8 @@
 
 countdown: a random expression of all numbers, each part a positive integer (as
   targets are made, with no look at the target), one per question of evaluation.
-wordle: the six words, the same for every secret, that find most secrets of the
-  list, which is six of them, as each finds itself; and a random guesser whose
+wordle: six guesses that are the same for every secret; each finds itself alone,
+  so that any six words of a list are as good. And a random guesser whose
   guesses agree with all feedback, one game per secret of evaluation.
 """
 

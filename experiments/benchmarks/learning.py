@@ -18,7 +18,7 @@
    variants with one change each.
 3. The controls: each start once more, its last stage so much longer that it
    takes the CPU seconds of start and trial (the recipe as it is) together.
-   Set-up, and what the first row contains, do not grow.
+   Set-up, and what runs before the first step, do not grow.
 4. WORKDIR/learning.md: before -> after: change +- its 95 % interval over seeds
    (Student's t, n - 1 degrees of freedom), in every environment that is
    evaluated; learning.jsonl has the same in full. `python -m posttrain.report`
@@ -474,16 +474,16 @@ class Arm:
   trials: Sequence[Trial]  # one per start
   values: dict[str, str]  # changes of the stage: what was tuned, and the steps
   choice: str = ''  # how they were chosen
-  # Of each start and seed.
+  # Answers to the test questions: per start, one per seed.
   before: paired.Runs = ()
   after: paired.Runs = ()
   seconds: float = 0.0  # CPU seconds of a run's stage, the mean
 
   def tune(self, tried: Mapping[str, Sequence[Row]], key: str, seed: int):
-    """Takes the text with the best sampled pass rate; returns its rows.
+    """Takes the value with the best sampled pass rate; returns its rows.
 
     Args:
-      tried: text of the value -> the rows of its run.
+      tried: the value as text -> the rows of its run.
       key: the key that is tuned, '' = none.
       seed: the seed of these runs.
     """

@@ -38,7 +38,7 @@ from posttrain.metrics import writers
 
 # (environment, measure) -> id of the question -> value
 Outcomes = dict[tuple[str, str], dict[str, float]]
-# Of an arm: of each start those of each seed.
+# The outcomes of an arm: per start, one per seed.
 Runs = Sequence[Sequence[Outcomes]]
 
 

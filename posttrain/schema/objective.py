@@ -286,9 +286,9 @@ class Value(bounds.Options):
   # Divides the loss by the variance of the batch's returns, so that it does not
   # depend on the scale of the rewards.
   normalize_returns: bool = False
-  # Largest change of a value within a batch's updates that its loss rewards, in
-  # units of reward; None = no bound. It has no effect with
-  # updates_per_rollout=1.
+  # Bound of a value's change within the updates of a batch, in units of reward:
+  # a value that moved further, towards its return, gets no gradient; None = no
+  # bound. It has no effect with updates_per_rollout=1.
   clip: Annotated[float | None, bounds.Rule('be > 0', lambda x: x > 0)] = 0.2
   # Factor of the critic's loss, which with critic.kind='head' also trains the
   # policy's trunk; 0 = the critic does not train.
