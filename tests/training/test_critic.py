@@ -116,7 +116,9 @@ def test_the_credit_of_a_batch():
   }
   for name, number in expected.items():
     np.testing.assert_allclose(metrics[name], number, rtol=1e-3, atol=1e-5)
-  white, _ = _credit(batch, gamma=0.9, gae_lambda=0.8)
+  white, _ = _credit(batch, gamma=0.9, gae_lambda=0.8, normalize_returns=True)
+  assert scored.return_scale == 1
+  np.testing.assert_allclose(white.return_scale, returns.var(), rtol=1e-4)
   np.testing.assert_allclose(white.advantages[member].mean(), 0, atol=1e-5)
   np.testing.assert_allclose(white.advantages[member].std(), 1, rtol=1e-4)
   np.testing.assert_array_equal(

@@ -97,6 +97,26 @@ def test_clips_by_the_norm_of_all_gradients(scale, expected):
   np.testing.assert_allclose(seen, expected, rtol=1e-5)
 
 
+def test_a_critic_has_a_schedule_and_a_clipping_of_its_own():
+  """The policy waits for 2 updates, then begins its own schedule."""
+  cfg = schema.Optim(lr=0.1, schedule='constant', weight_decay=0.0)
+  critic = schema.Critic(
+    kind='head', lr=0.2, lr_warmup_steps=4, clip_norm=0.5, warmup_steps=2
+  )
+  optimizer = optim.make_all(cfg, critic, steps=10)
+  params = {'kernel': jnp.zeros(1), 'critic': {'reward': jnp.zeros(1)}}
+  gradient = {'kernel': jnp.ones(1), 'critic': {'reward': jnp.full(1, 5.0)}}
+  state, moved = optimizer.init(params), []
+  for _ in range(4):
+    update, state = optimizer.update(gradient, state, params)
+    moved.append((update['kernel'][0], update['critic']['reward'][0]))
+  expected = [(0, -0.05), (0, -0.1), (-0.1, -0.15), (-0.1, -0.2)]
+  np.testing.assert_allclose(moved, expected, rtol=1e-5)
+  # Of equal gradients the mean is (1 - beta1^4) times the clipped one.
+  mean = _moments(state['critic'])[0]['reward'][0]
+  np.testing.assert_allclose(mean, 0.5 * (1 - 0.9**4), rtol=1e-5)
+
+
 def _moments(state):
   adam = state[1].inner_state[0]
   return adam.mu, adam.nu
