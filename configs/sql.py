@@ -62,7 +62,8 @@ Names used elsewhere, and their keys here (NAME is the stage, `grpo`):
 `:medium` gives medium questions three quarters of GRPO's samples, hard ones a
 quarter. `:ppo` has a critic and one episode per question, of as many samples;
 its stage is still named `grpo`. At lr 1.2e-3, in the CPU seconds of GRPO, its
-greedy rate ends at 0.890, on hard questions at 0.045.
+greedy rate ends at 0.890, on hard questions at 0.045; from as many episodes, at
+6e-4, 0.015 above GRPO's, for 2.5 times the CPU seconds.
 `:tiny` runs every part and learns nothing.
 """
 
