@@ -88,6 +88,7 @@ def pieces(path: pathlib.Path) -> list[bytes]:
 
 
 @pytest.mark.gate
+@pytest.mark.slow
 @pytest.mark.skipif(DATA is None, reason='POSTTRAIN_DATA is unset')
 def test_trained_weights_tell_the_published_story(tmp_path):
   folder = pathlib.Path(DATA) / 'stories260K'
