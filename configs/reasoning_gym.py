@@ -1,4 +1,4 @@
-r"""SFT, then GRPO, on a task of reasoning-gym: words spelled backward.
+r"""SFT, then GRPO, on words spelled backward; known sums lose 0.07, greedy.
 
     pip install -e '.[reasoning-gym]'
     python -m posttrain.main --config=configs/reasoning_gym.py --workdir=DIR
@@ -21,6 +21,15 @@ has answers to show). No figure of this task is published.
 `:random`, `:rejection` and `:sft` are controls of GRPO from the same start, see
 `configs.common.ARMS`. `:retention` measures sums, which SFT then teaches too.
 `:tiny` runs every part and learns nothing.
+
+Compared over three seeds on each of two starts that know sums, in equal CPU
+seconds, each arm at the best of four learning rates (docs/results.md):
+
+                        words, sampled      sums, greedy
+  GRPO at lr 8e-4       0.306 -> 0.709      0.843 -> 0.772
+  rejection sampling    0.306 -> 0.837      0.843 -> 0.714
+  SFT for as long       0.306 -> 0.906      0.843 -> 0.030
+  random rewards        0.306 -> 0.028      0.843 -> 0.838
 """
 
 import dataclasses
