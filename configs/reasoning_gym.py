@@ -36,7 +36,7 @@ import dataclasses
 
 import ml_collections
 
-from configs import common
+from configs import common, reverse
 from posttrain import schema
 
 # What is learned: words of 3 to 10 letters, spelled backward. The package draws
@@ -46,41 +46,33 @@ ENV = schema.ReasoningGym(
 )
 ENTRY = schema.EnvEntry(env=ENV)
 
-# How answers are decoded and measured, in both stages.
-ROLLOUT = schema.Rollout(slots=512, prefill_rows=64, prefill_tokens=32)
-EVAL = schema.Eval(
-  prompts=500,
-  samples=1,
-  max_tokens=32,
-  suite=(
-    'Spell this word backward (example: sun -> nus): abc',
-    'Spell this word backward (example: sun -> nus): posttraining',
-    'Hello.',
-  ),
-)
+# Lengths, and what is asked of every evaluation; the rest is as in reverse.py.
 BATCH = schema.Batch(
   prompts_per_step=64, row_tokens=128, micro_batch_tokens=2048
 )
+SUITE = (
+  'Spell this word backward (example: sun -> nus): abc',
+  'Spell this word backward (example: sun -> nus): posttraining',
+  'Hello.',
+)
 
 # Stage 1: SFT, up to the first evaluation with a sampled pass rate of 0.2.
-SFT = schema.Stage(
+SFT = dataclasses.replace(
+  reverse.SFT,
   envs={'reasoning_gym': ENTRY},
-  rollout=ROLLOUT,
-  steps=1000,
   batch=BATCH,
-  optim=schema.Optim(lr=2e-3, schedule='constant', warmup_steps=20),
   eval=dataclasses.replace(
-    EVAL,
+    reverse.SFT.eval,
+    max_tokens=32,
+    suite=SUITE,
     every=10,
     best='eval/sampled_pass_rate/reasoning_gym',
-    best_prompts=500,
-    stop_at=0.2,
   ),
 )
 
 # Stage 2: GRPO.
-GRPO = schema.Stage(
-  init='stage:sft',
+GRPO = dataclasses.replace(
+  reverse.GRPO,
   envs={
     'reasoning_gym': dataclasses.replace(
       ENTRY,
@@ -89,14 +81,8 @@ GRPO = schema.Stage(
       group_size=8,
     )
   },
-  rollout=ROLLOUT,
-  steps=60,
   batch=BATCH,
-  loss=schema.Loss(rl=schema.Clip(low=0.2, high=0.28)),
-  optim=schema.Optim(
-    lr=4e-4, schedule='linear', warmup_steps=5, beta2=0.99, weight_decay=0.0
-  ),
-  eval=dataclasses.replace(EVAL, samples=16, every=30),
+  eval=dataclasses.replace(reverse.GRPO.eval, max_tokens=32, suite=SUITE),
 )
 
 

@@ -95,6 +95,11 @@ class Algorithm:
     for name in _OPTIONS:
       setattr(self, name, getattr(cfg, name, getattr(type(self), name)))
 
+  @classmethod
+  def needs_critic(cls) -> bool:
+    """Returns whether it defines `rewards`, from which a critic learns."""
+    return cls.rewards is not Algorithm.rewards
+
   @property
   def scoring_reference(self) -> schema.Reference | None:
     """The model of the default `score`; None if no token needs its scores."""

@@ -94,8 +94,7 @@ def problems(run: schema.Run) -> Iterator[Problem]:
       and entry.ratio
       and algorithms.kind(
         entry.algorithm, f'config.{name}.envs.{env}.algorithm'
-      ).rewards
-      != algorithms.base.Algorithm.rewards
+      ).needs_critic()
     ]
     if bool(valued) != (kind != 'none'):
       must = "be 'none' without an environment of algorithm ppo"

@@ -267,7 +267,7 @@ class Environment:
     if not self.learns_by_trial:
       return False
     trains = [self.algorithm.trains_on(rollout) for rollout in group]
-    if type(self.algorithm).rewards != algorithms.base.Algorithm.rewards:
+    if self.algorithm.needs_critic():
       return not any(trains)
     credits = self.algorithm.assign(group) if group else ()
     return not any(map(np.any, itertools.compress(credits, trains)))
